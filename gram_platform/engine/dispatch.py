@@ -12,12 +12,14 @@ from functools import partial
 from typing import Any
 
 import ray.train
+import torch
 from ray.exceptions import OutOfMemoryError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
+from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.process import (
@@ -47,14 +49,15 @@ def execute_sharded_run(
     Each start first tries the numbers in `execution.more_ranks`, largest first, then `num_ranks`: a run that loses
     ranks goes on with fewer, and with more after a later restart. Ranks that were told to stop, or crashed, are started
     again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
-    restart cannot change are raised at once: LeaseHeld, and of any rank TrainingDiverged, OutOfMemory with advice and
-    ValueError, which are recorded as the run's failure. The caller's `notice` sees the ranks' evaluations, and ends the
-    ranks after the same step with a checkpoint, and then this process.
+    restart cannot change are raised at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
+    TrainingDiverged, ValueError and a second OutOfMemory with advice, which are recorded as the run's failure. The
+    caller's `notice` sees the ranks' evaluations, and ends the ranks after the same step with a checkpoint, and then
+    this process.
     """
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
-    crashes, more = Crashes(), list(execution.more_ranks)
+    crashes, more, may_lack_memory = Crashes(), list(execution.more_ranks), True
     while (result := directory.result()) is None:
         if notice is not None and notice.given:
             notice.exit()
@@ -66,11 +69,13 @@ def execute_sharded_run(
             with _relayed(notice, run) as relayed:
                 stopped = _trainer(run, group, resources, place_within_s, relayed).fit().return_value
         except ray.train.TrainingFailedError as error:
+            failures = _failures(error)
+            _raise_for_device([*failures, getattr(error, "controller_failure", None)])
             if is_elastic and isinstance(error, ray.train.ControllerError):  # no place for so many
                 continue
             more = list(execution.more_ranks)
-            failures = _failures(error)
-            _raise_permanent(failures, directory)
+            _raise_permanent(failures, directory, may_lack_memory)
+            may_lack_memory = may_lack_memory and not any(isinstance(f, OutOfMemory) for f in failures)
             crashes = crashes.another(directory.committed_step())
             if crashes.number < MAX_CRASHES:
                 continue
@@ -89,9 +94,19 @@ def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
     return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
 
 
-def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises a rank's error that a restart would repeat; the other ranks' errors are consequences of it."""
-    for kind in (LeaseHeld, OutOfMemory, ValueError):
+def _raise_for_device(failures: list[Exception | None]) -> None:
+    """Raises the error of a rank whose device fails a probe: the driver cordons its machine."""
+    for failure in failures:
+        if isinstance(failure, DeviceError) and failure.probe.failure:
+            raise failure
+
+
+def _raise_permanent(failures: list[Exception], directory: RunDirectory, may_lack_memory: bool = False) -> None:
+    """Raises a rank's error that a restart would repeat; the other ranks' errors are consequences of it.
+
+    `may_lack_memory`: so far no rank has, and other processes may not.
+    """
+    for kind in (LeaseHeld, ValueError) if may_lack_memory else (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
                 continue
@@ -175,6 +190,7 @@ def _trainer(
             use_gpu=bool(resources.gpus_per_rank),
             resources_per_worker=resources.of_rank,
             placement_strategy=placement_strategy(resources, execution.num_ranks),
+            label_selector=resources.label_selector or None,
         ),
         run_config=ray.train.RunConfig(
             # the name has the time of this try, because Ray Train silently resumes an equal name
@@ -188,7 +204,17 @@ def _trainer(
 
 
 class _SigtermBackend(TorchConfig().backend_cls):
-    """Ray Train's backend, but workers note a SIGTERM: they train in a thread, and only main threads handle signals."""
+    """Ray Train's backend, but ranks probe their devices first, and note a SIGTERM.
+
+    They train in a thread, and only main threads handle signals.
+    """
+
+    def on_start(self, worker_group, backend_config) -> None:
+        """Raises DeviceError, before the process group starts, for a rank whose device does not work."""
+        for report in worker_group.execute(_probe_rank, backend_config.backend):
+            if report.failure:
+                raise DeviceError(report.failure, report)
+        super().on_start(worker_group, backend_config)
 
     def on_training_start(self, worker_group, backend_config) -> None:
         super().on_training_start(worker_group, backend_config)
@@ -201,13 +227,26 @@ class _SigtermConfig(TorchConfig):
         return _SigtermBackend
 
 
+def _probe_rank(backend: str) -> ProbeReport:
+    return probe_here(_device_of_rank(backend == "nccl"))
+
+
+def _device_of_rank(on_gpu: bool) -> str:
+    """Names this rank's device; cuda also where torch sees no GPU, which Ray Train calls cpu."""
+    if not on_gpu:
+        return "cpu"
+    return str(get_device()) if torch.cuda.is_available() else "cuda"
+
+
 def _train_worker(config: Mapping) -> RanksStopped | None:
     tell = tell_ray_train
     if "relay" in config and ray.train.get_context().get_world_rank() == 0:
         with termination_notice() as notice:
             threading.Thread(target=_heed, args=(config["relay"], notice), name="relay", daemon=True).start()
         tell = partial(tell_ray_train, relay=config["relay"])
-    return train_rank(run_from_plain(config["run"]), config["execution"], tell, config.get("measured", ()))
+    execution = config["execution"]
+    with device_errors_probed(_device_of_rank(execution.device == "cuda")):
+        return train_rank(run_from_plain(config["run"]), execution, tell, config.get("measured", ()))
 
 
 def tell_ray_train(progress: Mapping[str, Any], relay=None) -> bool:

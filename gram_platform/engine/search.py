@@ -10,12 +10,11 @@ trial is shorter than a start.
 import logging
 import math
 import os
-import queue
+import pickle
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,9 +24,20 @@ from ray.tune.search import Searcher
 
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.cluster import ClusterLost, require_ray
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Resources, results_place
-from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.proposals import Proposal, Source
+from gram_platform.engine.trial_process import (
+    CRASH,
+    LACKS_MEMORY,
+    SCORED,
+    Trial,
+    ends_process,
+    outcome_of,
+    plain_crash,
+    reported_probe,
+)
+from gram_platform.engine.trial_restarts import Patience, Placement
 from gram_platform.engine.trials import (
     CANCEL,
     FAILED,
@@ -36,12 +46,9 @@ from gram_platform.engine.trials import (
     STOPPED,
     WAIT,
     Outcome,
-    Point,
     Problem,
-    TrialWatch,
     committed,
-    execute_trial,
-    placement,
+    reservation,
     trial_ranks,
 )
 from gram_platform.store.checkpoints import VALIDATION
@@ -51,10 +58,9 @@ TUNE = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would make an interrupted search look like one that has ended
     "TUNE_GLOBAL_CHECKPOINT_S": "30",  # how much of Tune's results a driver that is killed may lose
     "RAY_AIR_NEW_OUTPUT": "0",  # the driver prints progress
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that ends raises an error
 }
 TUNE_FOLDER = "tune"  # of the storage
-SCORED = "scored"  # the names of the metrics in a trial's last report
-COMMIT_S = 600.0  # that a trial which was told to end may take to write its checkpoint
 
 
 @dataclass(frozen=True)
@@ -76,33 +82,37 @@ def run_trials(
     tuning: Tuning,
     on_start: Callable[[Proposal], None] = lambda proposal: None,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
+    cordon: Cordon | None = None,
 ) -> None:
     """Runs all trials of the source. Needs an initialised Ray; `on_start` and `on_end` are called in this process.
 
-    An error of `source`, `on_start` or `on_end` ends the trials and is raised.
+    An error of `source`, `on_start` or `on_end` ends the trials and is raised. ClusterLost when no machine has a device
+    that works. `cordon`: of this driver, whose machines take no trials.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    cordon = cordon or Cordon(resources)
+    patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
     ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, Admission(resources), on_start, on_end)
-    crash_count = _CrashCount(lambda point: committed(problem, point, execution.store()))
+    searcher = _Searcher(source, tuning, ranks_of, Admission(resources), patience, on_start, on_end)
+    reserved = partial(reservation, problem, execution=execution, resources=resources)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     how = {"retry_diverged": tuning.retry_diverged, "is_judged": tuning.is_judged}
     trainable = tune.with_parameters(Trial, **shared, **how)
-    placed = tune.with_resources(trainable, lambda config: placement(problem, config["point"], execution, resources))
-    _tuner(placed, searcher, crash_count, tuning, execution.storage).fit()
+    scheduler = _Scheduler(searcher, tuning.is_judged, reserved, cordon)
+    _tuner(trainable, searcher, scheduler, tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
 
 
-def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning: Tuning, storage: str) -> tune.Tuner:
+def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str) -> tune.Tuner:
     place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
             search_alg=searcher,
-            scheduler=_Stopping(searcher) if tuning.is_judged else None,
+            scheduler=scheduler,
             num_samples=sys.maxsize,  # the searcher says when it is finished
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -112,72 +122,11 @@ def _tuner(trainable, searcher: "_Searcher", crash_count: "_CrashCount", tuning:
             storage_path=place,
             storage_filesystem=filesystem,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs have theirs in the storage
-            failure_config=tune.FailureConfig(max_failures=MAX_CRASHES - 1),
-            callbacks=[crash_count],
+            failure_config=tune.FailureConfig(max_failures=-1),  # the scheduler stops a trial that has failed
             stop=_Cancelled(tuning, searcher),
             verbose=0,
         ),
     )
-
-
-class Trial(tune.Trainable):
-    """Executes one trial after another in one process of Ray Tune, each in a thread that reports never hold up.
-
-    A trial reports numbers at each evaluation of its runs (`TrialWatch.see`), and at its end its metrics with the facts
-    of its outcome. Told to stop, it ends after the current step and a checkpoint.
-    """
-
-    def setup(self, config: dict, is_judged: bool = False, **shared) -> None:
-        self._is_judged, self._shared = is_judged, shared
-        self._begin(config)
-
-    def _begin(self, config: dict) -> None:
-        self._reports: queue.SimpleQueue[dict | BaseException] = queue.SimpleQueue()
-        self._watch = TrialWatch(self._reports.put, self._is_judged)
-        self._thread = threading.Thread(target=self._work, args=(config,), name="trial", daemon=True)
-        self._thread.start()
-
-    def _work(self, config: dict) -> None:
-        try:
-            outcome = execute_trial(config["name"], config["point"], **self._shared, watch=self._watch)
-            self._reports.put({**plain_result(outcome), "done": True})
-        except BaseException as error:  # SystemExit too: this machine is drained
-            self._reports.put(error)
-
-    def step(self) -> dict:
-        """Returns the newest report, waiting for one; raises what ended the trial's thread."""
-        report = self._reports.get()
-        while not self._reports.empty():
-            report = self._reports.get()
-        if isinstance(report, BaseException):
-            raise RuntimeError(f"the trial was ended: {type(report).__name__}: {report}") from report
-        return report
-
-    def reset_config(self, new_config: dict) -> bool:
-        """Begins the next trial in this process, once the one before has ended."""
-        if not self._end():
-            return False
-        self._begin(new_config)
-        return True
-
-    def cleanup(self) -> None:
-        self._end()
-
-    def _end(self) -> bool:
-        """Tells the trial to end; False if it has not within `COMMIT_S`."""
-        self._watch.give()
-        self._thread.join(COMMIT_S)
-        return not self._thread.is_alive()
-
-
-FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
-
-
-def plain_result(outcome: Outcome) -> dict[str, Any]:
-    """Returns a trial's last report: its metrics as numbers, and the facts of its outcome as numbers and texts."""
-    facts = {fact: getattr(outcome, fact) for fact in FACTS}
-    lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
-    return {**facts, **lists, **{name: float(value) for name, value in outcome.metrics.items()}}
 
 
 def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any], num_ranks: int) -> Outcome:
@@ -187,14 +136,6 @@ def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any], num_ran
     spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds * num_ranks, "num_executed": 1}
     process = f"{result['hostname']}:{result['pid']}"
     return Outcome(**facts, **spent, started=time.time() - seconds, progress=result["progress"], process=process)
-
-
-def outcome_of(proposal: Proposal, result: Mapping[str, Any]) -> Outcome:
-    """Reads an outcome from a trial's last report."""
-    lists = {name: tuple(result[name].split()) for name in ("nodes", "runs")}
-    metrics = {name: result[name] for name in result[SCORED].split()}
-    facts = {fact: result[fact] for fact in FACTS}
-    return Outcome(name=proposal.name, point=dict(proposal.point), metrics=metrics, **lists, **facts)
 
 
 # ----------------------------------------------------------------------------------------------------- searcher
@@ -223,46 +164,69 @@ class _Cancelled(_Unpickled, tune.Stopper):
         return self._searcher.has_failed() or self._decide() == CANCEL
 
 
-class _CrashCount(_Unpickled, tune.Callback):
-    """Counts a trial's crashes since its last checkpoint; Ray Tune counts all of them."""
+class _Scheduler(_Unpickled, FIFOScheduler):
+    """Places trials, tells the searcher why their processes ended, and stops those that are over.
 
-    def __init__(self, committed_of: Callable[[Point], int]):
-        self._committed_of, self._crashes = committed_of, {}
+    Ray Tune starts a trial again whenever its process ended. It tells this object of each report, then of the end of
+    the process, and of the trial before it starts it for the first time or again.
+    """
 
-    def on_trial_recover(self, iteration: int, trials: list, trial, **info) -> None:
-        crashes = self._crashes.get(trial.trial_id, Crashes()).another(self._committed_of(trial.config["point"]))
-        self._crashes[trial.trial_id] = crashes
-        trial.max_failures = trial.num_failures + MAX_CRASHES - 1 - crashes.number
-
-
-class _Stopping(_Unpickled, FIFOScheduler):
-    """Stops trials that the source finds hopeless; the others run in their order."""
-
-    def __init__(self, searcher: "_Searcher"):
+    def __init__(self, searcher: "_Searcher", is_judged: bool, reserved, cordon: Cordon):
+        """`reserved`: returns what Ray reserves for the trial of a point."""
         super().__init__()
-        self._searcher = searcher
+        self._searcher, self._is_judged, self._reserved, self._cordon = searcher, is_judged, reserved, cordon
+        self._last_reports: dict[str, Mapping[str, Any]] = {}  # of processes that are ending
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
-        return self.STOP if self._searcher.is_hopeless(trial.trial_id, result) else self.CONTINUE
+        if ends_process(result):
+            self._last_reports[trial.trial_id] = result
+        elif self._is_judged and self._searcher.is_hopeless(trial.trial_id, result):
+            return self.STOP
+        return self.CONTINUE
+
+    def on_trial_error(self, tune_controller, trial) -> None:
+        report = self._last_reports.pop(trial.trial_id, None) or _death(trial)
+        self._searcher.note_end_of_process(trial.trial_id, report)
+        if report.get(LACKS_MEMORY) and (probe := reported_probe(report)):
+            self._place(trial, probe.machine)
+
+    def on_trial_add(self, tune_controller, trial) -> None:
+        if self._searcher.is_over(trial.trial_id):
+            tune_controller.stop_trial(trial)
+            return
+        if not isinstance(trial.placement_group_factory, Placement):
+            self._place(trial)
+        trial.config["cordoned"] = list(self._cordon.resources.cordoned)  # for the ranks of a sharded trial
+
+    def _place(self, trial, avoided: str = "") -> None:
+        trial.update_resources(Placement(self._reserved(trial.config["point"]), self._cordon, avoided))
+
+
+def _death(trial) -> dict[str, Any]:
+    """Makes the report that a process did not live to give."""
+    with open(trial.pickled_error_file, "rb") as file:  # in the folder of this driver's Ray
+        return plain_crash(pickle.load(file))
 
 
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, on_start, on_end):
+    def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, patience, on_start, on_end):
         super().__init__(metric="progress", mode="max")
         self._source, self._tuning, self._ranks_of, self._admission = source, tuning, ranks_of, admission
+        self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end
         self._ranks: dict[str, int] = {}  # of running trials
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
-        self._hopeless: dict[str, Outcome] = {}  # trials that are stopped
+        self._over: dict[str, Outcome] = {}  # trials that Ray Tune shall stop: hopeless ones, and failures
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def has_failed(self) -> bool:
         """Tells whether the search ends with an error; Ray Tune asks again and again."""
         try:
             require_ray()
+            self._patience.cordon.require_machines(max(self._ranks.values(), default=1))
         except ClusterLost as error:
             self.error = error
         return self.error is not None
@@ -303,7 +267,12 @@ class _Searcher(_Unpickled, Searcher):
     def is_hopeless(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """Tells whether the source gives a trial up after this report."""
         losses = {k.removeprefix(VALIDATION): v for k, v in result.items() if k.startswith(VALIDATION)}
-        if not losses or self.error is not None or not all(map(math.isfinite, losses.values())):
+        if (
+            not self._tuning.is_judged
+            or not losses
+            or self.error is not None
+            or not all(map(math.isfinite, losses.values()))
+        ):
             return False
         proposal, _ = self._running[trial_id]
         try:
@@ -312,21 +281,35 @@ class _Searcher(_Unpickled, Searcher):
             self.error = error
             return False
         if reason:
-            self._hopeless[trial_id] = _stopped(proposal, reason, result, self._ranks[trial_id])
+            self._over[trial_id] = _stopped(proposal, reason, result, self._ranks[trial_id])
         return bool(reason)
 
+    def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
+        """Notes a trial's failure or crash, by the last report of its process."""
+        proposal, started = self._running[trial_id]
+        try:
+            if CRASH not in report:
+                self._over[trial_id] = outcome_of(proposal, report)
+            elif reason := self._patience.failure(proposal.name, proposal.point, report, self._ranks[trial_id]):
+                facts = {"name": proposal.name, "point": dict(proposal.point), "state": FAILED, "message": reason}
+                self._over[trial_id] = Outcome(**facts, started=started, elapsed_s=time.time() - started)
+            self._admission.resources = self._patience.cordon.resources
+        except Exception as error:
+            self.error = error
+
+    def is_over(self, trial_id: str) -> bool:
+        """Tells whether a trial shall not start again."""
+        return trial_id in self._over
+
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
-        proposal, started = self._running.pop(trial_id)
+        proposal, _ = self._running.pop(trial_id)
         self._ranks.pop(trial_id)
-        if result and SCORED in result:
+        outcome = self._over.pop(trial_id, None)
+        if outcome is None and result and SCORED in result:
             outcome = outcome_of(proposal, result)
-        elif trial_id in self._hopeless and not error:
-            outcome = self._hopeless[trial_id]
-        elif error:
-            message = f"its process died {MAX_CRASHES} times without a checkpoint in between"
-            facts = {"name": proposal.name, "point": proposal.point, "state": FAILED, "message": message}
-            outcome = Outcome(**facts, started=started, elapsed_s=time.time() - started)
-        else:
+            if probe := reported_probe(result):
+                self._patience.cordon.note(probe)
+        if outcome is None:
             return  # cancelled; the next driver adopts it
         try:
             self._source.tell(proposal, outcome)

@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ray import tune
-
 from gram_platform.config import RunConfig, State
+from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
-from gram_platform.engine.process import TerminationNotice
+from gram_platform.engine.process import TerminationNotice, is_out_of_memory
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
@@ -101,9 +100,10 @@ def execute_trial(
     retry_diverged: bool = False,
     watch: TrialWatch | None = None,
 ) -> Outcome:
-    """Executes a trial's missing nodes and scores it; every error becomes the outcome's message.
+    """Executes a trial's missing nodes and scores it; an error of the trial becomes the outcome's message.
 
-    Raises SystemExit when `watch` was told to end the trial.
+    Raises errors of the device, and what says that memory is lacking: another process may not meet them. Raises
+    SystemExit when `watch` was told to end the trial.
     """
     started, clock = time.time(), time.monotonic()
     work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None))
@@ -116,6 +116,8 @@ def execute_trial(
     except TrainingDiverged as error:
         state, message = DIVERGED, str(error)
     except Exception as error:  # one trial must not end a search; the run's directory has the error too
+        if is_device_error(error) or is_out_of_memory(error):
+            raise
         state, message = FAILED, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return Outcome(
         name=name,
@@ -188,17 +190,16 @@ class _NodeRunner:
 # ------------------------------------------------------------------------------------------------- placement
 
 
-def placement(problem: Problem, point: Point, execution: Execution, resources: Resources) -> tune.PlacementGroupFactory:
+def reservation(problem: Problem, point: Point, execution: Execution, resources: Resources) -> dict[str, float]:
     """Reserves for a trial what a run of one rank gets; without GPUs also the memory of the trial's largest run.
 
     A sharded trial only waits for Ray Train's workers, which have separate reservations.
     """
     if trial_ranks(problem, execution, point) > 1:
-        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
-    bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
+        return {"memory": MEMORY_STEP}
     if resources.gpus_per_run:
-        bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_run}
-    return tune.PlacementGroupFactory([bundle])
+        return {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_run}
+    return {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
 
 
 def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:

@@ -3,17 +3,18 @@
 import dataclasses
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import optuna
 import pytest
 
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.life import MAX_CRASHES, Progress
+from gram_platform.engine.life import Progress
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
-from gram_platform.engine.search import Tuning, _CrashCount, _Searcher
+from gram_platform.engine.search import Tuning, _Searcher
+from gram_platform.engine.trial_restarts import Patience
 from gram_platform.engine.trials import trial_ranks
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.planner import Ranks
@@ -176,9 +177,8 @@ def test_trials_leave_room_for_the_widest_so_far(nodes, execution, cluster):
     ranks_of = lambda point: trial_ranks(Problem(), own, point)
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
     told = []
-    searcher = _Searcher(
-        PointList(points), Tuning("a"), ranks_of, capacity.Admission(Resources()), told.append, told.append
-    )
+    patience, admission = Patience(Cordon(Resources()), lambda point: 0), capacity.Admission(Resources())
+    searcher = _Searcher(PointList(points), Tuning("a"), ranks_of, admission, patience, told.append, told.append)
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     assert (first["point"], second["point"], third) == ({"index": 12}, {"index": 0}, None)  # 4 + 1 of 8 are in use
     searcher.on_trial_complete("a")  # cancelled
@@ -211,6 +211,7 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
             Tuning("a", max_concurrent),
             lambda point: 1,
             capacity.Admission(resources),
+            Patience(Cordon(resources), lambda point: 0),
             told.append,
             told.append,
         )
@@ -220,22 +221,3 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
     study = optuna.create_study()
     space = Space((Parameter("x", 0.0, 1.0),))
     assert num_handed(OptunaSource([Group("a", {}, study, num_trials=64)], space, ())) == handed["optuna"]
-
-
-def test_deaths_of_a_trials_process_count_since_its_last_checkpoint():
-    """As those of a study's node: a long trial on machines that come and go is not failed by their number."""
-    step = [0]
-    patience = _CrashCount(lambda point: step[0])
-    trial = SimpleNamespace(trial_id="a", config={"point": {}}, num_failures=0, max_failures=MAX_CRASHES - 1)
-
-    def recovers() -> bool:
-        trial.num_failures += 1
-        if trial.num_failures > trial.max_failures:  # as Ray Tune decides
-            return False
-        patience.on_trial_recover(0, [trial], trial)
-        return True
-
-    for _ in range(3 * MAX_CRASHES):
-        step[0] += 1
-        assert recovers()
-    assert [recovers() for _ in range(MAX_CRASHES)] == [True] * (MAX_CRASHES - 2) + [False] * 2

@@ -11,10 +11,13 @@ from ray import tune
 
 from gram_platform.config import run_from_plain
 from gram_platform.engine.capacity import Admission
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Resources, results_place
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Trial, Tuning, _Searcher
+from gram_platform.engine.search import Tuning, _Searcher
+from gram_platform.engine.trial_process import Trial
+from gram_platform.engine.trial_restarts import Patience
 from gram_platform.store import Store
 from gram_platform.studies.library import hyperparams, pareto
 from gram_platform.studies.searches.run import parse, run_search
@@ -119,7 +122,13 @@ def test_a_stopped_trials_cost_counts_its_ranks(num_ranks):
     told = []
     source = PointList([("a", {"lr": HOPELESS})], lambda *running: "planted")
     searcher = _Searcher(
-        source, Tuning("a"), lambda point: num_ranks, Admission(Resources()), lambda proposal: None, told.append
+        source,
+        Tuning("a"),
+        lambda point: num_ranks,
+        Admission(Resources()),
+        Patience(Cordon(Resources()), lambda point: 0),
+        lambda proposal: None,
+        told.append,
     )
     searcher.suggest("0")
     report = {"progress": 0.5, "validation/loss/core": 2.0, "time_total_s": 7.0, "hostname": "host", "pid": 1}

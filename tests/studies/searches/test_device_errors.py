@@ -1,0 +1,202 @@
+"""Errors of devices under Ray Tune: they end processes, and no trial. The machines are pretended, as their GPUs."""
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gram_platform.corpora import prepare
+from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.devices import ProbeReport
+from gram_platform.engine.execution import Resources
+from gram_platform.engine.life import MAX_CRASHES
+from gram_platform.engine.process import OutOfMemory
+from gram_platform.engine.proposals import PointList
+from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.engine.trial_process import Trial, ends_process, plain_crash, plain_probe, reported_probe
+from gram_platform.engine.trial_restarts import Patience, Placement
+from gram_platform.store import Store
+from gram_platform.studies.library import lr_bs_grid
+from gram_platform.studies.searches.run import build_search, parse, run_search
+from gram_platform.studies.session import execution_of
+from tests.engine.test_broken_devices import assert_little_is_trained_twice, events, machines, plan_for
+from tests.engine.test_drained import in_own_process
+from tests.studies.processes import results
+from tests.studies.searches.planted import SEARCH, Baselines
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+_is_poisoned = False  # this process, by the error of one trial
+
+
+@dataclass(frozen=True)
+class Poisoned(Baselines):
+    """All points share a run. A rate of 2 poisons the first process that scores it: all later trials fail there."""
+
+    folder: Path = Path()
+
+    def nodes(self, point):
+        return super().nodes({"lr": 1e-3})
+
+    def score(self, point, results):
+        global _is_poisoned
+        with (self.folder / str(os.getpid())).open("a") as lines:
+            lines.write(f"{point['lr']:g} ")
+        if point["lr"] == 2.0 and not (self.folder / "poisoned").exists():
+            (self.folder / "poisoned").touch()
+            _is_poisoned = True
+        if _is_poisoned:
+            raise RuntimeError(ILLEGAL)
+        return super().score(point, results)
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """(problem, execution, resources) of trials that may poison their process."""
+    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    prepare(graph.recipe, Store(graph.flags.storage).data_root)
+    (tmp_path / "seen").mkdir()
+    return Poisoned(graph.settings[0], tmp_path / "seen"), *execution_of(graph.flags, has_gpu=False)
+
+
+@pytest.mark.ray
+def test_a_poisoned_process_fails_no_trial(ray_cluster, planted):
+    problem, outcomes = planted[0], []
+    points = [("a", {"lr": 2.0}), ("b", {"lr": 3.0})]
+    run_trials(PointList(points), *planted, Tuning("planted", max_concurrent=1), on_end=outcomes.append)
+    assert {o.name: o.state for o in outcomes} == {"a": "complete", "b": "complete"}
+    processes = sorted(path.read_text() for path in problem.folder.iterdir() if path.name != "poisoned")
+    assert processes == ["2 ", "2 3 "]
+
+
+class Process:
+    """A process of Ray Tune, without Ray."""
+
+    def __init__(self, problem, execution, resources):
+        self.trial = Trial.__new__(Trial)
+        self.shared = {"problem": problem, "execution": execution, "resources": resources, "retry_diverged": False}
+
+    def reports(self, **point) -> list[dict]:
+        """Executes a trial; all its reports, until there are no more or the process raises an error."""
+        self.trial.setup({"name": "a", "point": point, "cordoned": []}, **self.shared)
+        found = [self.trial.step()]
+        while not (found[-1].get("done") or ends_process(found[-1])):
+            found.append(self.trial.step())
+        return found
+
+
+def test_the_last_report_of_a_process_says_why_it_ends(planted, monkeypatch):
+    """A device's error and a failure end it; the first is told with a probe in a fresh process, which passes here."""
+    process = Process(*planted)
+    *_, complete = process.reports(lr=3.0)
+    assert (complete["state"], complete["done"]) == ("complete", True)
+    *_, failed = process.reports(lr=1.0)
+    assert (failed["message"], failed["done"]) == ("RuntimeError: no score at 1", False)
+    monkeypatch.setattr(f"{__name__}._is_poisoned", False)
+    *_, crash = process.reports(lr=2.0)
+    assert crash["crash"] == f"RuntimeError: {ILLEGAL}"
+    assert reported_probe(crash).failure == ""
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="takes no more trials"):
+            process.trial.step()
+    run = planted[0].nodes({})[0].config
+    assert planted[1].store().run(run.run_id).failure() is None
+
+
+def report(machine: str, failure: str = "") -> ProbeReport:
+    return ProbeReport(machine, f"host {machine}", "10.0.0.1", "cuda 0", failure)
+
+
+def crash(machine: str, failure: str = "", error: Exception | None = None) -> dict:
+    return plain_crash(error or RuntimeError(ILLEGAL)) | plain_probe(report(machine, failure))
+
+
+def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
+    step, cordoned = [0], []
+    patience = Patience(Cordon(Resources(), cordoned.append), lambda point: step[0])
+    failure = lambda *how, ranks=1, trial="a", **error: patience.failure(trial, {}, crash(*how, **error), ranks)
+    assert [failure("m1") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
+    assert failure("m1", "no answer") == ""  # it was the machine, each time
+    assert [found.machine for found in cordoned] == ["m1"]
+    assert patience.cordon.resources.cordoned == ("m1",)
+    assert [failure("m2") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
+    step[0] = 8
+    assert [failure("m2") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
+    assert ILLEGAL in failure("m3")
+
+    lacks = OutOfMemory("out of memory. The planner counts 2 GiB")
+    assert failure("m2", error=lacks, trial="b") == ""
+    assert failure("m3", error=lacks, trial="b") == str(lacks)
+    assert failure("m2", error=lacks, trial="c", ranks=2) == str(lacks)  # its ranks have tried twice
+
+
+def test_a_trial_that_avoids_a_machine_shares_no_process():
+    cordon, bundle = Cordon(Resources()), {"CPU": 1.0}
+    assert Placement(bundle, cordon) == Placement(bundle, cordon)
+    assert hash(Placement(bundle, cordon)) == hash(Placement(bundle, cordon))
+    assert Placement(bundle, cordon, "m1") != Placement(bundle, cordon)
+    assert Placement(bundle, cordon) != Placement(bundle, cordon, "m1")
+
+
+# ------------------------------------------------------------------------------------------------ pretended machines
+
+NUM_SEEDS = 20
+MEAN_S = 6.0  # between two errors of a process: ten times as many as one a minute
+FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--checkpoint-every", "0.1", "--device", "cpu")
+
+
+def run_grid(storage: Path) -> int:
+    return run_search(lr_bs_grid.SEARCH, parse(lr_bs_grid.SEARCH, [*FLAGS, "--storage", str(storage)]))
+
+
+def grids_under_errors(folder: Path) -> None:
+    num_errors = 0
+    with machines(folder, good=2, broken=0):
+        plan_for(folder)
+        assert run_grid(folder.with_name("straight")) == 0
+    expected = results(folder.with_name("straight"))
+    assert len(expected) == 9
+    with machines(folder, good=2, broken=1):
+        for seed in range(int(os.environ.get("GRID_SEEDS", NUM_SEEDS))):
+            plan_for(folder, seed=seed, mean_s=MEAN_S)
+            storage = folder.with_name(f"seed{seed}")
+            shutil.copytree(folder.with_name("straight") / "data", storage / "data")
+            began = time.monotonic()
+            assert run_grid(storage) == 0
+            happened = events(folder)
+            errors = sum(event["event"] == "device" for event in happened)
+            print(f"seed {seed}: {errors} errors, {time.monotonic() - began:.0f} s", flush=True)
+            assert results(storage) == expected
+            assert_little_is_trained_twice(happened)
+            assert {event["machine"] for event in happened} <= {"good0", "good1"}
+            (study,) = storage.glob("studies/*/cordoned.json")
+            assert study.read_text().count("a product on cpu failed") == 1
+            num_errors += errors
+            shutil.rmtree(storage)
+    assert num_errors > NUM_SEEDS
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(3600)
+def test_a_grid_under_errors_of_devices_beside_a_broken_machine(tmp_path):
+    in_own_process(grids_under_errors, tmp_path / "pretended")
+
+
+def grid_on_broken_machines(folder: Path) -> None:
+    from gram_platform.engine.cluster import ClusterLost
+
+    with machines(folder, good=0, broken=2):
+        plan_for(folder)
+        with pytest.raises(ClusterLost, match=r"(?s)no machine with a device that works:\n  machine .*\n  machine "):
+            run_grid(folder.with_name("storage"))
+        assert events(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_grid_ends_where_no_device_works(tmp_path):
+    in_own_process(grid_on_broken_machines, tmp_path / "pretended")
