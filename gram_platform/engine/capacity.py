@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ray
 from ray._private.state import state
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.util import placement_group_table
 
@@ -15,8 +17,8 @@ from gram_platform.config.identity import invalid
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods.nodes import Node
 
-MONITOR_KEY = "__autoscaling_status"  # under it the monitor on Ray's head stores its report; `ray status` shows it
-MONITOR_TIMEOUT_S = 10.0  # it reports every five seconds
+MONITOR_KEY = "__autoscaling_status"  # under it an autoscaler of version 1 stores its report; `ray status` shows it
+REPORT_TIMEOUT_S = 10.0  # autoscalers report every five seconds
 MOST_UNREPORTED = 256  # processes asked for at once where an autoscaler does not report its maximum
 ASK_EVERY_S = 2.0  # for the cluster's resources: Ray Tune wants to know many times a second
 LOOK_FOR_GROUPS_S = 5.0
@@ -31,21 +33,11 @@ class Admission:
 
     def __init__(self, resources: Resources):
         self.resources = resources
-        self._can_grow: bool | None = None  # not known yet
-        self._deadline = time.monotonic() + MONITOR_TIMEOUT_S
         self._present: Mapping[str, float] = {}  # resources
+        self._can_grow = False
         self._ask_again = 0.0
         self._since: dict[str, float] = {}  # by placement group, when it was first seen waiting
         self._next_look, self._cleared = 0.0, ""
-
-    def can_grow(self) -> bool:
-        """Tells whether the cluster has an autoscaler; False until Ray's monitor has reported, or has had the time."""
-        if self._can_grow is None:
-            if types := _machine_types():
-                self._can_grow = not _are_of_fixed_size(types)
-            elif time.monotonic() > self._deadline:
-                self._can_grow = True
-        return bool(self._can_grow)
 
     def room(self, num_ranks: Iterable[int] = (), may_wait: bool = True) -> "Room":
         """Returns the room beside nodes of so many ranks that are asked for already.
@@ -56,9 +48,10 @@ class Admission:
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
-            self._present, self._ask_again = usable_resources(resources), time.monotonic() + ASK_EVERY_S
+            self._present, self._can_grow = usable_resources(resources), not has_fixed_size()
+            self._ask_again = time.monotonic() + ASK_EVERY_S
         free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
-        if may_wait and self.can_grow():
+        if may_wait and self._can_grow:
             largest = largest_cluster()
             free = {name: max(amount, largest.get(name, 0.0 if largest else math.inf)) for name, amount in free.items()}
         most = MOST_UNREPORTED if math.inf in free.values() else math.inf
@@ -83,7 +76,7 @@ class Admission:
         groups = {i: g for i, g in placement_group_table().items() if g["strategy"] == STRICT_PACK}
         waiting = [i for i, group in groups.items() if group["state"] == "PENDING"]
         self._since = {group: self._since.get(group, now) for group in waiting}
-        patience_s = PATIENCE_FOR_GROWTH_S if self.can_grow() else PATIENCE_S
+        patience_s = PATIENCE_S if has_fixed_size() else PATIENCE_FOR_GROWTH_S
         overdue = [group for group, since in self._since.items() if now - since >= patience_s]
         gpus = {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]}
         if not overdue:
@@ -157,21 +150,33 @@ def slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Tells whether the cluster has no autoscaler; False also when Ray's monitor reports nothing for some seconds.
+    """Tells whether the cluster has no autoscaler; also where one has not reported yet. Asks without waiting."""
+    return _machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
-    Without an autoscaler the monitor names each machine's type `node_<id>`; with one, as the autoscaler's config does.
+
+def _machine_types() -> set[str]:
+    """Reads the machines' types from the report of Ray's autoscaler; empty where nothing has reported.
+
+    On clusters without an autoscaler Ray may report too, and calls the type of each machine `node_<id>`; with one, the
+    types have the names of the autoscaler's config.
     """
-    deadline = time.monotonic() + MONITOR_TIMEOUT_S
-    while not (types := _machine_types()) and time.monotonic() < deadline:
+    if is_autoscaler_v2(fetch_from_server=True):
+        status = get_cluster_status(ray.get_runtime_context().gcs_address)
+        has_reported = status.stats.autoscaler_version not in (None, "0")
+        machines = (*status.active_nodes, *status.idle_nodes)
+        return {machine.ray_node_type_name for machine in machines} if has_reported else set()
+    report = json.loads(_internal_kv_get(MONITOR_KEY) or "{}").get("autoscaler_report") or {}
+    return set(report.get("active_nodes") or ())
+
+
+def _await_report() -> None:
+    """Waits until an autoscaler has reported, or has had the time."""
+    deadline = time.monotonic() + REPORT_TIMEOUT_S
+    while not _machine_types() and time.monotonic() < deadline:
         time.sleep(0.5)
-    return bool(types) and _are_of_fixed_size(types)
 
 
-def _are_of_fixed_size(types: set[str]) -> bool:
-    return types <= {f"node_{node['NodeID']}" for node in ray.nodes()}
-
-
-# Ray has no public function for the next three, and its libraries read them so too. Only this file reads them.
+# Ray has no public function for the next two, and its libraries read them so too. Only this file reads them.
 
 
 def largest_cluster() -> dict[str, float]:
@@ -187,11 +192,6 @@ def draining_machines() -> set[str]:
     return set(state.get_draining_nodes())
 
 
-def _machine_types() -> set[str]:
-    report = json.loads(_internal_kv_get(MONITOR_KEY) or "{}").get("autoscaler_report") or {}
-    return set(report.get("active_nodes") or ())
-
-
 def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
     """Counts the ranks of the widest node without a result; 0 when every node has one."""
     store, widest = execution.store(), 0
@@ -205,13 +205,15 @@ def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
 def require_room(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError naming the flag when the cluster can never hold `widest` ranks, which would wait for ever.
 
-    Only on a cluster of fixed size is that certain. Autoscalers rarely report their limit: then `say` gets a warning.
+    Only on a cluster of fixed size is that certain; an autoscaler that has just started gets the time to report.
+    Autoscalers rarely report their limit: then `say` gets a warning.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     room = max(sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster()))
     if room >= widest:
         return
     error = _shortage(widest, resources, machines, room)
+    _await_report()
     if has_fixed_size():
         raise error
     say(f"waiting for machines that the cluster may yet start: {error}")

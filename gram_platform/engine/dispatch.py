@@ -15,6 +15,7 @@ import ray.train
 import torch
 from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
@@ -181,7 +182,7 @@ def _trainer(
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
     place, filesystem = results_place(execution.storage, "ray_train")
-    return TorchTrainer(
+    return _Trainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution, **relayed},
         torch_config=_SigtermConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s)),
@@ -201,6 +202,27 @@ def _trainer(
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
+
+
+class _PlacementGroupAlone(FixedScalingPolicy):
+    """Asks the autoscaler for a run's ranks once, by their placement group.
+
+    Ray Train sends a second request beside it, for each rank alone: machines of one GPU come, which no rank may use.
+    """
+
+    def after_controller_start(self, train_run_context) -> None:
+        """Sends no request."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Sends no request again."""
+
+
+class _Trainer(TorchTrainer):
+    """Ray Train's trainer with another scaling policy, for which Ray Train has no public option."""
+
+    def _initialize_and_run_controller(self, **arguments) -> ray.train.Result:
+        policy = {"scaling_policy": _PlacementGroupAlone(self.scaling_config)}
+        return super()._initialize_and_run_controller(**arguments | policy)
 
 
 class _SigtermBackend(TorchConfig().backend_cls):

@@ -24,11 +24,13 @@ from gram_platform.engine.life import (
     NodeLifecycle,
     Progress,
     WaitingNodes,
+    expected_hours,
     failure_message,
 )
 from gram_platform.engine.process import is_out_of_memory, memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import MACHINES
 from gram_platform.store import LeaseHeld
 
 # runs of several ranks (a gang: all start or none) at once; each keeps a process on the driver's machine
@@ -79,7 +81,13 @@ class _Graph:
         self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
         self.cordon = Cordon(resources, self._cordoned)
         self.slots, self.admission = SlotPool(execution, self.cordon), Admission(resources)
-        self.waiting = WaitingNodes(progress, self.lifecycle, lambda node: self.ranks[node.id])
+        machine = execution.machine or MACHINES["cpu"]
+        self.waiting = WaitingNodes(
+            progress,
+            self.lifecycle,
+            lambda node: self.ranks[node.id],
+            lambda node: expected_hours(node, machine) / self.ranks[node.id],
+        )
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
         self.stalls: dict[str, str] = {}  # node id -> why its process was killed

@@ -11,6 +11,7 @@
 """
 
 import heapq
+import math
 import time
 from bisect import insort
 from collections import defaultdict
@@ -21,6 +22,7 @@ from gram_platform.config import State
 from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import Machine, longest_paths, training_hours
 from gram_platform.store import Store
 from gram_platform.store.directories import hash_config
 from gram_platform.train.loop import TrainingDiverged
@@ -151,6 +153,14 @@ class NodeLifecycle:
         self._crashes = {node_id: crashes.without(machine) for node_id, crashes in self._crashes.items()}
 
 
+def expected_hours(node: Node, machine: Machine) -> float:
+    """Returns how many machine hours the planner expects of a run; 0 of an evaluation, which is short."""
+    return training_hours(node.config, machine) if node.is_run else 0.0
+
+
+Place = tuple[float, int]  # in a queue: minus the longest path from a node, then its number
+
+
 class WaitingNodes:
     """The nodes of one driver that are still to be executed, and the tasks that can start now.
 
@@ -158,15 +168,23 @@ class WaitingNodes:
     the nodes that need it, however many nodes wait.
     """
 
-    def __init__(self, progress: Progress, lifecycle: NodeLifecycle, ranks_of: Callable[[Node], int] = lambda node: 1):
-        """Records in `progress` what has ended already; what it has as done is not looked at again."""
+    def __init__(
+        self,
+        progress: Progress,
+        lifecycle: NodeLifecycle,
+        ranks_of: Callable[[Node], int] = lambda node: 1,
+        hours_of: Callable[[Node], float] = lambda node: 0.0,
+    ):
+        """Records in `progress` what has ended already; what it has as done is not looked at again.
+
+        `hours_of`: how long a node is expected to take.
+        """
         self._progress, self._lifecycle, self._ranks_of = progress, lifecycle, ranks_of
-        self._place = {node.id: place for place, node in enumerate(progress.nodes)}  # in the order of tasks
-        self._first = 0  # the lowest place
+        self._first = 0  # the lowest number of a node that waits again
         self._tasks: dict[object, list[Node]] = {}  # key of a task that can start -> its nodes
-        self._queues: dict[tuple[str, int], list[tuple[int, object]]] = {}  # (kind, -ranks) -> sorted (place, key)
+        self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}  # (kind, -ranks) -> sorted (place, key)
         self._open: dict[str, int] = {}  # node id -> how many nodes that it needs are not done
-        self._delayed: list[tuple[float, int, Node]] = []  # heap: (monotonic time, place, node)
+        self._delayed: list[tuple[float, Place, Node]] = []  # heap: (monotonic time, place, node)
         self._held: set[str] = set()  # delayed nodes that another driver works on
         self._alone: set[str] = set()  # evaluations whose common task failed: each is a task now
         ends = dict.fromkeys(progress.done, "") | lifecycle.ends(n for n in progress.nodes if n.id not in progress.done)
@@ -175,10 +193,12 @@ class WaitingNodes:
         for node_id, message in ends.items():
             if message:
                 progress.fail(node_id, message)
-        for node in progress.nodes:
-            if ends[node.id] is None and node.id not in progress.blocked:
-                self._open[node.id] = len(node.needs - progress.done)
-                self._make_ready_if_open(node, 0)
+        left = [node for node in progress.nodes if ends[node.id] is None and node.id not in progress.blocked]
+        paths = longest_paths({node.id: node.needs for node in left}, {node.id: hours_of(node) for node in left})
+        self._place: dict[str, Place] = {node.id: (-paths[node.id], number) for number, node in enumerate(left)}
+        for node in left:
+            self._open[node.id] = len(node.needs - progress.done)
+            self._make_ready_if_open(node, 0)
 
     def __bool__(self) -> bool:
         return bool(self._tasks or self._open or self._delayed)
@@ -186,7 +206,8 @@ class WaitingNodes:
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start): evaluations first, then runs, the widest first.
 
-        Evaluations are short and fill the table; narrow runs would take the room of wide ones. `start` what is started.
+        Evaluations are short and fill the table; narrow runs would take the room of wide ones. Of equally wide runs the
+        one comes first from which the longest path to an end remains. `start` what is started.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -217,7 +238,7 @@ class WaitingNodes:
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
         self._first -= 1
-        self._place[node.id] = self._first
+        self._place[node.id] = (-math.inf, self._first)
         heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:

@@ -1,7 +1,9 @@
 """Estimates what a run needs on a machine: memory by part, disk and hours. Pure arithmetic, before the run starts."""
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
@@ -150,8 +152,28 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float |
         result=4 * total_parameters(run.model),
         flops=flops,
         evaluation_flops=evaluations,
-        gpu_hours=(flops + evaluations) / used_rate(run.model, machine, utilisation) / 3600,
+        gpu_hours=training_hours(run, machine, utilisation),
     )
+
+
+def training_hours(run: RunConfig, machine: Machine, utilisation: float | None = None) -> float:
+    """Estimates the machine hours of a run, of all ranks together; `utilisation` as `used_rate`."""
+    return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine, utilisation) / 3600
+
+
+def longest_paths(needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]) -> dict[str, float]:
+    """Returns for each node the length of the longest path from it through nodes that need it, its length included.
+
+    A node that is ready and has the longest path should start first: the others fill what remains. `needs_of`: the ids
+    that each node needs; those without an entry are done.
+    """
+    after = dict.fromkeys(needs_of, 0.0)
+    order = TopologicalSorter({i: after.keys() & set(needed) for i, needed in needs_of.items()}).static_order()
+    for node_id in reversed(tuple(order)):
+        after[node_id] += lengths[node_id]
+        for needed in after.keys() & set(needs_of[node_id]):
+            after[needed] = max(after[needed], after[node_id])
+    return after
 
 
 def checkpoint_bytes(run: RunConfig) -> int:

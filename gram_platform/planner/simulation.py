@@ -1,11 +1,12 @@
 """Estimates the rest of a study on a hypothetical cluster: expected makespan, cost and lost work, in closed form.
 
-Tasks start by list scheduling, as the engine starts them: what is ready, evaluations first, then the widest runs. A
-task takes its expected time: machines are interrupted at a constant rate (exponential lives), an interruption loses
-the work since the last checkpoint, and the whole task continues elsewhere. The expected time of a stretch of s seconds
-at rate r, with restarts of R seconds that may be interrupted too, is e^(r R) (e^(r s) - 1) / r, and the best interval
-between checkpoints that take C seconds is near sqrt(2 C / r) (Young 1974, Daly 2006). Real studies scatter around an
-expectation; machines that are being replaced are not modelled, so the makespan is a lower estimate on spot machines.
+Tasks start by list scheduling, as the engine starts them: what is ready, evaluations first, then the widest runs, of
+equally wide ones that with the longest path behind it. A task takes its expected time: machines are interrupted at a
+constant rate (exponential lives), an interruption loses the work since the last checkpoint, and the whole task
+continues elsewhere. The expected time of a stretch of s seconds at rate r, with restarts of R seconds that may be
+interrupted too, is e^(r R) (e^(r s) - 1) / r, and the best interval between checkpoints that take C seconds is near
+sqrt(2 C / r) (Young 1974, Daly 2006). Real studies scatter around an expectation; machines that are being
+replaced are not modelled, so the makespan is a lower estimate on spot machines.
 """
 
 import heapq
@@ -17,7 +18,7 @@ from typing import get_type_hints
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, needs, used_rate
+from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, longest_paths, needs, used_rate
 
 HOUR_S = 3600.0
 # Expected tries of one stretch above which a task counts as never finishing [ours]
@@ -153,8 +154,10 @@ def simulate(tasks: Sequence[Task], cluster: SimulatedCluster, done: Collection[
     missing = sorted({i for task in tasks for i in task.needs} - {task.id for task in tasks} - set(done))
     if missing:
         raise invalid("tasks", missing[:4], "tasks whose needs are among them or done")
-    left = sorted((task for task in tasks if task.id not in done), key=lambda t: (not t.is_first, -t.ranks))
+    left = [task for task in tasks if task.id not in done]
     seconds = {task.id: expected_s(task, cluster) for task in left}
+    paths = longest_paths({task.id: task.needs for task in left}, seconds)
+    left.sort(key=lambda task: (not task.is_first, -task.ranks, -paths[task.id]))
     makespan_s, machine_s = _scheduled(left, seconds, cluster, set(done))
     slot_hours = lambda of: sum(task.ranks * of(task) for task in left) / HOUR_S  # noqa: E731
     calm = replace(cluster, interruptions_per_hour=0.0)

@@ -22,14 +22,17 @@ COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands", "i
 COMMANDS += ("head_start_ray_commands", "worker_start_ray_commands")
 PROBE = """
 import json, os, ray
+from gram_platform.engine.capacity import has_fixed_size
 ray.init(log_to_driver=False)
+fixed = [has_fixed_size()]
 where = lambda: os.environ.get("RAY_NODE_TYPE_NAME", "head")
 def groups():
     return sorted(key for node in ray.nodes() if node["Alive"] for key in node["Resources"] if key in ("driver", "GPU"))
 before = groups()
 one = ray.get(ray.remote(num_gpus=1)(where).remote())
 many = ray.get([ray.remote(num_gpus=8)(where).remote() for _ in range(2)])
-print("SEEN", json.dumps({"driver": where(), "before": before, "one": one, "many": many}))
+fixed.append(ray.get(ray.remote(num_gpus=1)(has_fixed_size).remote()))
+print("SEEN", json.dumps({"fixed": fixed, "driver": where(), "before": before, "one": one, "many": many}))
 """
 
 
@@ -86,6 +89,7 @@ def pretended_cluster(request, tmp_path, monkeypatch):
         "RAY_FAKE_CLUSTER": "1",
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
         "RAY_enable_autoscaler_v2": "1",
+        "RAY_NODE_TYPE_NAME": "ray.head.default",  # as `ray up` and KubeRay set it
         "RAY_CLOUD_INSTANCE_ID": HEAD_ID,
         "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID,
     }
@@ -128,6 +132,7 @@ def test_machines_come_from_zero_and_go(pretended_cluster, tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:]
     seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
+    assert seen["fixed"] == [False, False], "a driver or a task did not see the autoscaler"
     assert seen["driver"] == "driver"
     assert seen["before"] == ["driver"], "a machine with GPUs was there before anything asked for one"
     assert seen["one"] in ("gpu-1", "gpu-8")

@@ -3,9 +3,18 @@
 import dataclasses
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import optuna
 import pytest
+from ray.autoscaler.v2 import sdk
+from ray.core.generated.autoscaler_pb2 import (
+    AutoscalingState,
+    ClusterResourceState,
+    GetClusterStatusReply,
+    NodeState,
+    NodeStatus,
+)
 
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph
@@ -34,7 +43,7 @@ def nodes(setting):
 @pytest.fixture
 def cluster(monkeypatch):
     """Sets what Ray says of the cluster: its resources now, and at most where an autoscaler reports that."""
-    monkeypatch.setattr(capacity, "MONITOR_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(capacity, "REPORT_TIMEOUT_S", 0.0)
 
     def set_cluster(now, most=None, can_grow=False):
         types = {"gpu-8"} if can_grow else {"node_0"}
@@ -108,17 +117,31 @@ TOO_MUCH = [  # machines, CPUs and GPUs of a rank, ranks -> what is said
 
 @pytest.fixture
 def machines(monkeypatch):
-    """Sets the machines that Ray has, and the types that its monitor calls them; None: the cluster's own names."""
-    monkeypatch.setattr(capacity, "MONITOR_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(capacity, "largest_cluster", dict)
+    """Sets the machines that Ray has, and the types that an autoscaler (of version 2 or 1) calls them.
 
-    def set_machines(resources, types=None, report=True):
-        nodes = [{"NodeID": f"{k}", "Alive": True, "Resources": one} for k, one in enumerate(resources)]
+    `type_of`: of each machine, "" where Ray has no name but its id. `report`: whether anything reports.
+    """
+    monkeypatch.setattr(capacity, "REPORT_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(capacity, "largest_cluster", dict)
+    monkeypatch.setattr(capacity.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
+
+    def set_machines(resources, type_of="", report=True, version=1):
+        ids = [f"{k:056x}" for k in range(len(resources))]
+        nodes = [{"NodeID": i, "Alive": True, "Resources": one} for i, one in zip(ids, resources, strict=True)]
         nodes.append({"NodeID": "dead", "Alive": False, "Resources": {"CPU": 99.0, "GPU": 9.0}})
-        active = types or {f"node_{k}": 1 for k in range(len(resources))}
+        active = {type_of or f"node_{i}": 1 for i in ids}
         status = json.dumps({"autoscaler_report": {"active_nodes": active}}).encode() if report else None
+        states = [NodeState(node_id=bytes.fromhex(i), ray_node_type_name=type_of, status=NodeStatus.IDLE) for i in ids]
+        reply = GetClusterStatusReply(
+            autoscaling_state=AutoscalingState(autoscaler_state_version=7 * report),
+            cluster_resource_state=ClusterResourceState(node_states=states),
+        ).SerializeToString()
         monkeypatch.setattr(capacity.ray, "nodes", lambda: nodes)
-        monkeypatch.setattr(capacity, "_internal_kv_get", lambda key: status)
+        monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: resources[0])
+        monkeypatch.setattr(capacity, "is_autoscaler_v2", lambda fetch_from_server: version == 2)
+        monkeypatch.setattr(capacity, "_internal_kv_get", lambda key: status if version == 1 else None)
+        client = lambda address: SimpleNamespace(get_cluster_status=lambda timeout_s: reply)
+        monkeypatch.setattr(sdk, "GcsClient", client)
 
     return set_machines
 
@@ -133,10 +156,26 @@ def test_what_a_cluster_of_fixed_size_can_never_place_is_refused(machines, prese
     assert not said
 
 
-@pytest.mark.parametrize("unknown", [{"types": {"gpu-8": 1}}, {"report": False}])
-def test_a_cluster_that_may_grow_is_waited_for(machines, unknown):
-    """Its autoscaler has types of its own, or (version 2) reports elsewhere: GPUs may come from zero."""
-    machines([BIG], **unknown)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_cluster_with_an_autoscaler_is_waited_for_and_no_other(machines, monkeypatch, version):
+    """An autoscaler's types have its config's names, and GPUs may come from zero.
+
+    A cluster of KubeRay without one reports nothing; Ray's own monitor calls a machine by its id.
+    """
+    gang = lambda: (capacity.placement_strategy(Resources(1.0, 1.0), 2), capacity.wait_for_more_s())
+    has_room = lambda: capacity.Admission(Resources()).room([4]).take(1)
+    machines([BIG], "gpu-8", version=version)
+    with monkeypatch.context() as impatient:
+        impatient.setattr(capacity.time, "sleep", None)  # nothing waits for a report
+        assert (gang(), has_room()) == (("STRICT_PACK", capacity.WAIT_FOR_MACHINES_S), True)
+        for report in (True, False):
+            machines([BIG], report=report, version=version)
+            assert (gang(), has_room()) == (("PACK", capacity.WAIT_FOR_MORE_S), False)
+    for report in (True, False):
+        machines([BIG], report=report, version=version)
+        with pytest.raises(ValueError, match=r"^device='cuda'"):
+            capacity.require_room(1, Resources(1.0, 1.0), print)
+    machines([BIG], "gpu-8", version=version)
     said = []
     capacity.require_room(1, Resources(1.0, 1.0), said.append)
     assert len(said) == 1
@@ -145,7 +184,7 @@ def test_a_cluster_that_may_grow_is_waited_for(machines, unknown):
 
 
 def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeypatch):
-    machines([BIG], types={"big": 1})
+    machines([BIG], "big")
     monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": 64.0, "GPU": 8.0})
     said = []
     capacity.require_room(8, Resources(8.0, 1.0), said.append)
@@ -157,7 +196,9 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
 @pytest.mark.ray
 def test_a_local_cluster_has_a_fixed_size(ray_cluster):
     """As Ray reports by what it does not document: a line that fails names what a new version has changed."""
-    assert capacity.has_fixed_size(), f"_internal_kv_get({capacity.MONITOR_KEY!r})"
+    capacity._await_report()
+    assert capacity._machine_types(), f"_internal_kv_get({capacity.MONITOR_KEY!r})"
+    assert capacity.has_fixed_size()
     assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
     assert capacity.draining_machines() == set(), "ray._private.state: get_draining_nodes"
     with pytest.raises(ValueError, match=r"^threads=3.*at most 2,"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import ray.train
 from ray.exceptions import OutOfMemoryError
+from ray.util import list_named_actors
 
 from gram_platform.engine import dispatch, ranks
 from gram_platform.engine.execution import Resources
@@ -41,6 +42,8 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     directory = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
     assert directory.status() == "complete"
+    started = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
+    assert "AutoscalingCoordinator" not in started, "Ray Train asked the autoscaler itself, beside its placement group"
     there, here = (_probes(Store(each.storage).run(run.run_id)) for each in (execution, alone))
     assert len(there) == run.eval_points.num_probes
     assert there.keys() == here.keys()

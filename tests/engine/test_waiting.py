@@ -51,6 +51,20 @@ def test_the_widest_runs_come_first_and_each_number_of_ranks_has_its_queue(nodes
     assert found == [(4, ["1"]), (1, ["0"])]
 
 
+@pytest.mark.parametrize(("adapter_hours", "comes_first"), [(0.6, "ft_lora"), (0.4, "gram")])
+def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(setting, lifecycle, adapter_hours, comes_first):
+    """Half an hour and adapters after it, against a run of one hour."""
+    nodes = [*method_nodes("gram", dataclasses.replace(setting, seed=1)), *method_nodes("ft_lora", setting)]
+    hours = lambda node: (adapter_hours if node.needs else {"gram": 1.0}.get(node.method, 0.5)) if node.is_run else 0.0
+    waiting = WaitingNodes(Progress(nodes), lifecycle, hours_of=hours)
+    (first,), (second,) = ready(waiting)
+    assert (first.method == "gram") == (comes_first == "gram")
+    waiting.start((second,))
+    waiting.again(second, 0.0)
+    waiting.look_again()
+    assert ready(waiting) == [(second,), (first,)], "what waits again is in front of all others"
+
+
 def test_profiles_whose_common_task_failed_are_tasks_of_their_own(nodes, lifecycle):
     waiting = WaitingNodes(Progress(nodes), lifecycle)
     waiting.done(start(waiting)[0])

@@ -5,11 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from gram_platform.config.identity import invalid, require_int, short_hash
 from gram_platform.config.space import Space
-from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.life import NodeLifecycle, expected_hours
 from gram_platform.engine.proposals import Group, Judge, OptunaSource, PointList, SearchObjective, Source, open_study
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import Machine
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
@@ -170,7 +171,8 @@ class GridSearch(Search):
                 lines.append(f"{len(over) - len(done)} were stopped before; without --early-stopping they are finished")
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
             ids = {node.id for name, point in new if name in over for node in problem.nodes(point)}
-            source = PointList((pair for pair in new if pair[0] not in over), judge)
+            left = [(name, point) for name, point in new if name not in over]
+            source = PointList(longest_first(left, problem, graph.flags.hardware), judge)
             yield Round(source, hours, ids, "\n".join(lines))
             if not new:
                 return
@@ -182,6 +184,18 @@ def _done(nodes: Sequence[Node], store: Store) -> Sequence[Node]:
     """Returns the nodes if all of them have results, else ()."""
     lifecycle = NodeLifecycle(store)
     return nodes if all(lifecycle.result(node) is not None for node in nodes) else ()
+
+
+def longest_first(points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine) -> list[tuple[str, Point]]:
+    """Orders named points by the predicted hours of their runs, so that no long trial starts when the others end.
+
+    Hours count to two digits: trials of about one length keep their order.
+    """
+
+    def hours(pair: tuple[str, Point]) -> float:
+        return float(f"{sum(expected_hours(node, machine) for node in problem.nodes(pair[1])):.2g}")
+
+    return sorted(points, key=hours, reverse=True)
 
 
 @dataclass(frozen=True)
