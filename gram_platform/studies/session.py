@@ -78,7 +78,7 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
 def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:
     """Connects to Ray; returns how to execute nodes there. ValueError if no machine has room for the widest one."""
     connect(flags.verbose)
-    if advice := _advice_on_place():
+    if advice := advice_on_place():
         say(advice)
     execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
     require_room(widest_missing(nodes, execution), resources, say)
@@ -88,7 +88,7 @@ def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], No
 DRIVER = "driver"  # the resource of the machines that are meant for drivers, in the files of cluster/
 
 
-def _advice_on_place() -> str:
+def advice_on_place() -> str:
     """Says how a job gets a driver's machine, if this one takes no work, as a cluster's head; "" elsewhere.
 
     The driver works here too, on a machine that is small and whose end would end the cluster.
