@@ -1,6 +1,6 @@
 """Settles on which device a study's nodes are executed before any work starts: on the one that it began on."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import ray
@@ -9,6 +9,8 @@ from gram_platform.config.identity import invalid
 from gram_platform.engine.capacity import has_fixed_size
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.in_process import has_gpu
+from gram_platform.engine.life import done_ids
+from gram_platform.methods.nodes import unique
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
@@ -25,21 +27,23 @@ def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
 
     Without a device Ray decides when it starts. ValueError as `_settled_device` and `require_approval`.
     """
-    work = work_left(graphs, store)
-    device = _settled_device(graphs, store, work)
+    done = done_ids(unique(node for graph in graphs for node in graph.nodes), store)
+    work = work_left(graphs, done)
+    device = _settled_device(graphs, store, work, done)
     if device:
-        graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
-        work = [replace(one, graph=replace(one.graph, flags=with_device(one.graph.flags, device))) for one in work]
+        on_device = lambda graph: replace(graph, flags=with_device(graph.flags, device))  # noqa: E731
+        graphs = [on_device(graph) for graph in graphs]
+        work = [replace(one, graph=on_device(one.graph)) for one in work]
     if graphs:
         require_approval(work, graphs[0].flags)
     return tuple(graphs)
 
 
-def _settled_device(graphs: Sequence[Graph], store: Store, work: Sequence[Work]) -> str:
-    """Returns --device, else the device that the studies began on; else, if a preset plans for a GPU, what Ray has.
+def _settled_device(graphs: Sequence[Graph], store: Store, work: Sequence[Work], done: Collection[str]) -> str:
+    """Returns --device, else the device that the studies began on or that has trained runs of theirs.
 
-    "" where none of these applies. ValueError for another device than a study began on, where no device is given and
-    the cluster starts machines on demand, and for a GPU that this process lacks.
+    Else, if a preset plans for a GPU, what Ray has; "" where none of these applies. ValueError for another device than
+    a study began on, where none is given and machines start on demand, and for a GPU that this process lacks.
     """
     device = graphs[0].flags.device if graphs else ""
     for graph in graphs:
@@ -53,6 +57,7 @@ def _settled_device(graphs: Sequence[Graph], store: Store, work: Sequence[Work])
     if not work:
         return device
     flags = graphs[0].flags
+    device = device or next(filter(None, (_trained_on(graph, store, done) for graph in graphs)), "")
     if flags.in_process:
         device = device or (CUDA if has_gpu() else CPU)
         if device == CUDA and not has_gpu():
@@ -79,6 +84,13 @@ def began_on(graph: Graph, store: Store) -> str:
     return graph.study.folder(graph, store).read_or_set_aside(FILE, SHAPE).get(_key(graph.flags), "")
 
 
+def _trained_on(graph: Graph, store: Store, done: Collection[str]) -> str:
+    """Reads the device of one finished run, as of a storage of earlier versions or of a handover; "" without any."""
+    run_id = next((node.id for node in graph.nodes if node.is_run and node.id in done), "")
+    name = store.run(run_id).timing().get("device", "") if run_id else ""
+    return CUDA if name not in ("", CPU) else name
+
+
 def note_device(graph: Graph, store: Store, device: str) -> None:
     """Stores the device on which a study or search begins."""
     if began_on(graph, store) == device:
@@ -88,11 +100,11 @@ def note_device(graph: Graph, store: Store, device: str) -> None:
         folder.write_json(FILE, {**folder.read_or_set_aside(FILE, SHAPE), _key(graph.flags): device})
 
 
-def device_text(graph: Graph, store: Store) -> str:
-    """Says on which device a submission would execute the nodes."""
+def device_text(graph: Graph, store: Store, done: Collection[str]) -> str:
+    """Says on which device a submission would execute the nodes that are not `done`, by id."""
     if graph.flags.device:
         return graph.flags.device
-    if began := began_on(graph, store):
+    if began := began_on(graph, store) or _trained_on(graph, store, done):
         return f"{began}, on which it began"
     rule = "cuda if Ray has a GPU at the start, else cpu"
     if graph.flags.hardware.device == CUDA:

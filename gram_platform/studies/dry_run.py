@@ -67,7 +67,7 @@ def describe(graph: Graph) -> str:
         *(f"changed: {change}" for change in graph.flags.changes),
         f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
-        f"device {device_text(graph, store)}",
+        f"device {device_text(graph, store, all_done)}",
         *supply_lines(graph),
         "",
         aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.life import done_ids
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Machine, evaluation_flops, needs, used_rate
-from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import CommonFlags
 
@@ -66,13 +64,12 @@ class Work:
         return self.share * planned_hours(self.graph.nodes, machine, self.ids)
 
 
-def work_left(graphs: Iterable[Graph], store: Store) -> list[Work]:
-    """Returns what is not done of each study or search that has work left."""
-    seen, found = set(), []
+def work_left(graphs: Iterable[Graph], done: Collection[str]) -> list[Work]:
+    """Returns what is left of each study or search that has nodes other than those that are `done`, by id."""
+    seen, found = set(done), []
     for graph in graphs:
-        nodes = [node for node in graph.nodes if node.id not in seen]
-        ids = {node.id for node in nodes} - done_ids(nodes, store)
-        seen |= {node.id for node in nodes}
+        ids = {node.id for node in graph.nodes} - seen
+        seen |= ids
         if ids and (share := graph.study.share_left(graph)):
             found.append(Work(graph, frozenset(ids), share))
     return found

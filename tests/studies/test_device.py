@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gram_platform.planner import MACHINES
-from gram_platform.store import Store
+from gram_platform.store import RunDirectory, Store
+from gram_platform.store.files import seal
 from gram_platform.studies import device
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import CampaignFlags, run_campaign
@@ -79,7 +80,7 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     note_device(make("--device", "cuda"), store, "cuda")
     (graph,) = settled((make(),), store)
     assert graph.flags.device == "cuda"
-    assert device_text(make(), store) == "cuda, on which it began"
+    assert device_text(make(), store, ()) == "cuda, on which it began"
     with pytest.raises(
         ValueError, match=r"^device='cpu': expected cuda, on which .*preset paper.*another --storage, or "
     ):
@@ -88,6 +89,18 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     assert began_on(other, store) == ""
     note_device(other, store, "cpu")
     assert (began_on(make(), store), began_on(other, store)) == ("cuda", "cpu")
+
+
+@pytest.mark.parametrize(("name", "kept"), [("NVIDIA H100 80GB HBM3", "cuda"), ("cpu", "cpu")])
+def test_runs_that_a_handover_has_trained_are_continued_on_their_device(name, kept, no_ray, storage, monkeypatch):
+    """Without a record; --device may then still choose another."""
+    store, graph = Store(storage).open_for_writing(), study_graph()
+    run = next(node for node in graph.nodes if node.is_run)
+    store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
+    monkeypatch.setattr(RunDirectory, "timing", lambda run: {"device": name})
+    assert settled((graph,), store)[0].flags.device == kept
+    other = "cuda" if kept == "cpu" else "cpu"
+    assert settled((study_graph("--device", other),), store)[0].flags.device == other
 
 
 def test_studies_that_began_on_two_devices_are_not_one_submission(no_ray, storage):

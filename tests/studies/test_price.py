@@ -5,6 +5,7 @@ import re
 import optuna
 import pytest
 
+from gram_platform.engine.life import done_ids
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.files import seal
@@ -32,11 +33,11 @@ def small_graph():
 def test_what_is_not_done_is_priced_once(storage):
     store, graph, cpu = Store(storage).open_for_writing(), small_graph(), MACHINES["cpu"]
     everything = planned_hours(graph.nodes, cpu)
-    (work,) = work_left((graph, graph), store)
+    (work,) = work_left((graph, graph), ())
     assert (work.ids, work.hours(cpu)) == ({node.id for node in graph.nodes}, everything)
     run = next(node for node in graph.nodes if node.is_run)
     store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
-    (left,) = work_left((graph,), store)
+    (left,) = work_left((graph,), done_ids(graph.nodes, store))
     assert left.ids == work.ids - {run.id}
     assert left.hours(cpu) == pytest.approx(everything - planned_hours([run], cpu))
     text, dollars = price((left,))
