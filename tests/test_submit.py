@@ -4,15 +4,19 @@ The cluster's Python sees every installed dependency but not this project, as on
 dependencies: the package has to come with the upload.
 """
 
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gram_platform.engine.local_cluster import head, state
+from gram_platform.studies import session
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_UPLOAD_BYTES = 5_000_000
@@ -49,6 +53,34 @@ def bare_python(tmp_path_factory) -> Path:
     ray.write_text(f"#!{python}\nfrom ray.scripts.scripts import main\nmain()\n")
     ray.chmod(0o755)
     return python
+
+
+@pytest.fixture
+def kuberay_like(bare_python, storage, monkeypatch):
+    """A head that takes no work, as KubeRay's, and one machine of two CPUs, which a driver may ask for too."""
+    plain, port = head.head_command, head.free_port()
+
+    def without_cpus(cluster: state.Cluster) -> list[str]:
+        kept = [option for option in plain(cluster) if not option.startswith(("--port=", "--num-cpus="))]
+        return [*kept, f"--port={port}", "--num-cpus=0"]
+
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(sys, "executable", str(bare_python))
+    monkeypatch.setattr(head, "head_command", without_cpus)
+    cluster = head.start()
+    machine = ["ray", "start", f"--address=127.0.0.1:{port}", "--num-cpus=2", "--resources", '{"driver": 1}', "--block"]
+    head.spawn(cluster, machine, cluster.folder / "machine.log")
+    deadline = time.monotonic() + 120
+    while sum(node["raylet"]["state"] == "ALIVE" for node in nodes_of(cluster)) < 2:
+        assert time.monotonic() < deadline, (cluster.folder / "machine.log").read_text()
+        time.sleep(0.2)
+    yield cluster
+    state.stop(cluster)
+
+
+def nodes_of(cluster: state.Cluster) -> list[dict]:
+    answer = head.ask(cluster, "/nodes?view=summary")
+    return answer["data"]["summary"] if answer else []
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +125,57 @@ def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster,
     assert not {path.parts[0] for path in files} & {".venv", ".git", "shared", "storage"}
     largest = sorted(files.items(), key=lambda item: -item[1])[:5]
     assert sum(files.values()) < MAX_UPLOAD_BYTES, f"unpacked; the largest files are {largest}"
+
+
+ADVICE = """ray job submit --entrypoint-resources '{"driver": 1}'"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_like, storage, monkeypatch, capfd):
+    """As it is written, without a flag: the study begins; with the preset of a minute it ends with its table."""
+    monkeypatch.chdir(ROOT)
+    submit = ["ray", "job", "submit", "--address", kuberay_like.address, "--working-dir", "."]
+    job = subprocess.Popen(
+        [*submit, "--", "python", "experiments/scaling.py"],
+        env=head.environment(kuberay_like),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+    for line in job.stdout:
+        lines.append(line)
+        if "trained in" in line:
+            break
+    (job_id,) = set(re.findall(r"raysubmit_\w+", "".join(lines)))
+    stop = ["ray", "job", "stop", "--address", kuberay_like.address, job_id]
+    subprocess.run(stop, env=head.environment(kuberay_like), capture_output=True, check=True)
+    job.communicate()
+    said = "".join(lines)
+    assert said.count(ADVICE) == 1, said
+    assert "trained in" in said, said
+    small = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline"]
+    assert head.submit(kuberay_like, ["python", "experiments/scaling.py", *small]) == 0
+    assert "2 of 2 nodes done" in capfd.readouterr().out
+    assert (storage / "studies/scaling/table.csv").exists()
+
+
+PLACES = [  # CPUs here, resources of the cluster, whether it can grow -> whether the driver's flag is named
+    (0.0, {"CPU": 8.0, "driver": 1.0}, False, True),
+    (0.0, {}, True, True),
+    (0.0, {"CPU": 8.0}, False, False),  # there is no machine for it
+    (2.0, {"CPU": 2.0, "driver": 1.0}, True, False),
+]
+
+
+@pytest.mark.parametrize(("cpus", "resources", "can_grow", "is_named"), PLACES)
+def test_a_driver_on_a_head_names_the_flag_that_moves_it(cpus, resources, can_grow, is_named, monkeypatch):
+    here = SimpleNamespace(get_node_id=lambda: "here")
+    nodes = [{"NodeID": "here", "Resources": {"CPU": cpus}}, {"NodeID": "there", "Resources": {"CPU": 8.0}}]
+    monkeypatch.setattr(session.ray, "get_runtime_context", lambda: here)
+    monkeypatch.setattr(session.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(session.ray, "cluster_resources", lambda: resources)
+    monkeypatch.setattr(session, "has_fixed_size", lambda: not can_grow)
+    assert (ADVICE in session.advice_on_place()) == is_named

@@ -16,15 +16,16 @@ from gram_platform.planner import needs
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
+from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list
+from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
-from gram_platform.studies.run import Driver, provide_data, run_study
-from gram_platform.studies.searches.definition import OptunaFlags, Search
+from gram_platform.studies.run import Driver, run_study
+from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
-from gram_platform.studies.searches.run import build_search, checked_flags, run_search
-from gram_platform.studies.session import exit_with, one_site, open_tracker, reporter
+from gram_platform.studies.searches.run import build_search, checked_flags, planned_search, run_search
+from gram_platform.studies.session import exit_with, one_site, open_tracker, provide_data, reporter
 
 NONE = "none"
 
@@ -54,8 +55,12 @@ def run_searched(study: Study, flags: Flags) -> int:
         return run_study(study, flags)
     if not (flags.dry_run or needed.is_complete()):
         _require_ray(flags, needed.named)
-    if not flags.starts_nothing:  # errors of the study must come before the search
-        provide_data((build_graph(study, flags, reporter()),), Store(flags.storage).open_for_writing())
+    if not flags.starts_nothing:  # errors of the study must come before the search, and the price of both
+        store = Store(flags.storage).open_for_writing()
+        search = () if needed.is_complete() else (planned_search(needed.search, needed.flags),)
+        graph, *_ = settled((build_graph(study, flags, reporter()), *search), store)
+        flags = with_device(flags, graph.flags.device)
+        provide_data((graph,), store)
     with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
         return worst(code, *(run_study(*each) for each in ready))
@@ -175,6 +180,10 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     of_study = [(study, checked(study, Flags(**common))) for study in chosen]
     report = None if flags.dry_run else reporter()
     graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
+    if not flags.dry_run:
+        device = _settled_device(of_study, of_search, graphs)
+        of_study, of_search = ([(one, with_device(its, device)) for one, its in some] for some in (of_study, of_search))
+        graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
     codes, submitted, ids = [], (*of_study, *of_search), set()
     with one_site(submitted[0][1], say) if submitted and not flags.dry_run else contextlib.nullcontext():
         if of_study:
@@ -187,6 +196,19 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
     return worst(*codes)
+
+
+def _settled_device(
+    of_study: Sequence[tuple[Study, Flags]], of_search: Sequence[tuple[Search, SearchFlags]], graphs: Sequence[Graph]
+) -> str:
+    """Returns the device of all studies and searches, after printing the price of all; ValueError as `settled`."""
+    needed = [found for study, flags in of_study if (found := needed_search(study, flags)) and not found.is_complete()]
+    submitted = {found.search_id: (found.search, found.flags) for found in needed}
+    searches = [planned_search(*each) for each in (*submitted.values(), *of_search)]
+    if not (planned := (*graphs, *searches)):
+        return ""
+    store = Store(planned[0].flags.storage).open_for_writing()
+    return settled(planned, store)[0].flags.device
 
 
 def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:

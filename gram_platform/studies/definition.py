@@ -18,6 +18,7 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Setup
 from gram_platform.pages.results.record import Description
 from gram_platform.planner import AUTO, Ranks
+from gram_platform.store import Folder, Store
 from gram_platform.studies.measurements import Losses
 
 LOSSES_OF_DOMAINS = Losses()
@@ -202,6 +203,14 @@ class Study(Description):
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
     profile: str = ""  # in figures against the variants, such as "core" or "mean"; "": the compared one
+
+    def folder(self, graph: Any, store: Store) -> Folder:
+        """Gives the folder of the study's record. `graph`: the study on its corpora, on which a search's id depends."""
+        return store.study_dir(self.name)
+
+    def share_left(self, graph: Any) -> float:
+        """Returns the share of the graph's missing nodes that will be executed: fewer where Optuna chose others."""
+        return 1.0
 
     @property
     def about(self) -> str:

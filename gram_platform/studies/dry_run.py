@@ -24,12 +24,10 @@ from gram_platform.planner import (
     Machine,
     Needs,
     Ranks,
-    evaluation_flops,
     fewest_ranks,
     merged_within,
     needs,
     passes_within,
-    used_rate,
     utilisation_of,
 )
 from gram_platform.planner.simulation import SimulatedCluster, describe_simulation
@@ -37,7 +35,9 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
+from gram_platform.studies.device import device_text
 from gram_platform.studies.flags import CommonFlags
+from gram_platform.studies.price import amount, evaluation_hours
 
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
@@ -54,7 +54,8 @@ def describe(graph: Graph) -> str:
     """
     machine = graph.flags.hardware
     runs = {node.id: node for node in graph.nodes if node.is_run}
-    all_done = done_ids(graph.nodes, Store(graph.flags.storage))
+    store = Store(graph.flags.storage)
+    all_done = done_ids(graph.nodes, store)
     done = all_done & set(runs)
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
     for node in runs.values():
@@ -66,6 +67,7 @@ def describe(graph: Graph) -> str:
         *(f"changed: {change}" for change in graph.flags.changes),
         f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
+        f"device {device_text(graph, store, all_done)}",
         *supply_lines(graph),
         "",
         aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
@@ -75,7 +77,7 @@ def describe(graph: Graph) -> str:
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
         f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
-        f"{_amount(_evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all",
+        f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all",
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
@@ -108,13 +110,9 @@ def _run_rows(
             f"{sum(c.num_tokens for c in configs):,}",
             f"{sum(plan_compute_units(c) for c in configs):.3g}",
             f"{sum(need.flops for need in wanted):.3g}",
-            _amount(hours),
+            amount(hours),
             f"{hours * machine.dollars_per_hour:,.2f}",
         )
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
 
 
 def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> list[str]:
@@ -178,41 +176,12 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _evaluation_hours(evaluations: Iterable[Node], runs: dict[str, Node], machine: Machine) -> float:
-    measured = [(node.config, runs[node.config.view.run_id].config.model) for node in evaluations]
-    return sum(evaluation_flops(one, model) / used_rate(model, machine) for one, model in measured) / 3600
-
-
-def planned_hours(nodes: Iterable[Node], machine: Machine) -> float:
-    """Returns the machine hours that the planner expects of runs and of evaluations of their views."""
-    nodes = list(nodes)
-    runs = {node.id: node for node in nodes if node.is_run}
-    hours = sum(needs(node.config, 1, machine).gpu_hours for node in runs.values())
-    return hours + _evaluation_hours((node for node in nodes if not node.is_run), runs, machine)
-
-
-def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
-    """Says how many hours the first size took, and what the next would take at the same ratio to the plan, if any.
-
-    `of_size`: the nodes of both sizes.
-    """
-    (size, predicted), *following = ((one, planned_hours(nodes, machine)) for one, nodes in of_size.items())
-    text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
-    for one, planned in following:
-        hours = planned * spent / predicted
-        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} (${hours * machine.dollars_per_hour:,.2f}) "
-        text += f"at the ratio of {size}"
-        if has_failed:
-            text += f"; it is not started, because nodes of {size} have failed"
-    return text
-
-
 def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> str:
     hours = sum(need.gpu_hours for need in needed.values())
     left = sum(need.gpu_hours for run_id, need in needed.items() if run_id not in done)
     disk = sum(need.result for need in needed.values()) / GIB
     return (
-        f"{len(needed)} runs, {len(done)} done; {_amount(hours)} {machine.name} hours in all, {_amount(left)} left "
+        f"{len(needed)} runs, {len(done)} done; {amount(hours)} {machine.name} hours in all, {amount(left)} left "
         f"(${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final weights"
     )
 
@@ -225,7 +194,7 @@ def _size_totals(
     for (_, size), configs in groups.items():
         hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
     price = machine.dollars_per_hour
-    return [f"{size}: {_amount(total)} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
+    return [f"{size}: {amount(total)} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
 
 
 def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str:
@@ -233,7 +202,7 @@ def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str
     seen: set[str] = set()
     again = [node for node in graph.entries if node.is_run and (node.id in seen or seen.add(node.id))]
     hours = sum(needed[node.id].gpu_hours for node in again)
-    saved = f"{_amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
+    saved = f"{amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
     return f"runs shared between methods: {len(again)}, which saves {saved}"
 
 

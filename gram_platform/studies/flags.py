@@ -79,7 +79,8 @@ class CommonFlags:
     start, or auto for the fewest whose memory suffices on --machine; 1 trains in the Ray task itself (default: 1;
     --dry-run without it plans for auto, with a range for the fewest)"""
     device: _choice("cpu", "cuda") = ""
-    """(default: cuda if Ray has a GPU at the start; say cuda where an autoscaler starts them on demand)"""
+    """kept when the study is submitted again (default at first: cuda if Ray has a GPU; must be given where the preset
+    plans for GPUs and the cluster starts machines on demand)"""
     dry_run: bool = False
     """print what would run, what it costs and what is done already; start nothing"""
     simulate: bool = False
@@ -90,7 +91,7 @@ class CommonFlags:
     optuna_uri: _shown(str, "URL") = ""
     """Optuna's database of searches; default SQLite in the storage"""
     machine: _choice(*MACHINES) = ""
-    """what --dry-run and --num-workers auto plan for (default: the preset's)"""
+    """what --dry-run, prices and --num-workers auto plan for (default: the preset's; cpu beside --device cpu)"""
     threads: int = 1
     """CPU threads of a rank: part of what makes a run repeat bit for bit"""
     checkpoint_every: str = "auto"
@@ -102,6 +103,10 @@ class CommonFlags:
     more are started"""
     max_cost: float = 0.0
     """the same in dollars, at the price of --machine"""
+    confirm_above: float = 500.0
+    """dollars, predicted of what is not done, above which a submission needs --yes or --max-cost"""
+    yes: bool = False
+    """start whatever is predicted: nobody is ever asked, so a job that restarts needs it too"""
     max_gpus: int = 0
     """GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler start); CPU slots on CPUs"""
     gpus_per_run: float = 1.0
@@ -247,6 +252,8 @@ def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
+    if flags.device == "cpu" and flags.machine not in ("", "cpu"):
+        raise invalid("machine", flags.machine, "no value or cpu beside --device cpu, which plans for CPUs")
     flags = replace(
         flags,
         preset=name,
@@ -258,9 +265,15 @@ def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
         sizes=tuple(size for size in preset.sizes if size in sizes),
         machine=flags.machine or preset.machine,
     )
+    flags = with_device(flags, flags.device)
     _require_common(flags)
     preset.require_ranks(flags.sizes, flags.ranks)
     return flags
+
+
+def with_device(flags: AnyFlags, device: str) -> AnyFlags:
+    """Returns the flags of a submission whose nodes are executed on a device; on CPUs all plans are for CPUs."""
+    return replace(flags, device=device, machine="cpu" if device == "cpu" else flags.machine)
 
 
 def _require_common(flags: CommonFlags) -> None:
@@ -272,6 +285,7 @@ def _require_common(flags: CommonFlags) -> None:
     require_real("stall_timeout", flags.stall_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
     require_real("max_hours", flags.max_hours, 0.0)
     require_real("max_cost", flags.max_cost, 0.0)
+    require_real("confirm_above", flags.confirm_above, 0.0)
     require_int("max_gpus", flags.max_gpus, 0)
     require_int("gpus_per_machine", flags.gpus_per_machine, 1)
     require_real("gpus_per_run", flags.gpus_per_run, 0.0, 1.0, open_low=True)

@@ -19,7 +19,7 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord, entries_of
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph, build_graph, require_memory
+from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.definition import (
     FAMILIES,
     NOT_REPRODUCED,
@@ -30,10 +30,12 @@ from gram_platform.studies.definition import (
     seeds_text,
     shown_place,
 )
-from gram_platform.studies.dry_run import describe, require_document_end, require_enough_data, require_supply, rung_text
+from gram_platform.studies.device import note_device, settled
+from gram_platform.studies.dry_run import describe, require_supply
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
+from gram_platform.studies.price import rung_text
 from gram_platform.studies.session import (
     Mirror,
     cordons_noted,
@@ -41,7 +43,7 @@ from gram_platform.studies.session import (
     exit_with,
     machine_hours,
     open_tracker,
-    provide,
+    provide_data,
     refresh_site,
     reporter,
     start_ray,
@@ -63,7 +65,7 @@ def run_study(study: Study, flags: Flags) -> int:
     if flags.export_nodes:
         return _export_nodes(build_graph(study, flags, reporter()))
     store = Store(flags.storage).open_for_writing()
-    graph = build_graph(study, flags, reporter())
+    (graph,) = settled((build_graph(study, flags, reporter()),), store)
     provide_data((graph,), store)
     say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.data_id})")
     say(f"storage {store.root}")
@@ -81,24 +83,6 @@ def _export_nodes(graph: Graph) -> int:
         raise invalid("export_nodes", str(path), f"a file that can be written ({error.strerror})") from error
     say(f"{path}: {len(nodes)} of {len(graph.nodes)} nodes")
     return 0
-
-
-def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs the corpora that are not packed yet.
-
-    ValueError for a run that fits no number of ranks, and for a label with too little text; before fetching and packing
-    where that is known by then.
-    """
-    for graph in graphs:
-        require_memory(graph.nodes, graph.flags)
-        require_supply(graph.nodes, graph.preset, graph.flags, graph.recipes)
-    for graph in graphs:
-        for recipe in graph.corpora:
-            corpus = provide(recipe, graph.flags, store)
-            for line in corpus.skipped:
-                say(line)
-            require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
-            require_document_end(graph.nodes, corpus)
 
 
 class Driver:
@@ -128,6 +112,8 @@ class Driver:
         started = time.monotonic()
         execute = self._executor()
         begin_work()
+        for graph in self.graphs if self._executes() else ():
+            note_device(graph, self.store, self.execution.device)
         self._begin()
         with self.view, self.mirror:
             self._execute(execute)
@@ -163,14 +149,19 @@ class Driver:
         how["retry_diverged"] = self.flags.retry_failed
         self._on_cordon = cordons_noted(self.store, [graph.study.name for graph in self.graphs], self.view.say)
         if self.flags.in_process:
-            return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
+            self.execution, _ = execution_of(self.flags, has_gpu())
+            return partial(run_in_process, execution=self.execution, **how)
         how["on_cordon"] = self._on_cordon
-        if self.draws_trials or len(self.done_before) < len(self.nodes):
+        if self._executes():
             missing = [node for node in self.planned if node.id not in self.done_before]
             self.execution, self.resources = start_ray(self.flags, missing, self.view.say)
         else:
             self.execution, self.resources = execution_of(self.flags, False)
         return partial(run_graph, execution=self.execution, resources=self.resources, **how)
+
+    def _executes(self) -> bool:
+        """Tells whether this submission may execute a node."""
+        return self.draws_trials or len(self.done_before) < len(self.nodes)
 
     def _begin(self) -> None:
         """Writes the record of every study."""

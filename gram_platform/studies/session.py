@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import gc
+import json
 import os
 import queue
 import subprocess
@@ -21,7 +22,7 @@ from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource
-from gram_platform.engine.capacity import require_room, widest_missing
+from gram_platform.engine.capacity import has_fixed_size, require_room, widest_missing
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
@@ -31,6 +32,8 @@ from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
 from gram_platform.store.root import provide_corpus
+from gram_platform.studies.build import Graph, require_memory
+from gram_platform.studies.dry_run import require_document_end, require_enough_data, require_supply
 from gram_platform.studies.flags import CommonFlags
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
@@ -77,9 +80,27 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
 def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:
     """Connects to Ray; returns how to execute nodes there. ValueError if no machine has room for the widest one."""
     connect(flags.verbose)
+    if advice := advice_on_place():
+        say(advice)
     execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
     require_room(widest_missing(nodes, execution), resources, say)
     return execution, resources
+
+
+DRIVER = "driver"  # the resource of the machines that are meant for drivers, in the files of cluster/
+
+
+def advice_on_place() -> str:
+    """Says how a job gets a driver's machine, if this one takes no work, as a cluster's head; "" elsewhere.
+
+    The driver works here too, on a machine that is small and whose end would end the cluster.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
+        return ""
+    flag = f"--entrypoint-resources '{json.dumps({DRIVER: 1})}'"
+    return f"this driver is on a machine without CPUs for work, as a head: `ray job submit {flag}` gives it its own"
 
 
 def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCorpus:
@@ -91,6 +112,24 @@ def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCor
     anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
     workers = None if flags.in_process else ray_workers(anywhere, flags.verbose)
     return provide_corpus(recipe, store, reporter(), workers)
+
+
+def provide_data(graphs: Sequence[Graph], store: Store) -> None:
+    """Packs the corpora that are not packed yet.
+
+    ValueError for a run that fits no number of ranks, and for a label with too little text; before fetching and packing
+    where that is known by then.
+    """
+    for graph in graphs:
+        require_memory(graph.nodes, graph.flags)
+        require_supply(graph.nodes, graph.preset, graph.flags, graph.recipes)
+    for graph in graphs:
+        for recipe in graph.corpora:
+            corpus = provide(recipe, graph.flags, store)
+            for line in corpus.skipped:
+                say(line)
+            require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
+            require_document_end(graph.nodes, corpus)
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:

@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
 LAUNCHER_FILES = ("aws.yaml", "gcp.yaml")
 CLUSTER_FILE, JOB_FILE = "kuberay/cluster/cluster.yaml", "kuberay/job/job.yaml"
+GRID_FILE = "kuberay/grid/kustomization.yaml"
 KUBERNETES_FILES = ("kuberay/base.yaml", "kuberay/network.yaml", CLUSTER_FILE, JOB_FILE, "mlflow/kubernetes.yaml")
+KUBERNETES_FILES += (GRID_FILE,)
 
 
 def text(name: str) -> str:
@@ -24,11 +26,27 @@ def launcher(name: str) -> dict:
 
 
 def objects(name: str) -> list[dict]:
-    """The Kubernetes objects of a file, the job as kustomize completes it (`test_kuberay.py` compares the two)."""
+    """The Kubernetes objects of a file, the jobs as kustomize completes them (`test_kuberay.py` compares the two)."""
+    if name == GRID_FILE:
+        return [_grid_job()]
     found = list(yaml.safe_load_all(text(name)))
     if name == JOB_FILE:
         found[0]["spec"]["rayClusterSpec"] = ray_cluster_spec()
     return found
+
+
+def _grid_job() -> dict:
+    """The job for `scaling` with the values that the grid's kustomization replaces."""
+    (job,) = objects(JOB_FILE)
+    ((patch,),) = ([yaml.safe_load(one["patch"])] for one in yaml.safe_load(text(GRID_FILE))["patches"])
+    for change in patch:
+        *folders, name = change["path"].strip("/").split("/")
+        inside = job
+        for folder in folders:
+            inside = inside[folder]
+        assert (change["op"], name in inside) == ("replace", True), change
+        inside[name] = change["value"]
+    return job
 
 
 def all_objects() -> list[dict]:

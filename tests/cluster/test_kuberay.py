@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import re
 import shutil
 import subprocess
 
@@ -14,11 +15,14 @@ from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.planner import MACHINES
 from gram_platform.planner.simulation import SimulatedCluster
 from gram_platform.studies.flags import parse
+from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.searches.run import parse as parse_search
 from gram_platform.studies.session import execution_of
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,
     CLUSTER_FILE,
+    GRID_FILE,
     JOB_FILE,
     KUBERNETES_FILES,
     ROOT,
@@ -136,13 +140,14 @@ def test_requests_and_volumes_are_checked():
     assert "ray-head: no volume storage" in complaints
 
 
-def test_job_is_submitted_again():
-    assert rules.job(the("RayJob", "gram-scaling")["spec"]) == []
+@pytest.mark.parametrize("name", ["gram-scaling", "gram-grid"])
+def test_job_is_submitted_again(name):
+    assert rules.job(the("RayJob", name)["spec"]) == []
 
 
-@pytest.mark.parametrize(("folder", "file"), [("cluster", CLUSTER_FILE), ("job", JOB_FILE)])
+@pytest.mark.parametrize(("folder", "file"), [("cluster", CLUSTER_FILE), ("job", JOB_FILE), ("grid", GRID_FILE)])
 def test_kustomize_makes_one_object_of_a_folder(folder, file):
-    """By kubectl itself: the standing cluster, or the job with the cluster's spec and nothing beside it."""
+    """By kubectl itself: the standing cluster, or a job with the cluster's spec and nothing beside it."""
     path = CLUSTER / "kuberay" / folder
     assert set(yaml.safe_load((path / "kustomization.yaml").read_text())) <= KUSTOMIZATION_FIELDS
     if not shutil.which("kubectl"):
@@ -199,6 +204,20 @@ def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
         parse(study, ["7" if argument == "4" else argument for argument in arguments])
     with pytest.raises(SystemExit):
         parse(study, ["abacus" if argument == "cuda" else argument for argument in arguments])
+
+
+def test_the_grids_entrypoint_is_a_command_of_the_search():
+    python, script, *arguments = the("RayJob", "gram-grid")["spec"]["entrypoint"].split()
+    assert (python, script) == ("python", "/opt/gram/experiments/lr_bs_grid.py")
+    flags = parse_search(SEARCH, arguments)
+    assert (flags.preset, flags.storage, flags.tracking_uri) == ("paper", "/mnt/gram", "http://mlflow:5000")
+
+
+@pytest.mark.parametrize("name", ["gram-scaling", "gram-grid"])
+def test_a_job_that_is_submitted_again_says_device_and_yes(name):
+    """Nobody is there to be asked, and what is up when it starts says nothing."""
+    entrypoint = the("RayJob", name)["spec"]["entrypoint"]
+    assert {"--device cuda", "--yes"} <= set(re.findall(r"--device \w+|--yes", entrypoint))
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from gram_platform.studies.definition import Preset
 from gram_platform.studies.dry_run import describe, require_enough_data
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import main, provide_data
-from gram_platform.studies.session import execution_of
+from gram_platform.studies.run import main
+from gram_platform.studies.session import execution_of, provide_data
 
 
 def flags(*arguments):

@@ -1,11 +1,15 @@
 """Limits on machine hours, and the ladder that is climbed size after size."""
 
+import json
 import re
 
 import pytest
 
 from gram_platform.engine.slots import SlotPool
 from gram_platform.methods.nodes import Node
+from gram_platform.store import Store
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.device import settled
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import run_study
@@ -45,6 +49,17 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     assert len(started) == len({node.id for node in started}) == 4
     assert "limit: " not in capsys.readouterr().out
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0  # nothing is left to start
+    began = json.loads((storage / "studies/scaling/devices.json").read_text())
+    assert began == {"preset smoke, corpus stories-smoke": "cpu"}
+    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu, on which scaling .* began"):
+        run_study(STUDY, parse(STUDY, [*flags, "--device", "cuda"]))
+
+
+def test_on_a_cluster_of_fixed_size_what_it_has_decides(ray_cluster, storage):
+    """Also where the preset plans for GPUs."""
+    flags = parse(STUDY, ["--preset", "paper", "--sizes", "50M", "--seeds", "1", "--methods", "baseline"])
+    (graph,) = settled((build_graph(STUDY, flags),), Store(storage))
+    assert graph.flags.device == graph.flags.machine == "cpu"
 
 
 def test_a_ladder_is_climbed_size_after_size(ray_cluster, storage, started, capsys):

@@ -12,7 +12,8 @@ from gram_platform.studies.dry_run import describe, require_supply
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import dual_use, scaling
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import main, provide_data
+from gram_platform.studies.run import main
+from gram_platform.studies.session import provide_data
 
 MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"
 needs_mini = pytest.mark.skipif(not MINI.is_dir(), reason="the small dual-use corpus lies beside the repository only")

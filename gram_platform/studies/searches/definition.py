@@ -11,7 +11,7 @@ from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Machine
-from gram_platform.store import Store
+from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
@@ -122,6 +122,9 @@ class Search(Study):
         """Returns the search's id: equal for equal questions on equal data."""
         return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity(graph)})
 
+    def folder(self, graph: Graph, store: Store) -> Folder:
+        return store.search_dir(self.identify(graph))
+
     def problem(self, graph: Graph, store: Store) -> Problem:
         """Returns the nodes and score of trials; the prerequisites must be complete."""
         raise NotImplementedError
@@ -226,6 +229,12 @@ class OptunaSearch(Search):
             Group(name, fixed, open_study(storage, f"{self.name}-{search_id}-{name}", self.objectives), target, storage)
             for name, fixed in self.groups(graph).items()
         ]
+
+    def share_left(self, graph: Graph) -> float:
+        """Returns the share of the trials that are not complete."""
+        groups = self.open(graph, self.identify(graph))
+        left = sum(max(0, group.num_trials - group.num_complete) for group in groups)
+        return left / sum(group.num_trials for group in groups)
 
     def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
         groups = self.open(graph, search_id)

@@ -20,14 +20,15 @@ from gram_platform.pages.results.record import publish_files
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.definition import preset_params, with_changes
+from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import checked_common, parse_flags
-from gram_platform.studies.run import Driver, provide_data
+from gram_platform.studies.run import Driver
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.stopping import note_stopped
-from gram_platform.studies.session import exit_with, open_tracker, reporter
+from gram_platform.studies.session import exit_with, open_tracker, provide_data, reporter
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import study_id, study_views
@@ -61,16 +62,22 @@ def build_search(search: Search, flags: SearchFlags) -> Graph:
     return Graph(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
 
 
+def planned_search(search: Search, flags: SearchFlags) -> Graph:
+    """Returns the search on its corpora with the nodes of its trials, as far as they are known."""
+    graph = build_search(search.of_preset(flags.preset), flags)
+    return replace(graph, entries=(*graph.study.prerequisites(graph), *graph.study.example(graph)))
+
+
 def run_search(search: Search, flags: SearchFlags) -> int:
     """Runs the trials that are missing; returns the exit code. ValueError for bad input, before anything trains."""
-    search = search.of_preset(flags.preset)
-    graph = build_search(search, flags)
+    graph = planned_search(search, flags)
     search = graph.study
-    graph = replace(graph, entries=(*search.prerequisites(graph), *search.example(graph)))
     if flags.dry_run:
         say(describe(graph))
         return 0
     store = Store(flags.storage).open_for_writing()
+    if not flags.report_only:
+        (graph,) = settled((graph,), store)
     provide_data((graph,), store)
     search_id = search.identify(graph)
     say(f"search {search.name} {search_id} on {flags.corpus} (data {graph.data_id})")

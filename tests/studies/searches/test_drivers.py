@@ -1,6 +1,7 @@
 """Searches on a real Ray Tune: trials of every kind of end, killed drivers and workers, orders, limits."""
 
 import errno
+import json
 import signal
 import sys
 import threading
@@ -154,6 +155,8 @@ def test_limit_pause_and_cancel(ray_cluster, tmp_path, capsys):
     flags = ["--storage", str(storage), "--max-concurrent", "1"]
     assert run_search(SEARCH, parse(SEARCH, [*flags, "--max-hours", "0.0001"])) == 3
     assert "max_hours is 0.0001" in capsys.readouterr().out
+    (began,) = storage.glob("searches/*/devices.json")
+    assert list(json.loads(began.read_text()).values()) == ["cpu"]
     num_limited = len(written(storage))
     assert 0 < num_limited < 8
 

@@ -1,0 +1,116 @@
+"""Settles on which device a study's nodes are executed before any work starts: on the one that it began on."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import ray
+
+from gram_platform.config.identity import invalid
+from gram_platform.engine.capacity import has_fixed_size
+from gram_platform.engine.cluster import connect
+from gram_platform.engine.in_process import has_gpu
+from gram_platform.engine.life import done_ids
+from gram_platform.methods.nodes import unique
+from gram_platform.planner import MACHINES
+from gram_platform.store import Store
+from gram_platform.studies.build import Graph
+from gram_platform.studies.flags import CommonFlags, with_device
+from gram_platform.studies.price import Work, price, require_approval, work_left
+
+CPU, CUDA = "cpu", "cuda"
+FILE = "devices.json"  # beside the record of a study or a search: the device of each preset on each corpus
+SHAPE = {str: lambda device: device in (CPU, CUDA)}
+
+
+def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
+    """Returns the graphs with the device that executes what is left of them, after printing its predicted price.
+
+    Without a device Ray decides when it starts. ValueError as `_settled_device` and `require_approval`.
+    """
+    done = done_ids(unique(node for graph in graphs for node in graph.nodes), store)
+    work = work_left(graphs, done)
+    device = _settled_device(graphs, store, work, done)
+    if device:
+        on_device = lambda graph: replace(graph, flags=with_device(graph.flags, device))  # noqa: E731
+        graphs = [on_device(graph) for graph in graphs]
+        work = [replace(one, graph=on_device(one.graph)) for one in work]
+    if graphs:
+        require_approval(work, graphs[0].flags)
+    return tuple(graphs)
+
+
+def _settled_device(graphs: Sequence[Graph], store: Store, work: Sequence[Work], done: Collection[str]) -> str:
+    """Returns --device, else the device that the studies began on or that has trained runs of theirs.
+
+    Else, if a preset plans for a GPU, what Ray has; "" where none of these applies. ValueError for another device than
+    a study began on, where none is given and machines start on demand, and for a GPU that this process lacks.
+    """
+    device = graphs[0].flags.device if graphs else ""
+    for graph in graphs:
+        began = began_on(graph, store)
+        if device and began and began != device:
+            place = f"{graph.study.folder(graph, store).path}/{FILE}"
+            expected = f"{began}, on which {graph.study.name} ({_key(graph.flags)}) began: results of two devices are "
+            expected += f"not comparable. For {device} give another --storage, or remove {place} to mix them"
+            raise invalid("device", device, expected)
+        device = device or began
+    if not work:
+        return device
+    flags = graphs[0].flags
+    device = device or next(filter(None, (_trained_on(graph, store, done) for graph in graphs)), "")
+    if flags.in_process:
+        device = device or (CUDA if has_gpu() else CPU)
+        if device == CUDA and not has_gpu():
+            raise invalid("device", device, "cpu beside --in-process: torch finds no GPU on this machine")
+    elif not device and any(one.graph.flags.hardware.device == CUDA for one in work):
+        connect(flags.verbose)
+        if not has_fixed_size():
+            raise _undecided(work)
+        device = CUDA if ray.cluster_resources().get("GPU") else CPU
+    return device
+
+
+def _undecided(work: Sequence[Work]) -> ValueError:
+    """Makes the error that asks for --device: what is up now says nothing about machines that start on demand."""
+    presets = ", ".join(dict.fromkeys(one.graph.flags.preset for one in work))
+    on_gpus, on_cpus = price(work)[0], price(work, MACHINES[CPU])[0]
+    expected = f"--device cuda or --device cpu: the preset {presets} plans for GPUs, and this cluster starts machines "
+    expected += f"on demand. cuda asks it for machines with GPUs ({on_gpus}); cpu trains on CPU cores and asks for no "
+    return invalid("device", "", f"{expected}GPU ({on_cpus})")
+
+
+def began_on(graph: Graph, store: Store) -> str:
+    """Reads the device on which the study or search began with this preset and corpus; "" if it has not begun."""
+    return graph.study.folder(graph, store).read_or_set_aside(FILE, SHAPE).get(_key(graph.flags), "")
+
+
+def _trained_on(graph: Graph, store: Store, done: Collection[str]) -> str:
+    """Reads the device of one finished run, as of a storage of earlier versions or of a handover; "" without any."""
+    run_id = next((node.id for node in graph.nodes if node.is_run and node.id in done), "")
+    name = store.run(run_id).timing().get("device", "") if run_id else ""
+    return CUDA if name not in ("", CPU) else name
+
+
+def note_device(graph: Graph, store: Store, device: str) -> None:
+    """Stores the device on which a study or search begins."""
+    if began_on(graph, store) == device:
+        return
+    folder = graph.study.folder(graph, store)
+    with folder.lock("devices"):
+        folder.write_json(FILE, {**folder.read_or_set_aside(FILE, SHAPE), _key(graph.flags): device})
+
+
+def device_text(graph: Graph, store: Store, done: Collection[str]) -> str:
+    """Says on which device a submission would execute the nodes that are not `done`, by id."""
+    if graph.flags.device:
+        return graph.flags.device
+    if began := began_on(graph, store) or _trained_on(graph, store, done):
+        return f"{began}, on which it began"
+    rule = "cuda if Ray has a GPU at the start, else cpu"
+    if graph.flags.hardware.device == CUDA:
+        rule += "; on a cluster that starts machines on demand --device cuda or --device cpu must be given"
+    return rule
+
+
+def _key(flags: CommonFlags) -> str:
+    return ", ".join([f"preset {flags.preset}", *flags.changes, f"corpus {flags.corpus}"])

@@ -1,0 +1,103 @@
+"""Predicts the hours and dollars of what a submission has still to execute; above a limit it needs the user's word."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gram_platform.config.identity import invalid
+from gram_platform.config.terminal import say
+from gram_platform.methods.nodes import Node
+from gram_platform.planner import Machine, evaluation_flops, needs, used_rate
+from gram_platform.studies.build import Graph
+from gram_platform.studies.flags import CommonFlags
+
+
+def amount(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
+
+
+def evaluation_hours(evaluations: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
+    """Returns the machine hours of evaluations of views of `runs`, by id."""
+    measured = [(node.config, runs[node.config.view.run_id].config.model) for node in evaluations]
+    return sum(evaluation_flops(one, model) / used_rate(model, machine) for one, model in measured) / 3600
+
+
+def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None) -> float:
+    """Returns the machine hours that the planner expects of runs and of evaluations of their views.
+
+    `ids`: of the nodes that count; by default all.
+    """
+    nodes = list(nodes)
+    runs = {node.id: node for node in nodes if node.is_run}
+    counted = [node for node in nodes if ids is None or node.id in ids]
+    hours = sum(needs(node.config, 1, machine).gpu_hours for node in counted if node.is_run)
+    return hours + evaluation_hours((node for node in counted if not node.is_run), runs, machine)
+
+
+def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
+    """Says how many hours the first size took, and what the next would take at the same ratio to the plan, if any.
+
+    `of_size`: the nodes of both sizes.
+    """
+    (size, predicted), *following = ((one, planned_hours(nodes, machine)) for one, nodes in of_size.items())
+    text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
+    for one, planned in following:
+        hours = planned * spent / predicted
+        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} (${hours * machine.dollars_per_hour:,.2f}) "
+        text += f"at the ratio of {size}"
+        if has_failed:
+            text += f"; it is not started, because nodes of {size} have failed"
+    return text
+
+
+# -------------------------------------------------------------------------------------------- before money is spent
+
+
+@dataclass(frozen=True)
+class Work:
+    """The nodes of a study or a search that are not done. Nodes of several studies are counted at the first."""
+
+    graph: Graph
+    ids: frozenset[str]
+    share: float  # of these nodes that will be executed: below 1 in an Optuna search that has complete trials
+
+    def hours(self, machine: Machine) -> float:
+        return self.share * planned_hours(self.graph.nodes, machine, self.ids)
+
+
+def work_left(graphs: Iterable[Graph], done: Collection[str]) -> list[Work]:
+    """Returns what is left of each study or search that has nodes other than those that are `done`, by id."""
+    seen, found = set(done), []
+    for graph in graphs:
+        ids = {node.id for node in graph.nodes} - seen
+        seen |= ids
+        if ids and (share := graph.study.share_left(graph)):
+            found.append(Work(graph, frozenset(ids), share))
+    return found
+
+
+def price(work: Iterable[Work], machine: Machine | None = None) -> tuple[str, float]:
+    """Returns the predicted hours and dollars as a text, and the dollars.
+
+    `machine`: that executes all of it; by default each study's own, of --machine.
+    """
+    hours: dict[Machine, float] = {}
+    for one in work:
+        on = machine or one.graph.flags.hardware
+        hours[on] = hours.get(on, 0.0) + one.hours(on)
+    dollars = sum(number * on.dollars_per_hour for on, number in hours.items())
+    return f"{' and '.join(f'{amount(h)} {on.name} hours' for on, h in hours.items())}, ${dollars:,.2f}", dollars
+
+
+def require_approval(work: Sequence[Work], flags: CommonFlags) -> None:
+    """Prints the predicted price of what is left. ValueError above --confirm-above without --yes or --max-cost.
+
+    Nobody is asked: a job and a restart have no terminal.
+    """
+    if not work:
+        return
+    text, dollars = price(work)
+    names = ", ".join(dict.fromkeys(one.graph.study.name for one in work))
+    say(f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done, {text}")
+    if dollars > flags.confirm_above and not (flags.yes or flags.max_cost):
+        expected = f"--yes, since ${dollars:,.2f} are more than --confirm-above {flags.confirm_above:g}, or --max-cost "
+        raise invalid("yes", flags.yes, f"{expected}DOLLARS, at which nothing more is started")

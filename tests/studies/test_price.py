@@ -1,0 +1,90 @@
+"""What a submission costs is printed before it starts; above a limit it needs --yes or --max-cost."""
+
+import re
+
+import optuna
+import pytest
+
+from gram_platform.engine.life import done_ids
+from gram_platform.planner import MACHINES
+from gram_platform.store import Store
+from gram_platform.store.files import seal
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.campaign import main as campaign_main
+from gram_platform.studies.device import settled
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.library.maxent_search import SEARCH as MAXENT
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.price import planned_hours, price, work_left
+from gram_platform.studies.run import main
+from gram_platform.studies.searches.run import main as search_main
+from gram_platform.studies.searches.run import parse as parse_search
+from gram_platform.studies.searches.run import planned_search
+
+SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")
+DEAR = ("--preset", "paper", "--sizes", "400M", "--seeds", "1", "--device", "cuda")  # 177 H100 hours
+
+
+def small_graph():
+    return build_graph(STUDY, parse(STUDY, [*SMALL, "--methods", "baseline", "gram"]))
+
+
+def test_what_is_not_done_is_priced_once(storage):
+    store, graph, cpu = Store(storage).open_for_writing(), small_graph(), MACHINES["cpu"]
+    everything = planned_hours(graph.nodes, cpu)
+    (work,) = work_left((graph, graph), ())
+    assert (work.ids, work.hours(cpu)) == ({node.id for node in graph.nodes}, everything)
+    run = next(node for node in graph.nodes if node.is_run)
+    store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
+    (left,) = work_left((graph,), done_ids(graph.nodes, store))
+    assert left.ids == work.ids - {run.id}
+    assert left.hours(cpu) == pytest.approx(everything - planned_hours([run], cpu))
+    text, dollars = price((left,))
+    assert dollars == left.hours(cpu) * cpu.dollars_per_hour
+    assert re.fullmatch(r"[\d.]+ cpu hours, \$0\.00", text)
+
+
+def test_a_search_of_optuna_has_the_trials_that_are_not_complete_left(storage):
+    graph = planned_search(MAXENT, parse_search(MAXENT, ["--preset", "smoke"]))
+    assert graph.study.share_left(graph) == 1.0
+    first, *_ = groups = graph.study.open(graph, graph.study.identify(graph))
+    value = [0.0] * len(first.study.directions)
+    first.study.add_trial(optuna.trial.create_trial(values=value))
+    total = sum(group.num_trials for group in groups)
+    assert graph.study.share_left(graph) == pytest.approx(1 - 1 / total)
+
+
+def ending(capsys, start, *arguments) -> tuple[int, str]:
+    """(exit code, all that is printed) of a submission."""
+    with pytest.raises(SystemExit) as ended:
+        start(*arguments)
+    read = capsys.readouterr()
+    return ended.value.code, read.out + read.err
+
+
+SUBMISSIONS = {
+    "a study": (main, STUDY, [*SMALL]),
+    "a search": (search_main, SEARCH, [*SMALL]),
+    "all": (campaign_main, (STUDY,), (SEARCH,), ["--preset", "smoke", "--seeds", "1"]),
+}
+
+
+@pytest.mark.parametrize("name", SUBMISSIONS)
+def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsys):
+    start, *what, arguments = SUBMISSIONS[name]
+    code, printed = ending(capsys, start, *what, [*arguments, "--confirm-above", "0"])
+    assert code == 2
+    named = {"a study": "scaling", "a search": "lr_bs_grid", "all": "scaling, lr_bs_grid"}[name]
+    assert re.search(rf"^predicted: \d+ nodes of {named} are not done, [\d.]+ cpu hours, \$0\.00$", printed, re.M)
+    assert re.search(r"yes=False: expected --yes, .*--confirm-above 0, or --max-cost DOLLARS", printed)
+    assert not (storage / "data").exists()
+
+
+def test_the_default_limit_is_500_dollars(storage, capsys):
+    dear = lambda *more: settled((planned_search(SEARCH, parse_search(SEARCH, [*DEAR, *more])),), Store(storage))
+    with pytest.raises(ValueError, match=r"^yes=False: expected --yes, since \$530\.53 are more than .* 500"):
+        dear()
+    for allowed in (["--yes"], ["--max-cost", "100"], ["--confirm-above", "531"]):
+        assert dear(*allowed)
+    assert capsys.readouterr().out.count("12 nodes of lr_bs_grid are not done, 176.84 h100 hours, $530.53") == 4
