@@ -1,6 +1,6 @@
 """GPUs that fail once in a while, and machines whose GPU is broken: what is lost, and what executes nothing.
 
-The machines are pretended on this one, their GPUs by `pretended/sitecustomize.py`.
+The machines are pretended on this one, their GPUs by `tests/engine/pretended/sitecustomize.py`.
 """
 
 import contextlib
