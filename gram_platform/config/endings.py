@@ -29,7 +29,7 @@ class Stopped(RuntimeError):
 
 
 class Unavailable(Stopped):
-    """A service on the network does not answer, or answers that it is overloaded: the same request may succeed later."""
+    """A service on the network does not answer, or says that it is overloaded: the same request may succeed later."""
 
 
 class _Ended(SystemExit):
