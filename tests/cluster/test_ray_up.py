@@ -91,15 +91,11 @@ def test_only_the_driver_knows_mlflow(config):
 def test_who_fetches_text_has_the_hubs_token(config):
     """If there is one: without the secret the file is empty, and the machine starts all the same."""
     for name, kind in config["available_node_types"].items():
-        commands = [
-            c for c in kind.get("initialization_commands", config["initialization_commands"]) if "gram-hub" in c
-        ]
-        assert len(commands) == (name in ("driver", "pack")), name
-        assert ("--env-file /opt/gram/hub.env" in str(kind.get("docker"))) == (name in ("driver", "pack")), name
-        for command in commands:
-            written = subprocess.run(
-                ["bash", "-c", re.sub(r"^.*?\|", "false |", command).split("| sudo")[0]],
-                capture_output=True,
-                check=True,
-            )
+        fetches, commands = name in ("driver", "pack"), kind.get("initialization_commands", [])
+        of_hub = [c for c in (commands or config["initialization_commands"]) if "gram-hub" in c]
+        assert len(of_hub) == fetches, name
+        assert ("--env-file /opt/gram/hub.env" in str(kind.get("docker"))) == fetches, name
+        for command in of_hub:
+            without = re.sub(r"^.*?\|", "false |", command).replace("| sudo install", "| cat #")
+            written = subprocess.run(["bash", "-c", without], capture_output=True, check=True)
             assert written.stdout == b""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gram_platform.config.endings import Unavailable
 from gram_platform.corpora import prepare, resolve, sources
 from gram_platform.corpora.parts import PartFiles
 from gram_platform.corpora.records import ChangedText, Unit
@@ -75,6 +76,16 @@ def test_a_bad_record_is_the_error_of_one_process(ray_cluster, tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"a.jsonl:121: is not one JSON object") as found:
         prepare(recipe, tmp_path / "data", workers=part_workers(lambda: None, False))
     assert type(found.value) is ChangedText  # and no error of Ray
+
+
+def away(task: int) -> None:
+    raise Unavailable(f"the hub does not answer {task}")
+
+
+def test_a_server_that_is_away_is_no_bad_input(ray_cluster):
+    """The caller of the tasks sees the kind of error that may pass."""
+    with pytest.raises(Unavailable, match="does not answer"):
+        list(part_workers(lambda: None, True)(away, range(2)))
 
 
 PLACES = """
