@@ -140,6 +140,28 @@ def test_machines_come_from_zero_and_go(pretended_cluster, tmp_path):
     wait_for(lambda: num_machines(pretended_cluster) == 1, DOWN_S)
 
 
+PACK_JOB = """
+import json, os, threading, time
+import ray
+from gram_platform.engine.part_workers import part_workers
+
+ray.init(log_to_driver=False)
+os.environ["GRAM_PACK_MACHINES"] = "1"
+shapes = set()
+
+def watch():
+    while True:
+        shapes.update(key for n in ray.nodes() if n["Alive"] for key in n["Resources"] if key in ("pack", "GPU"))
+        time.sleep(0.5)
+
+def work(task):
+    time.sleep(1)
+    return os.environ.get("RAY_NODE_TYPE_NAME", "head")
+
+threading.Thread(target=watch, daemon=True).start()
+where = [place for _, place in part_workers(lambda: None, True)(work, range(20))]
+print("SEEN", json.dumps({"where": sorted(set(where)), "shapes": sorted(shapes)}))
+"""
 SMALL_MACHINES = {"gpu-2": {"resources": {"CPU": 4, "GPU": 2}, "min_workers": 0, "max_workers": 3, "node_config": {}}}
 STUDY_JOB = """
 import json, os, random, signal, sys, threading, time
@@ -241,6 +263,16 @@ def seen_by(job: str, cluster: state.Cluster, tmp_path) -> tuple[dict, str]:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     return json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0]), done.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_packing_from_zero_machines_starts_no_gpu(pretended_cluster, tmp_path):
+    seen, said = seen_by(PACK_JOB, pretended_cluster, tmp_path)
+    assert seen == {"where": ["pack"], "shapes": ["pack"]}, said[-6000:]
+    assert "waiting for a machine that offers the resource 'pack'" in said
+    wait_for(lambda: num_machines(pretended_cluster) == 1, DOWN_S)
 
 
 @pytest.mark.ray
