@@ -20,7 +20,7 @@ ROOMS = {
     "methods": (),
     "planner": (),
     # training
-    "corpora": ("datasets", "tokenizers", "numpy", "pyarrow", "zstandard", "fsspec"),
+    "corpora": ("datasets", "huggingface_hub", "tokenizers", "numpy", "pyarrow", "zstandard", "fsspec"),
     "model": ("torch",),
     "train": ("torch", "numpy"),
     # storage

@@ -28,6 +28,10 @@ class Stopped(RuntimeError):
     """The work cannot go on, for a reason outside the program: one line, exit code 1."""
 
 
+class Unavailable(Stopped):
+    """A service on the network does not answer, or says that it is overloaded: the same request may succeed later."""
+
+
 class _Ended(SystemExit):
     """The end of a command that has been said already."""
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import invalid
 from gram_platform.corpora import stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
@@ -60,7 +61,7 @@ def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:
     name, label, mark = _name(source)
     try:
         label, text = _first(source)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, Unavailable) as error:
         return CheckResult(name, label, False, mark, str(error))
     return CheckResult(name, label, True, mark, _shown(text))
 

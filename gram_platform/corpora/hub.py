@@ -11,26 +11,24 @@ import hashlib
 import json
 import os
 import re
-import socket
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import zstandard
 
 from gram_platform.config.crash_safe import require_plain, whole_file
+from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import has_shape, invalid, parse_json, short_hash
 from gram_platform.corpora import recipe
+from gram_platform.corpora.hub_access import patiently, require_all, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Record, Unit, add_record
 from gram_platform.corpora.sources import Progress, T, silent
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
-CONNECT_TIMEOUT_S = 10
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 COUNTS = {"bytes": int, "documents": int, "digest": str, "skipped": int}
 STATE = {"parts": [lambda part: has_shape(part, COUNTS) and PART_NAME.fullmatch(str(part.get("name")))]}
@@ -48,11 +46,14 @@ def fetch(
     """Downloads the missing parts of every row; returns all parts to read, and {row: records that lack a field}.
 
     A worker fetches a row or, `by_shard`, a shard (a file) of a row, whose parts are other ones: those that hold the
-    row's bytes in the order of shards. Raises ValueError naming the row if the hub cannot be reached, no record has a
-    field, or the catalog lacks a label.
+    row's bytes in the order of shards. Before any is fetched, the hub is asked for every row of which there is no text
+    yet: ValueError naming those that it refuses, and what to do. ValueError also if no record has a field, or the
+    catalog lacks a label; Unavailable if the hub stays away for longer than the pauses of `patiently`.
     """
     require_plain(folder)
-    work = partial(_fetch_shard, folder, progress if workers is in_turn else silent)
+    new = [row for row in source.rows if not any((folder / row_id(row)).rglob("part-*"))]
+    require_all(_in_order(workers(partial(_refusal, folder), new)), source.rows)
+    work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
     shards = [(0, 1)] * len(wanted)
     if by_shard:
@@ -92,6 +93,15 @@ def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
     """Returns the first parts that hold `num_bytes`: the same whatever was fetched beyond them."""
     before = accumulate((part["bytes"] for part in parts), initial=0)
     return [part for part, start in zip(parts, before, strict=False) if start < num_bytes]
+
+
+def _refusal(folder: Path, row: HubRow) -> Exception | None:
+    """Opens the row, and returns the error that this raises."""
+    try:
+        patiently(partial(_num_shards, folder, row))
+    except (ValueError, Unavailable) as error:
+        return error
+    return None
 
 
 def _num_shards(folder: Path, row: HubRow) -> int:
@@ -145,10 +155,21 @@ def _labels_in(row: HubRow, stream) -> set[str]:
 # ---------------------------------------------------------------------------------------------------- parts
 
 
+def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
+    """Does `_fetch_shard`, which goes on after the last whole part, again while the hub is away."""
+    row, _, shard = amount
+    folder = _folder(root, row, shard)
+    return patiently(partial(_fetch_shard, root, progress, amount), lambda: len(_load_state(folder)["parts"]))
+
+
+def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
+    return root / row_id(row) / (f"shard-{shard[0]:05d}" if shard[1] > 1 else "")
+
+
 def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     """Returns the parts that hold a number of bytes, or all that exist; downloads missing ones below `root`."""
     row, num_bytes, shard = amount
-    folder = root / row_id(row) / (f"shard-{shard[0]:05d}" if shard[1] > 1 else "")
+    folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
     state, stream, number, done = _load_state(folder), None, 0, 0
     while done < num_bytes:
@@ -209,7 +230,7 @@ def _load_state(folder: Path) -> dict:
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     """Opens the row's `datasets.IterableDataset`, or a shard of it, at a `position` of its `state_dict`.
 
-    ValueError naming the row.
+    ValueError naming the row, or Unavailable, as `require_readable`.
     """
     import datasets
 
@@ -219,11 +240,12 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
         arguments["data_dir"] = row.data_dir
     if row.files:
         arguments["data_files"] = {row.split: [_literal(file) for file in row.files]}
+    require_readable(row)
     try:
-        _require_reachable(row)
         stream = datasets.load_dataset(row.dataset, **arguments)
     except Exception as error:  # the library raises its own, fsspec's and the HTTP client's errors
-        raise _row_error(row, error) from error
+        require_readable(row, all_files=True)  # whose answer is the better reason
+        raise row_error(row, error) from error
     if shard[1] > 1:
         stream = stream.shard(num_shards=shard[1], index=shard[0])
     if position is not None:
@@ -234,26 +256,6 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 def _literal(file: str) -> str:
     """Escapes the path of a local file that the library would read as a pattern."""
     return glob.escape(file) if os.path.isfile(file) else file
-
-
-def _require_reachable(row: HubRow) -> None:
-    """Raises OSError within seconds if the row's server does not answer; the libraries retry for much longer."""
-    import datasets
-
-    url = urlsplit(row.files[0] if row.files else datasets.config.HF_ENDPOINT)
-    if not url.hostname or url.scheme in getproxies():
-        return  # a local file, or a proxy that may reach the server
-    port = url.port or (80 if url.scheme == "http" else 443)
-    try:
-        socket.create_connection((url.hostname, port), CONNECT_TIMEOUT_S).close()
-    except OSError as error:
-        raise ConnectionError(f"{url.hostname} does not answer ({error})") from None
-
-
-def _row_error(row: HubRow, error: Exception) -> ValueError:
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    where = " ".join(part for part in (row.dataset, row.config, row.data_dir, f"at {row.revision}") if part)
-    return ValueError(f"hub dataset {where} cannot be read: {type(error).__name__}: {reason}")
 
 
 class _RequiredFields:
@@ -300,7 +302,8 @@ def _streamed(row: HubRow, stream) -> Iterator[dict]:
     try:
         yield from stream
     except Exception as error:  # as in `_open_row`: a connection may break at any record
-        raise _row_error(row, error) from error
+        require_readable(row, all_files=True)
+        raise row_error(row, error) from error
 
 
 def _record(row: HubRow, record: dict) -> Record | None:

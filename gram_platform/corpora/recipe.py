@@ -39,6 +39,7 @@ PART_BYTES = 1 << 26  # of text in the largest parts
 GROWTH = 8  # parts between have an eighth of the text before them: whole parts exceed the need by little
 MAX_DOMAINS = 1 << 15  # in 16 bits of a logged key, beside the split: see `splits.tagged`
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
+BUILDERS = ("json", "parquet", "text")  # datasets whose files are local, or URLs
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from gram_platform.config.written import Written, WrongField, read_toml
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import found_labels
-from gram_platform.corpora.recipe import HubRow
+from gram_platform.corpora.recipe import BUILDERS, HubRow
 from gram_platform.corpora.records import Unit
 from gram_platform.corpora.sources import find_units, labelled_units
 
 SUFFIX, SCHEME = ".toml", "hf://"
-BUILDERS = ("json", "parquet", "text")  # datasets whose files are local, or URLs
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
 OF_LABELS = re.compile(r"(core_label|label|tokenizer)='?(.*?)'?: ")  # the head of an error about a field of a recipe
 Described = HubCorpus | StoriesCorpus | TextCorpus

@@ -10,8 +10,10 @@ from typing import TypeVar
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER
+from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import hash_file, invalid, local_path
 from gram_platform.config.user_files import target_kind
+from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
 
 T, R = TypeVar("T"), TypeVar("R")
@@ -66,11 +68,13 @@ def configured(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def hub_tokenizer(source: str) -> Tokenizer:
-    """Fetches `owner/name@revision` from the Hugging Face hub; ValueError if that fails."""
+    """Fetches `owner/name@revision` from the Hugging Face hub; ValueError if it has none, Unavailable if it is away."""
     name, revision = source.split("@")
     try:
         return configured(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:  # the library raises bare Exception
+        if is_passing(error):
+            raise Unavailable(f"the tokenizer {source} cannot be read from the hub: {error}") from error
         raise invalid("tokenizer", source, f"a tokenizer that the hub can provide ({error})") from None
 
 

@@ -1,6 +1,9 @@
-"""Gives the parts of a corpus to Ray tasks of one CPU each, on this machine or on all of the cluster."""
+"""Gives the parts of a corpus to Ray tasks of one core each, on this machine or on others of the cluster."""
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
@@ -9,11 +12,17 @@ from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import Stopped
+from gram_platform.config.terminal import say
 from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core, in_turn
 from gram_platform.engine.capacity import has_fixed_size
 from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
+from gram_platform.engine.local_cluster.head import num_cpus as num_cores
 
+PACK = "pack"  # a custom resource of Ray: a machine for fetching and packing offers one for each of its cores
+# 1: the cluster's autoscaler starts such machines from none. The cluster's files set it, because no autoscaler of Ray
+# tells a driver which machines it could start.
+STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
 IN_FLIGHT = 512  # tasks given to Ray at once: what an autoscaler sees
 LOOK_EVERY_S = 1.0
 
@@ -21,10 +30,45 @@ LOOK_EVERY_S = 1.0
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns workers that `connect` to Ray once there is work for two; a task whose process dies is started again.
 
-    `anywhere`: on any machine of the cluster, which must see the same files; else on this one. Where there are no two
-    CPUs, this process does the work. ClusterLost when the Ray is gone.
+    `anywhere`: on machines of the cluster, which must see the same files; else on this one. See `placement`. Where no
+    two tasks can run at once, this process does the work. ClusterLost when the Ray is gone.
     """
     return partial(_spread, connect, anywhere)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where tasks run: the options of each for Ray, and how many are given to Ray at once."""
+
+    options: dict[str, object]
+    at_once: int = IN_FLIGHT
+
+
+def placement(anywhere: bool) -> Placement | None:
+    """Chooses where the tasks run; None where no two can run at once, now or after an autoscaler has started machines.
+
+    `anywhere`: on the machines for packing, where the cluster has or starts some, so that fetching and packing neither
+    start a machine with GPUs nor run there; else on any CPU. Otherwise on this machine: on the CPUs that Ray has here,
+    or, where Ray has none because it is a driver's, on all cores.
+    """
+    if anywhere and _has_pack_machines():
+        return Placement({"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"})
+    node_id = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)]
+    cpus, cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes), num_cores()
+    here = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    if cpus >= 2 or (anywhere and not has_fixed_size()):
+        return Placement({"num_cpus": 1, "scheduling_strategy": "SPREAD" if anywhere else here})
+    if not cpus and cores >= 2:
+        return Placement({"num_cpus": 0, "scheduling_strategy": here}, at_once=cores)
+    return None
+
+
+def _has_pack_machines() -> bool:
+    """Tells whether the cluster has machines for packing, or will start them."""
+    if os.environ.get(STARTS_PACK_MACHINES) == "1":
+        return True
+    return PACK in ray.cluster_resources()
 
 
 def _spread(
@@ -32,17 +76,18 @@ def _spread(
 ) -> Iterator[tuple[int, Result]]:
     if len(tasks) > 1:
         connect()
-    if len(tasks) < 2 or not _has_room(anywhere):
+    place = placement(anywhere) if len(tasks) > 1 else None
+    if place is None:
         yield from in_turn(function, tasks)
         return
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    place = "SPREAD" if anywhere else here
-    call = ray.remote(num_cpus=1, max_retries=MAX_CRASHES, scheduling_strategy=place)(call_on_one_core)
+    if PACK in place.options.get("resources", ()) and PACK not in ray.cluster_resources():
+        say(f"waiting for a machine that offers the resource {PACK!r}: the cluster starts it", sys.stderr)
+    call = ray.remote(max_retries=MAX_CRASHES, **place.options)(call_on_one_core)
     require_ray()
     shared, left, running = ray.put(function), enumerate(tasks), {}
     try:
         while True:
-            room = IN_FLIGHT - len(running)
+            room = place.at_once - len(running)
             running |= {call.remote(shared, task): index for index, task in islice(left, room)}
             if not running:
                 return
@@ -55,13 +100,6 @@ def _spread(
     finally:
         for reference in running:
             ray.cancel(reference)
-
-
-def _has_room(anywhere: bool) -> bool:
-    """Tells whether two tasks can run at once, now or after an autoscaler has started machines."""
-    node_id = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)]
-    return sum(node["Resources"].get("CPU", 0.0) for node in nodes) >= 2 or (anywhere and not has_fixed_size())
 
 
 def _result(reference: ray.ObjectRef) -> object:

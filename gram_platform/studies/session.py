@@ -84,7 +84,7 @@ def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCor
     """Packs a corpus that the storage lacks, by tasks of Ray unless the study runs in process; see `provide_corpus`.
 
     The tasks run on this machine, unless all machines see the text and the parts: a storage that they mount, and text
-    that is fetched or generated.
+    that is fetched or generated. Then the cluster's machines for packing do it, where it has or starts some.
     """
     anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
     workers = None if flags.in_process else ray_workers(anywhere, flags.verbose)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import jsonschema
 
+from gram_platform.engine.part_workers import PACK
 from tests.cluster.files import strings, walk
 from tests.cluster.structure import schema_of
 
@@ -62,6 +63,8 @@ def autoscaling(spec: dict) -> list[str]:
         complaints.append("the head takes work")
     if groups.get("driver", {}).get("resources") != {"CPU": "0", "driver": "1"}:
         complaints.append("no group offers the driver and nothing else")
+    if not only_packs(groups.get("pack", {}).get("resources", {})):
+        complaints.append("no group offers packing and nothing else")
     for name, group in groups.items():
         pod = group["template"]["spec"]
         if group["minReplicas"] or group.get("replicas"):
@@ -75,6 +78,9 @@ def autoscaling(spec: dict) -> list[str]:
             complaints.append(f"{name}: is killed at once")
         if not pod.get("serviceAccountName"):
             complaints.append(f"{name}: reaches no object store")
+        cores = pod["containers"][0]["resources"]["limits"]["cpu"]
+        if group["resources"].get("pack", cores) != cores:
+            complaints.append(f"{name}: packs {group['resources']['pack']} parts at once on {cores} cores")
         num_gpus = pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu")
         if num_gpus != group["resources"].get("GPU"):
             complaints.append(f"{name}: tells Ray {group['resources'].get('GPU')} GPUs and has {num_gpus}")
@@ -87,6 +93,11 @@ def autoscaling(spec: dict) -> list[str]:
         if group["template"]["spec"].get("restartPolicy") != "Never":
             complaints.append(f"{name}: restarts in place")
     return complaints
+
+
+def only_packs(resources: dict) -> bool:
+    """Whether a machine takes parts of a corpus, and neither runs nor evaluations."""
+    return set(resources) == {"CPU", PACK} and float(resources["CPU"]) == 0 < float(resources[PACK])
 
 
 def job(spec: dict) -> list[str]:
@@ -111,6 +122,8 @@ def machines(config: dict) -> list[str]:
         complaints.append("the head takes work")
     if types.get("driver", {}).get("resources") != {"CPU": 0, "driver": 1}:
         complaints.append("no type offers the driver and nothing else")
+    if not only_packs(types.get("pack", {}).get("resources", {})):
+        complaints.append("no type offers packing and nothing else")
     for name, kind in types.items():
         node = kind["node_config"]
         is_spot = "SPOT" in json.dumps(node.get("InstanceMarketOptions", node.get("scheduling", {}))).upper()

@@ -8,6 +8,7 @@ import tomllib
 
 import pytest
 
+from gram_platform.engine.part_workers import STARTS_PACK_MACHINES
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,
@@ -106,6 +107,58 @@ def test_machines_are_called_the_same_everywhere():
     pools = {pod["nodeSelector"]["gram-pool"] for found in all_objects() for pod in rules.pods(found)}
     assert pools == {"system"} | groups
     assert all(f"`{pool}`" in GUIDE for pool in pools)
+
+
+def test_a_driver_knows_that_the_cluster_starts_machines_for_packing():
+    """On the driver's machine, and on the head, where a job without `--entrypoint-resources` starts."""
+    for config in map(launcher, LAUNCHER_FILES):
+        assert f"--env {STARTS_PACK_MACHINES}=1" in config["docker"]["run_options"]
+    groups = {group["groupName"]: group for group in ray_cluster_spec()["workerGroupSpecs"]}
+    for group in (ray_cluster_spec()["headGroupSpec"], groups["driver"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name": STARTS_PACK_MACHINES, "value": "1"} in container["env"]
+
+
+def drivers() -> dict[str, str]:
+    """NVIDIA's oldest driver for each major version of CUDA, by the guide's table."""
+    return dict(re.findall(r"^\| `cu(\d+)x`.*\| (\d+) or newer \|$", GUIDE, re.MULTILINE))
+
+
+def test_the_image_and_every_file_name_the_driver_of_the_pinned_cuda():
+    """NVIDIA's release notes of CUDA, minor version compatibility: 12.x needs 525.60.13, 13.x needs 580.65.06."""
+    assert drivers() == {"12": "525", "13": "580"}
+    (tag,) = re.findall(r"^ARG TORCH_INDEX_URL=\S+/cu(\d{2})\d$", text("Containerfile"), re.MULTILINE)
+    for name in ("Containerfile", "README.md", *LAUNCHER_FILES):
+        named = re.findall(r"driver (\d+) or newer", re.sub(r"\n#? *", " ", text(name)))
+        assert set(named) == {drivers()[tag]}, name
+
+
+def test_machines_with_gpus_get_a_driver():
+    """GKE installs none, or an older one, unless asked; a machine of `ray up` comes with one, or installs it."""
+    commands = re.findall(r"^    (gcloud container node-pools create .*(?:\n        .*)+)$", GUIDE, re.MULTILINE)
+    with_gpus = [command for command in commands if "create gpu-" in command]
+    assert with_gpus
+    assert all(re.search(r"--accelerator type=\S+,count=\d+,gpu-driver-version=latest\b", c) for c in with_gpus)
+    assert "base-oss-nvidia-driver-gpu-ubuntu-22.04/latest" in text("aws.yaml")
+    items = [found for found in walk(launcher("gcp.yaml")) if found.get("key") == "install-nvidia-driver"]
+    assert {item["value"] for item in items} == {"True"}
+    (family,) = re.findall(r"`common-cu\d+-\S+-nvidia-(\d+)`", GUIDE)
+    assert int(family) >= int(drivers()["13"])
+
+
+def test_the_image_finds_the_gpus_of_its_machine():
+    """NVIDIA's runtime gives GPUs to images with the first two; GKE mounts its driver at the third."""
+    stage = text("Containerfile").split(" AS platform")[1]
+    variables = dict(
+        pair.split("=", 1) for line in re.findall(r"^ENV (.+)$", stage, re.MULTILINE) for pair in line.split()
+    )
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert set(variables["NVIDIA_DRIVER_CAPABILITIES"].split(",")) == {"compute", "utility"}
+    for before, after in (("", "/usr/local/nvidia/lib64"), ("/opt/lib", "/usr/local/nvidia/lib64:/opt/lib")):
+        echo = f"echo {variables['LD_LIBRARY_PATH']}"
+        environment = {"LD_LIBRARY_PATH": before} if before else {}
+        found = subprocess.run(["sh", "-c", echo], env=environment, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == after
 
 
 def test_storage_is_one_place():

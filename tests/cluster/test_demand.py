@@ -3,6 +3,7 @@
 The scheduler is Ray's; a request has the form in which Ray reports a placement group or an actor that waits.
 """
 
+import math
 from collections import Counter
 
 import pytest
@@ -14,6 +15,7 @@ from ray.core.generated.autoscaler_pb2 import GangResourceRequest, ResourceReque
 
 from gram_platform.engine import capacity
 from gram_platform.engine.execution import Resources
+from gram_platform.engine.part_workers import STARTS_PACK_MACHINES, placement
 from tests.cluster.files import CLUSTER_FILE, launcher, the
 
 GPU = Resources(cpus_per_rank=1.0, gpus_per_rank=1.0, gpus_per_run=1.0)
@@ -53,10 +55,10 @@ def gang(number: int, num_ranks: int) -> GangResourceRequest:
     return GangResourceRequest(requests=requests)
 
 
-def machines(node_types, gangs=(), num_slots: int = 0, resources: Resources = GPU) -> Counter:
-    """The machines that are started, from zero."""
-    asked = resources.of_slot
-    slot = ResourceRequestUtil.make({"CPU": asked["num_cpus"], "GPU": asked["num_gpus"]})
+def machines(node_types, gangs=(), num_slots: int = 0, asked: dict = GPU.of_slot) -> Counter:
+    """The machines that are started, from zero. `asked`: by each slot or task, as options for Ray."""
+    amounts = {"CPU": asked["num_cpus"], "GPU": asked.get("num_gpus", 0)} | asked.get("resources", {})
+    slot = ResourceRequestUtil.make({name: float(amount) for name, amount in amounts.items() if amount})
     request = SchedulingRequest(
         disable_launch_config_check=True,
         node_type_configs=node_types,
@@ -85,6 +87,22 @@ def test_gangs_take_all_large_machines_and_no_small_one(node_types):
     assert machines(node_types, [gang(number, 8) for number in range(most + 2)]) == {"gpu-8": most}
 
 
+@pytest.mark.parametrize("num_tasks", [1, 40, 512])
+def test_packing_starts_machines_for_packing_alone(node_types, monkeypatch, num_tasks):
+    """As many as have a core for every task, up to the most; what the files set tells the driver that it may ask."""
+    monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
+    place = placement(anywhere=True)
+    pack = node_types["pack"]
+    wanted = math.ceil(min(num_tasks, place.at_once) / pack.resources["pack"])
+    started = machines(node_types, num_slots=num_tasks, asked=place.options)
+    assert started == {"pack": min(wanted, pack.max_worker_nodes)}
+
+
+def test_nothing_but_packing_starts_a_machine_for_packing(node_types):
+    tasks = machines(node_types, num_slots=64, asked={"num_cpus": 1.0})
+    assert not {"pack", "driver"} & set(tasks + machines(node_types, [gang(0, 4)]) + machines(node_types, num_slots=64))
+
+
 def num_gpus(node_types, started: Counter) -> float:
     return sum(count * node_types[name].resources["GPU"] for name, count in started.items())
 
@@ -97,5 +115,5 @@ def test_a_grid_of_64_trials_starts_every_machine(node_types):
 
 def test_runs_that_share_gpus_start_so_many_fewer_machines(node_types):
     eighth = Resources(cpus_per_rank=1.0, gpus_per_rank=1.0, gpus_per_run=0.125)
-    started = machines(node_types, num_slots=64, resources=eighth)
+    started = machines(node_types, num_slots=64, asked=eighth.of_slot)
     assert num_gpus(node_types, started) in (8.0, 16.0)

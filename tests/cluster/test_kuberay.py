@@ -91,6 +91,7 @@ def test_ray_reads_the_cluster():
         "driver": {"CPU": 0, "driver": 1},
         "gpu-1": {"CPU": 8, "GPU": 1},
         "gpu-8": {"CPU": 64, "GPU": 8},
+        "pack": {"CPU": 0, "pack": 15},
     }
     assert all(kind["min_workers"] == 0 for kind in config["available_node_types"].values())
     assert config["idle_timeout_minutes"] == 5
@@ -116,6 +117,8 @@ BROKEN_CLUSTERS = {
     ),
     "driver: restarts in place": lambda s: s["workerGroupSpecs"][0]["template"]["spec"].pop("restartPolicy"),
     "no group offers the driver and nothing else": lambda s: s["workerGroupSpecs"].pop(0),
+    "no group offers packing and nothing else": lambda s: s["workerGroupSpecs"][3]["resources"].update(CPU="15"),
+    "pack: packs 64 parts at once on 15 cores": lambda s: s["workerGroupSpecs"][3]["resources"].update(pack="64"),
 }
 
 
@@ -237,8 +240,8 @@ def test_databases_call_nobody():
     assert databases == set(rule["values"]) != set()
 
 
-def test_secrets_reach_the_driver_alone():
-    """The hub's token and MLflow's password; MLflow has its own. Ray's nodes run what others submit."""
+def test_secrets_reach_only_who_needs_them():
+    """MLflow's password the driver, the hub's token whoever fetches text. Ray's nodes run what others submit."""
     groups = the("RayCluster", "gram")["spec"]["workerGroupSpecs"]
     head = {"groupName": "head", **the("RayCluster", "gram")["spec"]["headGroupSpec"]}
     has = {
@@ -246,8 +249,11 @@ def test_secrets_reach_the_driver_alone():
         for group in (head, *groups)
     }
     assert has.pop("driver") == {"HF_TOKEN", "MLFLOW_TRACKING_PASSWORD"}
+    assert has.pop("pack") == {"HF_TOKEN"}
     assert set().union(*has.values()) == set()
     assert len(has) == 3
+    tokens = [found for found in walk(groups) if found.get("name") == "gram-hub"]
+    assert [token["optional"] for token in tokens] == [True] * 2, "a cluster without the secret does not start"
 
 
 def _templates(found: dict) -> list[dict]:

@@ -1,6 +1,8 @@
 """The files of `ray up` against Ray's own schema and reader, and against what we ask of them."""
 
 import copy
+import re
+import subprocess
 
 import jsonschema
 import pytest
@@ -35,6 +37,9 @@ CHANGES = {  # what breaks a file -> what is said about it
         "ray start --head --dashboard-host=0.0.0.0"
     ),
     "max_workers is not the sum of the types'": lambda c: c.update(max_workers=3),
+    "no type offers packing and nothing else": lambda c: c["available_node_types"]["pack"].update(
+        resources={"CPU": 16}
+    ),
     "no type offers the driver and nothing else": lambda c: c["available_node_types"].pop("driver"),
 }
 
@@ -49,7 +54,7 @@ def test_ray_reads_it(config):
     prepared = prepare_config(copy.deepcopy(config))
     validate_config(prepared)
     assert prepared["head_setup_commands"] == prepared["worker_setup_commands"] == [], "Ray would install packages"
-    assert set(prepared["available_node_types"]) == {"head", "driver", "gpu-1", "gpu-8"}
+    assert set(prepared["available_node_types"]) == {"head", "driver", "pack", "gpu-1", "gpu-8"}
     assert prepared["head_start_ray_commands"] == config["head_start_ray_commands"]
 
 
@@ -81,3 +86,20 @@ def test_only_the_driver_knows_mlflow(config):
         assert ("--env-file /opt/gram/mlflow.env" in str(kind.get("docker"))) == (name == "driver"), name
         assert "gram-ray-token" in commands, name
     assert "mlflow.env" not in str(config["docker"])
+
+
+def test_who_fetches_text_has_the_hubs_token(config):
+    """If there is one: without the secret the file is empty, and the machine starts all the same."""
+    for name, kind in config["available_node_types"].items():
+        commands = [
+            c for c in kind.get("initialization_commands", config["initialization_commands"]) if "gram-hub" in c
+        ]
+        assert len(commands) == (name in ("driver", "pack")), name
+        assert ("--env-file /opt/gram/hub.env" in str(kind.get("docker"))) == (name in ("driver", "pack")), name
+        for command in commands:
+            written = subprocess.run(
+                ["bash", "-c", re.sub(r"^.*?\|", "false |", command).split("| sudo")[0]],
+                capture_output=True,
+                check=True,
+            )
+            assert written.stdout == b""

@@ -1,8 +1,11 @@
 """Parts of a corpus as Ray tasks: the bytes of one process, and a killed worker loses its part alone."""
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from gram_platform.corpora import prepare, resolve, sources
 from gram_platform.corpora.parts import PartFiles
 from gram_platform.corpora.records import ChangedText, Unit
-from gram_platform.engine.part_workers import part_workers
+from gram_platform.engine.part_workers import STARTS_PACK_MACHINES, part_workers, placement
 from tests.corpora.conftest import make_records, write_jsonl
 
 pytestmark = pytest.mark.ray
@@ -72,3 +75,52 @@ def test_a_bad_record_is_the_error_of_one_process(ray_cluster, tmp_path, monkeyp
     with pytest.raises(ValueError, match=r"a.jsonl:121: is not one JSON object") as found:
         prepare(recipe, tmp_path / "data", workers=part_workers(lambda: None, False))
     assert type(found.value) is ChangedText  # and no error of Ray
+
+
+PLACES = """
+import json, os, time
+import ray
+from ray.cluster_utils import Cluster
+from gram_platform.engine.local_cluster.head import num_cpus
+from gram_platform.engine.part_workers import part_workers, placement
+
+small = {"object_store_memory": 100 * 2**20}
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
+cluster.add_node(num_cpus=4, num_gpus=1, **small)
+cluster.add_node(num_cpus=0, resources={"pack": 2}, **small)
+ray.init(address=cluster.address, log_to_driver=False)
+shapes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
+kinds = {i: next((k for k in ("GPU", "pack") if k in shape), "driver") for i, shape in shapes.items()}
+
+def work(task):
+    time.sleep(0.3)
+    return ray.get_runtime_context().get_node_id(), os.getpid()
+
+seen = {"cores": num_cpus()}
+for name, anywhere in (("anywhere", True), ("here", False)):
+    found = [place for _, place in part_workers(lambda: None, anywhere)(work, range(8))]
+    at_once = placement(anywhere).at_once
+    seen[name] = [sorted({kinds[node] for node, _ in found}), len({process for _, process in found}), at_once]
+print("SEEN", json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_machines_for_packing_are_used_and_no_machine_with_a_gpu():
+    """And a driver's machine, without CPUs in Ray, does on all its cores what must be done there."""
+    environment = {name: value for name, value in os.environ.items() if name != STARTS_PACK_MACHINES}
+    command = [sys.executable, "-c", PLACES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
+    assert seen["anywhere"][:2] == [["pack"], 2]
+    assert seen["here"] == [["driver"], min(seen["cores"], 8), seen["cores"]]
+
+
+def test_a_cluster_that_starts_machines_for_packing_is_asked_for_them_alone(ray_cluster, monkeypatch):
+    assert placement(anywhere=True).options["num_cpus"] == 1
+    monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
+    asked = placement(anywhere=True).options
+    assert (asked["num_cpus"], asked["resources"]) == (0, {"pack": 1})
+    assert placement(anywhere=False).options["num_cpus"] == 1, "the text is on this machine, which has CPUs"

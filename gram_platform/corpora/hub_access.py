@@ -1,0 +1,150 @@
+"""Asks the server of a hub row whether its text may be read, and tells a refusal from a server that is away.
+
+`datasets` hides the reason: it says that a dataset was not found when the hub is overloaded as when a token is missing.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
+from socket import gethostname
+from typing import TypeVar
+from urllib.parse import quote, urlsplit
+
+from gram_platform.config.endings import Unavailable
+from gram_platform.config.terminal import say
+from gram_platform.corpora.recipe import BUILDERS, HubRow
+
+TOKEN = "HF_TOKEN"
+ANSWER_WITHIN_S = 10
+PAUSES_S = (2.0, 10.0, 30.0)  # between requests to a server that is away; `datasets` waits minutes before that
+REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
+# base classes of the broken connections and time-outs of Python, httpx and aiohttp; `datasets` retries these too
+BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
+
+T = TypeVar("T")
+
+
+def require_readable(row: HubRow, all_files: bool = False) -> None:
+    """Asks the server of the row's dataset, or of its first file or all, without reading text.
+
+    ValueError that says what to do if the server refuses, or lacks one of all files; Unavailable if it does not answer,
+    or is overloaded. Any other answer is left to the library: a mirror of the hub may not know the question.
+    """
+    from huggingface_hub.utils import get_session
+
+    hopeless = (*REFUSED, *[HTTPStatus.NOT_FOUND] * (all_files and row.dataset in BUILDERS))
+    for url, headers in _questions(row, all_files):
+        try:
+            with get_session().stream("GET", url, headers=headers, timeout=ANSWER_WITHIN_S) as answer:
+                status = answer.status_code
+        except Exception as error:  # the client's own errors, and those of sockets and encryption
+            away = f"{urlsplit(url).hostname} does not answer ({error})"
+            raise Unavailable(f"{_cannot_be_read(row)}: {away}") from error
+        if _passes(status):
+            raise Unavailable(f"{_cannot_be_read(row)}: {url} has the status {status}")
+        if status in hopeless:
+            raise ValueError(f"{_cannot_be_read(row)}: {url} has the status {status}{_advice(row)}")
+
+
+def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the URLs to ask, and their headers; none for local files."""
+    import datasets
+    from huggingface_hub import get_token
+
+    if row.dataset not in BUILDERS:
+        headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+        yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
+        return
+    for file in row.files if all_files else row.files[:1]:
+        if urlsplit(file).scheme in ("http", "https"):
+            yield file, {"Range": "bytes=0-0"}
+
+
+def row_error(row: HubRow, error: Exception) -> Exception:
+    """Makes the error of a row that its server does not refuse, but the library could not read.
+
+    Unavailable where another try may succeed, else ValueError.
+    """
+    lines = str(error).strip().splitlines()
+    reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
+    text = f"{_cannot_be_read(row)}: {reason}"
+    is_missing = isinstance(error, FileNotFoundError)
+    is_of_urls = any(True for _ in _questions(row, all_files=True)) and row.dataset in BUILDERS
+    if is_passing(error) or (is_missing and is_of_urls):  # the library found no file, and the server has them all
+        return Unavailable(text)
+    return ValueError(text + _advice(row) if is_missing or _status(error) in REFUSED else text)
+
+
+def _cannot_be_read(row: HubRow) -> str:
+    where = " ".join(part for part in (row.dataset, row.config, row.data_dir, f"at {row.revision}") if part)
+    return f"hub dataset {where} cannot be read"
+
+
+def _advice(row: HubRow) -> str:
+    """Says what opens a dataset that the hub refuses or, perhaps because it is private, does not show."""
+    import datasets
+    from huggingface_hub import get_token
+
+    if row.dataset in BUILDERS:
+        return ""
+    has = "does not open it" if get_token() else "is not set"
+    page = f"{datasets.config.HF_ENDPOINT}/datasets/{row.dataset}"
+    advice = f"If {page} exists, accept its terms there, and set {TOKEN} to a token of that account"
+    return f". {advice} where text is fetched: on {gethostname()} it {has}"
+
+
+def is_passing(error: BaseException) -> bool:
+    """Tells whether an error says that a server is away or overloaded, so that another try may succeed."""
+    status = _status(error)
+    if status is not None:
+        return _passes(status)
+    return any(kind.__name__ in BROKEN for cause in _causes(error) for kind in type(cause).__mro__)
+
+
+def _passes(status: int) -> bool:
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in OVERLOADED
+
+
+def _status(error: BaseException) -> int | None:
+    """Returns the HTTP status that an error or one of its causes carries."""
+    for cause in _causes(error):
+        for place in (cause, getattr(cause, "response", None)):
+            found = getattr(place, "status_code", getattr(place, "status", None))
+            if isinstance(found, int):
+                return found
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def patiently(work: Callable[[], T], progress: Callable[[], object] = int) -> T:
+    """Returns `work()`, called again after a growing pause while it raises Unavailable.
+
+    The pauses begin anew whenever `progress()` has changed meanwhile; after the last one the error is raised.
+    """
+    pauses, reached = iter(PAUSES_S), progress()
+    while True:
+        try:
+            return work()
+        except Unavailable as error:
+            if progress() != reached:
+                pauses, reached = iter(PAUSES_S), progress()
+            pause = next(pauses, None)
+            if pause is None:
+                raise
+            say(f"{error}: asking again in {pause:.0f} s", sys.stderr)
+            time.sleep(pause)
+
+
+def require_all(errors: Iterable[Exception | None], rows: Sequence[HubRow]) -> None:
+    """Raises the errors of a corpus's rows as one: a ValueError if a row is refused, else Unavailable."""
+    found = [error for error in errors if error is not None]
+    for kind in (ValueError, Unavailable):
+        if texts := [str(error) for error in found if isinstance(error, kind)]:
+            raise kind(f"{len(texts)} of {len(rows)} rows: " + "; ".join(texts) if len(rows) > 1 else texts[0])
