@@ -21,7 +21,8 @@ from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES,
 from gram_platform.planner import MOST_MERGED_TOKENS
 from gram_platform.train.loop import StepRecord, training_steps
 
-SIZES: dict[str, Size] = {**STORIES_SIZES, "100M": PAPER_SIZES["100M"], "800M": PAPER_SIZES["800M"], **SMOKE_SIZES}
+PAPER = {name: PAPER_SIZES[name] for name in ("50M", "100M", "800M")}
+SIZES: dict[str, Size] = {**STORIES_SIZES, **PAPER, **SMOKE_SIZES}
 DEFAULT_SIZES = ("26M", "100M", "800M")
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # per micro-batch of one GPU: one rank's part of the size's micro-batch
 NUM_MICRO_BATCHES = 2

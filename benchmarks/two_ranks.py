@@ -61,7 +61,7 @@ class Group:
     """Runs single-threaded processes that train together, one step at a time."""
 
     def __init__(self, num_ranks: int, workload: Workload):
-        port = _free_port()
+        port = free_port()
         self._ranks = [WorkerProcess(_losses, workload, rank, num_ranks, port) for rank in range(num_ranks)]
 
     def step(self) -> list[float]:
@@ -97,7 +97,8 @@ def _steps(workload: Workload, num_ranks: int) -> Iterator[StepRecord]:
     return training_steps(learner, plan, PlanReader(run, random_tokens(run)))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port of this machine that no process listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]

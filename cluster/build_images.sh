@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds both images and pushes them: cluster/build_images.sh REGISTRY. Not tried yet: no image has been built.
+# Builds both images and pushes them: cluster/build_images.sh REGISTRY
 #   --print        prints the commands and runs none
 #   --no-push      keeps the images on this machine
 #   --cpu          installs torch without CUDA

@@ -7,6 +7,10 @@
     python experiments/bench.py --gpu           # training and sharing on one GPU; torch and numpy suffice
     python experiments/bench.py --gpu --device cpu --sizes tiny --rounds 1 --eager
     python experiments/bench.py --gpu --check   # is this GPU fit? about two minutes; exit code 1 if a row misses
+    python experiments/bench.py --gpu --check --ranks 2 --sizes 100M   # two GPUs against one: losses and checkpoints
+    python experiments/bench.py --gpu --profile # what a step launches, and where its time goes
+
+docs/first-gpu.md has these in their order, with what each must show.
 
 On a CPU that emulates products in bfloat16 (no AVX512-BF16, no AMX) the 26M model is measured in float32.
 
@@ -26,7 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside experiments/, in no package
 
-from benchmarks import gpu, gpu_check
+from benchmarks import gpu, gpu_check, gpu_profile, gpu_ranks
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
 from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
 
@@ -56,14 +60,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     parser.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
+    parser.add_argument("--ranks", type=int, default=0, help="with --check: check so many FSDP2 ranks, a GPU each")
+    parser.add_argument("--profile", action="store_true", help="with --gpu: profile steps instead of measuring peers")
     flags = parser.parse_args()
-    if flags.check and not flags.gpu:
-        parser.error("--check needs --gpu")
+    if (flags.check or flags.profile) and not flags.gpu:
+        parser.error("--check and --profile need --gpu")
+    if flags.ranks and not flags.check:
+        parser.error("--ranks needs --check")
     if flags.gpu and flags.device.startswith("cuda") and not torch.cuda.is_available():
         print("no GPU: torch finds no CUDA device here; --device cpu runs the same code", file=sys.stderr)
         sys.exit(2)
+    try:
+        rows = on_gpu(flags) if flags.gpu else on_cpu(flags)
+    except ValueError as error:
+        parser.error(str(error))
     measured: list[BenchmarkResult] = []
-    for measurement in on_gpu(flags) if flags.gpu else on_cpu(flags):
+    for measurement in rows:
         print(measurement.line(), flush=True)
         measured.append(measurement)
     print(f"\n{table(measured)}")
@@ -72,8 +84,12 @@ def main() -> None:
 
 
 def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
+    if flags.ranks:
+        return gpu_ranks.check(flags.device, flags.sizes, flags.ranks)
     if flags.check:
         return gpu_check.check(flags.device, flags.sizes)
+    if flags.profile:
+        return gpu_profile.measure(flags.device, flags.sizes, compiled=not flags.eager)
     return gpu.measure(flags.device, flags.sizes, flags.rounds, compiled=not flags.eager)
 
 

@@ -17,6 +17,8 @@ from benchmarks import (
     corpus,
     driver,
     evaluation,
+    gpu_profile,
+    gpu_ranks,
     peers,
     results,
     serving,
@@ -218,6 +220,39 @@ def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
     missed = [name for name, line in lines.items() if line["holds"] is False]
     assert set(missed) <= {"2 small runs on one cpu"}  # this machine may be busy
     assert done.returncode == (1 if missed else 0), done.stderr
+
+
+def test_a_rank_whose_losses_are_others_misses():
+    """Of the losses of six steps those of the last three are compared after a checkpoint."""
+    whole = [6.0, 5.5, 5.0, 4.5, 4.0, 3.5]
+    right = {"whole": whole, "recomputed": whole, "own": whole[3:], "other": whole[3:]}
+    workload = dataclasses.replace(WORKLOAD, size=STORIES_SMOKE_SIZES["tiny"])
+
+    def missed(alone=right, **ranks) -> list[str]:
+        losses = {gpu_ranks.ALONE: alone, gpu_ranks.RANKS: right | ranks}
+        return [row.name for row in gpu_ranks.rows(workload, 2, "float32", losses) if not row.holds]
+
+    name = "2 ranks tiny on cpu"
+    assert missed() == []
+    assert missed(whole=[*whole[:5], 3.6])[:1] == [name]
+    assert missed(recomputed=[*whole[:5], 3.500001]) == [f"{name}, activation checkpointing"]
+    assert missed(own=[4.5, 4.0, 3.500001]) == [f"{name}, resumed"]
+    assert missed(other=[4.5, 4.0, 3.6]) == [f"{name}, resumed from one process"]
+    assert missed(right | {"other": [4.6, 4.0, 3.5]}) == [f"one process resumed from {name}"]
+
+
+def test_ranks_that_a_size_cannot_have_are_refused():
+    for num_ranks in (-1, 3):
+        with pytest.raises(ValueError, match=f"ranks={num_ranks}: expected"):
+            gpu_ranks.check("cpu", ["tiny"], num_ranks)
+
+
+def test_a_profile_counts_and_names_operations():
+    measured = gpu_profile.of_run(WORKLOAD, DENSE)
+    layers = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, num_layers=2 * TINY.num_layers))
+    assert gpu_profile.of_run(layers, DENSE).value > 1.3 * measured.value > 0
+    assert "aten::mm" in measured.details["shares of the work"]
+    assert sum(measured.details["shares of the work"].values()) <= 1.0 + 1e-9
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,95 @@
+"""docs/first-gpu.md: every block of commands as it is written, on the CPU at the smallest size."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs/first-gpu.md").read_text()
+STEPS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+BLOCK = re.compile(r"(?:^    [^\n]*\n)+", re.MULTILINE)
+BEGIN = BLOCK.findall(PAGE.split("## ")[0])[0]  # what the reader types first
+
+
+def blocks(title: str) -> list[str]:
+    return [textwrap.dedent(block) for block in BLOCK.findall(STEPS[title])]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A home with programs `python` and `gcc`, whatever the machine has."""
+    home = tmp_path_factory.mktemp("home")
+    (home / "bin").mkdir()
+    (home / "bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (home / "bin/python").chmod(0o755)
+    return home
+
+
+def run(home: Path, commands: str) -> subprocess.CompletedProcess:
+    """In one shell, after the page's first lines; waits for what runs in the background."""
+    path = os.pathsep.join([str(home / "bin"), os.environ["PATH"]])
+    rehearsal = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "DEVICE": "cpu", "SIZES": "tiny"}
+    script = f"{textwrap.dedent(BEGIN)}\n{commands}\ncode=$?; wait; exit $code"
+    return subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=os.environ | rehearsal, capture_output=True, text=True, check=False
+    )
+
+
+def step(home: Path, title: str, codes=(0,)) -> str:
+    """What the blocks of a step print; each ends with one of the codes, the last command's."""
+    printed = ""
+    for block in blocks(title):
+        done = run(home, block)
+        assert done.returncode in codes, block + done.stdout[-2000:] + done.stderr[-2000:]
+        printed += done.stdout
+    return printed
+
+
+def test_every_step_has_commands_and_says_what_they_must_show():
+    numbered = [title for title in STEPS if re.match(r"\d\. ", title)]
+    assert [int(title[0]) for title in numbered] == list(range(8))
+    for title in [*numbered, "Two GPUs and more"]:
+        assert blocks(title), title
+        assert "Must show" in STEPS[title], title
+    assert all(re.search(r"\b\d+ s\b", title) for title in numbered[1:])
+    assert "export DEVICE=cpu SIZES=tiny" in PAGE
+    for line in PAGE.replace("\\\n", " ").splitlines():
+        if line.startswith("    ") and "bench.py" in line:
+            assert "--device ${DEVICE:-cuda}" in line
+            assert "--sizes ${SIZES:-" in line
+
+
+def test_two_ranks(home):
+    (check, study) = blocks("Two GPUs and more")
+    done = run(home, check)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" holds") == 5
+    assert (home / "first-gpu/ranks.txt").read_text() == done.stdout
+    assert "--num-workers 2" in study  # needs two GPUs, or some minutes: tests/engine has it on CPUs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_other_steps_in_their_order(home):
+    on_gpu, rehearsal = blocks("0. Before, on any machine")
+    assert "12 nodes" in run(home, on_gpu).stdout
+    done = run(home, rehearsal)
+    assert done.returncode == 0, done.stderr
+    printed = step(home, "1. The machine: 20 s", codes=(0, 1))  # 1: there is no daemon that shares a GPU
+    assert re.search(r"^\d+\.\d+.* (True|False)$", printed, re.MULTILINE)
+    step(home, "2. Text, in the background: 50 s of one core")
+    assert list((home / "first-gpu/gpu/data").iterdir()), (home / "first-gpu/pack.log").read_text()
+    printed = step(home, "3. Is the GPU fit? 150 s", codes=(0, 1))  # 1: this machine may be busy
+    assert "for the planner's table" in printed
+    assert "operations a pass" in step(home, "4. What a step launches: 60 s each")
+    assert "one process resumed from 1 rank tiny on cpu" in step(home, "5. FSDP2 on one GPU: 40 s")
+    assert "micro-batches of tiny in a pass" in step(home, "6. Compiled, merged, together: 120 s")
+    printed = step(home, "7. Real runs: 100 s", codes=(0, 3))
+    assert re.search(r"results.tar.gz: \d+ of \d+ nodes", printed)
+    assert "FAILED" not in printed
+    assert "files written to" in printed
