@@ -140,8 +140,11 @@ def _require_listed(row: HubRow, stream) -> None:
 
 
 def found_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of the row's first records, sorted; ValueError naming the row if there are none."""
-    found = _labels_in(row, _open_row(row).take(FIRST_RECORDS))
+    """Returns the labels of the row's first records, sorted; ValueError naming the row if there are none.
+
+    Unavailable as `fetch`.
+    """
+    found = patiently(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not found:
         raise invalid(f"{row.dataset}: field", row.label_field, "a field that records have, as their label")
     return tuple(sorted(found))

@@ -34,7 +34,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
     """
     from huggingface_hub.utils import get_session
 
-    hopeless = (*REFUSED, *[HTTPStatus.NOT_FOUND] * (all_files and row.dataset in BUILDERS))
+    final = (*REFUSED, HTTPStatus.NOT_FOUND) if all_files and _urls(row) else REFUSED
     for url, headers in _questions(row, all_files):
         try:
             with get_session().stream("GET", url, headers=headers, timeout=ANSWER_WITHIN_S) as answer:
@@ -44,7 +44,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
             raise Unavailable(f"{_cannot_be_read(row)}: {away}") from error
         if _passes(status):
             raise Unavailable(f"{_cannot_be_read(row)}: {url} has the status {status}")
-        if status in hopeless:
+        if status in final:
             raise ValueError(f"{_cannot_be_read(row)}: {url} has the status {status}{_advice(row)}")
 
 
@@ -57,9 +57,13 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
         headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
         yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
         return
-    for file in row.files if all_files else row.files[:1]:
-        if urlsplit(file).scheme in ("http", "https"):
-            yield file, {"Range": "bytes=0-0"}
+    for url in _urls(row) if all_files else _urls(row)[:1]:
+        yield url, {"Range": "bytes=0-0"}
+
+
+def _urls(row: HubRow) -> list[str]:
+    """Returns the row's files that lie on other servers than the hub's."""
+    return [file for file in row.files if row.dataset in BUILDERS and urlsplit(file).scheme in ("http", "https")]
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
@@ -71,8 +75,7 @@ def row_error(row: HubRow, error: Exception) -> Exception:
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
     is_missing = isinstance(error, FileNotFoundError)
-    is_of_urls = any(True for _ in _questions(row, all_files=True)) and row.dataset in BUILDERS
-    if is_passing(error) or (is_missing and is_of_urls):  # the library found no file, and the server has them all
+    if is_passing(error) or (is_missing and _urls(row)):  # the library found no file, and the server has them all
         return Unavailable(text)
     return ValueError(text + _advice(row) if is_missing or _status(error) in REFUSED else text)
 
