@@ -262,17 +262,12 @@ class _Searcher(_Unpickled, Searcher):
         return self._admission.room(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
-        """Does nothing: `_Stopping` sees each report."""
+        """Does nothing: `_Scheduler` sees each report."""
 
     def is_hopeless(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """Tells whether the source gives a trial up after this report."""
         losses = {k.removeprefix(VALIDATION): v for k, v in result.items() if k.startswith(VALIDATION)}
-        if (
-            not self._tuning.is_judged
-            or not losses
-            or self.error is not None
-            or not all(map(math.isfinite, losses.values()))
-        ):
+        if not losses or self.error is not None or not all(map(math.isfinite, losses.values())):
             return False
         proposal, _ = self._running[trial_id]
         try:
