@@ -258,7 +258,7 @@ class _Searcher(_Unpickled, Searcher):
             return True
         if 0 < most <= len(self._running):
             return False
-        may_wait = bool(most) or self._source.is_independent
+        may_wait = (bool(most) or self._source.is_independent) and self._patience.cordon.may_grow
         return self._admission.room(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:

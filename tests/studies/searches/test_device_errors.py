@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.corpora import prepare
+from gram_platform.engine import trial_restarts
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
@@ -138,6 +139,19 @@ def test_a_trial_that_avoids_a_machine_shares_no_process():
     assert hash(Placement(bundle, cordon)) == hash(Placement(bundle, cordon))
     assert Placement(bundle, cordon, "m1") != Placement(bundle, cordon)
     assert Placement(bundle, cordon) != Placement(bundle, cordon, "m1")
+
+
+def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
+    placed, cordon = [], Cordon(Resources())
+    monkeypatch.setattr(trial_restarts.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)])
+    monkeypatch.setattr(trial_restarts, "placement_group", lambda *bundles, **how: placed.append(how))
+    for number in range(4):
+        Placement({"CPU": 1.0}, cordon).to_placement_group()
+        cordon.note(report(f"m{number}", "no answer"))
+    Placement({"CPU": 1.0}, cordon).to_placement_group()
+    selectors = [how["bundle_label_selector"] for how in placed]
+    assert selectors[0] is None
+    assert selectors[3:] == [[{"ray.io/node-id": "!in(m0,m1,m2)"}], [{"ray.io/node-id": "in(m4,m6)"}]]
 
 
 # ------------------------------------------------------------------------------------------------ pretended machines
