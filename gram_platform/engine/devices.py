@@ -61,7 +61,8 @@ class DeviceError(RuntimeError):
         self.probe = probe
 
     def __str__(self) -> str:
-        return self.args[0]
+        outcome = f"failed ({self.probe.failure})" if self.probe.failure else "worked"
+        return f"{self.args[0]}; afterwards a product on {self.probe.device} in a fresh process {outcome}"
 
 
 def is_device_error(error: BaseException | None) -> bool:

@@ -12,10 +12,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
-from gram_platform.config.endings import TIME_IS_UP
+from gram_platform.config.endings import TIME_IS_UP, Stopped
+from gram_platform.engine.devices import DeviceError, device_errors_probed
 from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
+from gram_platform.engine.life import (
+    HELD_RETRY_S,
+    SUBMIT_AGAIN,
+    NodeLifecycle,
+    Progress,
+    WaitingNodes,
+    failure_message,
+)
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import TerminationNotice, is_out_of_memory, termination_notice
 from gram_platform.methods.nodes import Node
@@ -35,9 +43,10 @@ def run_in_process(
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress: `run_graph` without Ray, for one rank a run.
 
-    A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants; any other error rises, so
-    that a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` end the process (the last with
-    code `TIME_IS_UP`) after the current step, with a checkpoint. `on_change`, `may_start`, `done`: as in `run_graph`.
+    A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An error of the device
+    becomes Stopped, with the outcome of a probe; any other error rises, so that a debugger stops where it happened.
+    SIGTERM, Ctrl-C and the end of `limit_s` end the process (the last with code `TIME_IS_UP`) after the current step,
+    with a checkpoint. `on_change`, `may_start`, `done`: as in `run_graph`.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
@@ -67,7 +76,10 @@ def _execute_next(
     waiting.start(task)
     progress.running = dict.fromkeys((node.id for node in task), time.time())
     try:
-        progress.warnings[task[0].id] = execute_task(task, execution, notice=notice)
+        with device_errors_probed(execution.device):
+            progress.warnings[task[0].id] = execute_task(task, execution, notice=notice)
+    except DeviceError as error:
+        raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
     except LeaseHeld:
         waiting.again(task[0], held=True)
         return ()

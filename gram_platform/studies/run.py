@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 
 from gram_platform.analysis.ratios import MEAN
@@ -12,7 +11,6 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.corpora.recipe_file import recipe_text
-from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
@@ -21,7 +19,6 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord, entries_of
 from gram_platform.store import Store
-from gram_platform.store.machines import write_cordoned
 from gram_platform.studies.build import Graph, build_graph, require_memory
 from gram_platform.studies.definition import (
     FAMILIES,
@@ -39,6 +36,7 @@ from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.studies.session import (
     Mirror,
+    cordons_noted,
     execution_of,
     exit_with,
     machine_hours,
@@ -123,7 +121,6 @@ class Driver:
         self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes without a result; gone when none
         self.progress = Progress(self.nodes)
         self.done_before: set[str] = set()
-        self.cordoned: list[dict] = []  # machines that take nothing more, as `write_cordoned` wants them
         self.ids = {node.id for node in self.nodes}  # that MLflow shall have
 
     def run(self) -> int:
@@ -132,7 +129,6 @@ class Driver:
         execute = self._executor()
         begin_work()
         self._begin()
-        self._write_cordoned()
         with self.view, self.mirror:
             self._execute(execute)
         is_mirrored = self.mirror.finish(self.ids)
@@ -165,6 +161,7 @@ class Driver:
         self._count_hours(node for node in self.nodes if node.id in self.done_before)
         how = {"on_change": self._on_change, "may_start": self._may_start, "done": self.done_before}
         how["retry_diverged"] = self.flags.retry_failed
+        self._on_cordon = cordons_noted(self.store, [graph.study.name for graph in self.graphs], self.view.say)
         if self.flags.in_process:
             return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
         how["on_cordon"] = self._on_cordon
@@ -200,16 +197,6 @@ class Driver:
                 self.view.say(rung_text(of_size, spent, self.flags.hardware, bool(self.progress.failed)))
             if self.progress.failed or not self._may_start():
                 break
-
-    def _on_cordon(self, report: ProbeReport) -> None:
-        """Says that a machine takes nothing more of this submission, and keeps it for `gram status` and reports."""
-        self.view.say(f"{report}; this submission starts nothing more there")
-        self.cordoned.append({**asdict(report), "message": str(report), "time": time.time()})
-        self._write_cordoned()
-
-    def _write_cordoned(self) -> None:
-        for graph in self.graphs:
-            write_cordoned(self.store, graph.study.name, self.cordoned)
 
     def _count_hours(self, nodes: Iterable[Node]) -> None:
         """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +23,13 @@ from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource
 from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.cluster import connect
+from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
+from gram_platform.store.machines import write_cordoned
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.flags import CommonFlags
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -94,6 +96,26 @@ def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCor
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
     """Returns `part_workers` that connect to Ray, or start it, once there is work for two."""
     return part_workers(partial(connect, is_verbose), anywhere)
+
+
+def cordons_noted(store: Store, studies: Sequence[str], say: Callable[[str], None]) -> Callable[[ProbeReport], None]:
+    """Returns a function that says which machine takes nothing more of this submission, for its driver to call.
+
+    It keeps the machines for `gram status` and the studies' reports, which forget those of the last submission now.
+    """
+    machines: list[dict] = []
+
+    def keep() -> None:
+        for study in studies:
+            write_cordoned(store, study, machines)
+
+    def note(report: ProbeReport) -> None:
+        say(f"{report}; this submission starts nothing more there")
+        machines.append({**asdict(report), "message": str(report), "time": time.time()})
+        keep()
+
+    keep()
+    return note
 
 
 def machine_hours(store: Store, node: Node) -> float:

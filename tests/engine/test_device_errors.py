@@ -7,6 +7,7 @@ import pytest
 import torch
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
+from gram_platform.config.endings import Stopped
 from gram_platform.engine import capacity, cordon, graph, slots
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.cordon import MAX_REPLACEMENTS, Cordon
@@ -19,10 +20,11 @@ from gram_platform.engine.devices import (
     probe_here,
 )
 from gram_platform.engine.execution import Resources
+from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import OutOfMemory, is_out_of_memory
-from gram_platform.methods.nodes import method_nodes
+from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
 
@@ -76,7 +78,8 @@ def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
     with pytest.raises(DeviceError) as caught, device_errors_probed("cpu"):
         raise RuntimeError(ILLEGAL)
     error = pickle.loads(pickle.dumps(caught.value))
-    assert str(error) == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    said = "RuntimeError: CUDA error: an illegal memory access was encountered; afterwards a product on cpu in a fresh "
+    assert str(error) == f"{said}process worked"
     assert (error.probe.device, error.probe.failure) == ("cpu", "")
     with pytest.raises(ValueError, match="steps"), device_errors_probed("cpu"):
         raise ValueError("steps")
@@ -92,6 +95,9 @@ def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monke
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure() is None
     assert directory.status() == "interrupted"
+    with pytest.raises(Stopped, match=r"illegal memory access .*process worked\. Submit again"):
+        run_in_process([Node(run, ())], execution)
+    assert directory.failure() is None
 
 
 # ------------------------------------------------------------------------------------------------------- a driver
