@@ -285,7 +285,7 @@ class _Searcher(_Unpickled, Searcher):
         try:
             if CRASH not in report:
                 self._over[trial_id] = outcome_of(proposal, report)
-            elif reason := self._patience.failure(proposal.name, proposal.point, report, self._ranks[trial_id]):
+            elif reason := self._patience.failure(proposal.name, proposal.point, report):
                 facts = {"name": proposal.name, "point": dict(proposal.point), "state": FAILED, "message": reason}
                 self._over[trial_id] = Outcome(**facts, started=started, elapsed_s=time.time() - started)
             self._admission.resources = self._patience.cordon.resources

@@ -28,15 +28,14 @@ class Patience:
         self._crashes: dict[str, Crashes] = {}  # by trial
         self._lacked_memory: set[str] = set()
 
-    def failure(self, trial: str, point: Point, report: Mapping[str, Any], num_ranks: int) -> str:
+    def failure(self, trial: str, point: Point, report: Mapping[str, Any]) -> str:
         """Counts a reported crash; returns why the trial has failed by it, or "": then it starts again."""
         probe = reported_probe(report)
         if probe is not None and not self.cordon.note(probe):
             self._crashes = {name: crashes.without(probe.machine) for name, crashes in self._crashes.items()}
             return ""
         if report[LACKS_MEMORY]:
-            # ranks were started again before they reported it
-            is_second = trial in self._lacked_memory or num_ranks > 1
+            is_second = trial in self._lacked_memory
             self._lacked_memory.add(trial)
             return report[CRASH] if is_second else ""
         before = self._crashes.get(trial, Crashes())

@@ -117,7 +117,7 @@ def crash(machine: str, failure: str = "", error: Exception | None = None) -> di
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     step, cordoned = [0], []
     patience = Patience(Cordon(Resources(), cordoned.append), lambda point: step[0])
-    failure = lambda *how, ranks=1, trial="a", **error: patience.failure(trial, {}, crash(*how, **error), ranks)
+    failure = lambda *how, trial="a", **error: patience.failure(trial, {}, crash(*how, **error))
     assert [failure("m1") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
     assert failure("m1", "no answer") == ""  # it was the machine, each time
     assert [found.machine for found in cordoned] == ["m1"]
@@ -130,7 +130,6 @@ def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     lacks = OutOfMemory("out of memory. The planner counts 2 GiB")
     assert failure("m2", error=lacks, trial="b") == ""
     assert failure("m3", error=lacks, trial="b") == str(lacks)
-    assert failure("m2", error=lacks, trial="c", ranks=2) == str(lacks)  # its ranks have tried twice
 
 
 def test_a_trial_that_avoids_a_machine_shares_no_process():
