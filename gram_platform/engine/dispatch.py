@@ -51,14 +51,14 @@ def execute_sharded_run(
     ranks goes on with fewer, and with more after a later restart. Ranks that were told to stop, or crashed, are started
     again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
     restart cannot change are raised at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
-    TrainingDiverged, ValueError and a second OutOfMemory with advice, which are recorded as the run's failure. The
-    caller's `notice` sees the ranks' evaluations, and ends the ranks after the same step with a checkpoint, and then
-    this process.
+    TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure. The caller's
+    `notice` sees the ranks' evaluations, and ends the ranks after the same step with a checkpoint, and then this
+    process.
     """
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
-    crashes, more, may_lack_memory = Crashes(), list(execution.more_ranks), True
+    crashes, more = Crashes(), list(execution.more_ranks)
     while (result := directory.result()) is None:
         if notice is not None and notice.given:
             notice.exit()
@@ -75,8 +75,7 @@ def execute_sharded_run(
             if is_elastic and isinstance(error, ray.train.ControllerError):  # no place for so many
                 continue
             more = list(execution.more_ranks)
-            _raise_permanent(failures, directory, may_lack_memory)
-            may_lack_memory = may_lack_memory and not any(isinstance(f, OutOfMemory) for f in failures)
+            _raise_permanent(failures, directory)
             crashes = crashes.another(directory.committed_step())
             if crashes.number < MAX_CRASHES:
                 continue
@@ -102,12 +101,9 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
             raise failure
 
 
-def _raise_permanent(failures: list[Exception], directory: RunDirectory, may_lack_memory: bool = False) -> None:
-    """Raises a rank's error that a restart would repeat; the other ranks' errors are consequences of it.
-
-    `may_lack_memory`: so far no rank has, and other processes may not.
-    """
-    for kind in (LeaseHeld, ValueError) if may_lack_memory else (LeaseHeld, OutOfMemory, ValueError):
+def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
+    """Raises a rank's error that a restart would repeat; the other ranks' errors are consequences of it."""
+    for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
                 continue

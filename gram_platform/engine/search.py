@@ -258,21 +258,16 @@ class _Searcher(_Unpickled, Searcher):
             return True
         if 0 < most <= len(self._running):
             return False
-        may_wait = bool(most) or self._source.is_independent
+        may_wait = (bool(most) or self._source.is_independent) and self._patience.cordon.may_grow
         return self._admission.room(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
-        """Does nothing: `_Stopping` sees each report."""
+        """Does nothing: `_Scheduler` sees each report."""
 
     def is_hopeless(self, trial_id: str, result: Mapping[str, Any]) -> bool:
         """Tells whether the source gives a trial up after this report."""
         losses = {k.removeprefix(VALIDATION): v for k, v in result.items() if k.startswith(VALIDATION)}
-        if (
-            not self._tuning.is_judged
-            or not losses
-            or self.error is not None
-            or not all(map(math.isfinite, losses.values()))
-        ):
+        if not losses or self.error is not None or not all(map(math.isfinite, losses.values())):
             return False
         proposal, _ = self._running[trial_id]
         try:
@@ -290,7 +285,7 @@ class _Searcher(_Unpickled, Searcher):
         try:
             if CRASH not in report:
                 self._over[trial_id] = outcome_of(proposal, report)
-            elif reason := self._patience.failure(proposal.name, proposal.point, report, self._ranks[trial_id]):
+            elif reason := self._patience.failure(proposal.name, proposal.point, report):
                 facts = {"name": proposal.name, "point": dict(proposal.point), "state": FAILED, "message": reason}
                 self._over[trial_id] = Outcome(**facts, started=started, elapsed_s=time.time() - started)
             self._admission.resources = self._patience.cordon.resources

@@ -4,11 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup, placement_group
 
 from gram_platform.engine.capacity import slots, usable_machines
 from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.execution import NODE_ID
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.trial_process import CRASH, LACKS_MEMORY, reported_probe
 from gram_platform.engine.trials import Point
@@ -26,15 +28,14 @@ class Patience:
         self._crashes: dict[str, Crashes] = {}  # by trial
         self._lacked_memory: set[str] = set()
 
-    def failure(self, trial: str, point: Point, report: Mapping[str, Any], num_ranks: int) -> str:
+    def failure(self, trial: str, point: Point, report: Mapping[str, Any]) -> str:
         """Counts a reported crash; returns why the trial has failed by it, or "": then it starts again."""
         probe = reported_probe(report)
         if probe is not None and not self.cordon.note(probe):
             self._crashes = {name: crashes.without(probe.machine) for name, crashes in self._crashes.items()}
             return ""
         if report[LACKS_MEMORY]:
-            # ranks were started again before they reported it
-            is_second = trial in self._lacked_memory or num_ranks > 1
+            is_second = trial in self._lacked_memory
             self._lacked_memory.add(trial)
             return report[CRASH] if is_second else ""
         before = self._crashes.get(trial, Crashes())
@@ -57,12 +58,19 @@ class Placement(tune.PlacementGroupFactory):
         self._cordon, self._avoided = cordon, avoided
 
     def to_placement_group(self) -> PlacementGroup:
+        selector = self._selector()
+        return placement_group(self.bundles, bundle_label_selector=[selector] if selector else None)
+
+    def _selector(self) -> dict[str, str]:
+        """Names the machines that may be chosen: those that are there, when the cluster shall not grow any more."""
         resources = self._cordon.resources
         if self._avoided:
             others = replace(resources, cordoned=(*resources.cordoned, self._avoided))
             resources = others if any(slots(others, machine) for machine in usable_machines(others)) else resources
-        selector = resources.label_selector
-        return placement_group(self.bundles, bundle_label_selector=[selector] if selector else None)
+        if self._cordon.may_grow:
+            return resources.label_selector
+        there = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in resources.cordoned]
+        return {NODE_ID: f"in({','.join(there)})"}
 
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other) and getattr(other, "_avoided", "") == self._avoided

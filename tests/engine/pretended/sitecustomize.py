@@ -90,7 +90,7 @@ def change_node(node) -> None:
         DEVICE.require()
         for record in original(self, first_step):
             DEVICE.log(event="step", id=run_id, step=record.step)
-            DEVICE.use(run_id, record.step, self.attempt.run.committed_step())
+            DEVICE.use(run_id, record.step, self.attempt.run.committed_step() if self.attempt else 0)
             yield record
 
     node.RunExecution._steps = steps

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.corpora import prepare
+from gram_platform.engine import trial_restarts
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
@@ -116,7 +117,7 @@ def crash(machine: str, failure: str = "", error: Exception | None = None) -> di
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     step, cordoned = [0], []
     patience = Patience(Cordon(Resources(), cordoned.append), lambda point: step[0])
-    failure = lambda *how, ranks=1, trial="a", **error: patience.failure(trial, {}, crash(*how, **error), ranks)
+    failure = lambda *how, trial="a", **error: patience.failure(trial, {}, crash(*how, **error))
     assert [failure("m1") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
     assert failure("m1", "no answer") == ""  # it was the machine, each time
     assert [found.machine for found in cordoned] == ["m1"]
@@ -129,7 +130,6 @@ def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     lacks = OutOfMemory("out of memory. The planner counts 2 GiB")
     assert failure("m2", error=lacks, trial="b") == ""
     assert failure("m3", error=lacks, trial="b") == str(lacks)
-    assert failure("m2", error=lacks, trial="c", ranks=2) == str(lacks)  # its ranks have tried twice
 
 
 def test_a_trial_that_avoids_a_machine_shares_no_process():
@@ -138,6 +138,19 @@ def test_a_trial_that_avoids_a_machine_shares_no_process():
     assert hash(Placement(bundle, cordon)) == hash(Placement(bundle, cordon))
     assert Placement(bundle, cordon, "m1") != Placement(bundle, cordon)
     assert Placement(bundle, cordon) != Placement(bundle, cordon, "m1")
+
+
+def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
+    placed, cordon = [], Cordon(Resources())
+    monkeypatch.setattr(trial_restarts.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)])
+    monkeypatch.setattr(trial_restarts, "placement_group", lambda *bundles, **how: placed.append(how))
+    for number in range(4):
+        Placement({"CPU": 1.0}, cordon).to_placement_group()
+        cordon.note(report(f"m{number}", "no answer"))
+    Placement({"CPU": 1.0}, cordon).to_placement_group()
+    selectors = [how["bundle_label_selector"] for how in placed]
+    assert selectors[0] is None
+    assert selectors[3:] == [[{"ray.io/node-id": "!in(m0,m1,m2)"}], [{"ray.io/node-id": "in(m4,m6)"}]]
 
 
 # ------------------------------------------------------------------------------------------------ pretended machines
