@@ -140,6 +140,28 @@ def test_machines_come_from_zero_and_go(pretended_cluster, tmp_path):
     wait_for(lambda: num_machines(pretended_cluster) == 1, DOWN_S)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_plan_for_gpus_needs_its_device_before_any_machine_starts(pretended_cluster, tmp_path):
+    """The grid of the paper on a cluster at zero, submitted without a flag, from the head."""
+    command = ["ray", "job", "submit", "--address", pretended_cluster.address, "--", sys.executable]
+    grid = [ROOT / "experiments/lr_bs_grid.py", "--preset", "paper", "--storage", tmp_path / "storage"]
+    done = subprocess.run(
+        [*command, *grid],
+        env=head.environment(pretended_cluster) | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=UP_S,
+    )
+    assert done.returncode != 0
+    assert "device='': expected --device cuda or --device cpu: the preset paper plans for GPUs" in done.stdout
+    assert "(850.40 h100 hours, $2,551.20)" in done.stdout
+    assert num_machines(pretended_cluster) == 1
+    assert not (tmp_path / "storage/data").exists()
+
+
 PACK_JOB = """
 import json, os, threading, time
 import ray
