@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import ray
 from ray import tune
+from ray.util.placement_group import NODE_ID_LABEL_KEY
 
 from gram_platform.config import RunConfig, State
 from gram_platform.engine.execution import Execution, Resources, owner
@@ -191,10 +193,12 @@ class _NodeRunner:
 def placement(problem: Problem, point: Point, execution: Execution, resources: Resources) -> tune.PlacementGroupFactory:
     """Reserves for a trial what a run of one rank gets; without GPUs also the memory of the trial's largest run.
 
-    A sharded trial only waits for Ray Train's workers, which have separate reservations.
+    A sharded trial only waits for Ray Train's workers, which have separate reservations: it is on the driver's machine,
+    which is not preempted and whose memory decides how many there are (`most_gangs`).
     """
     if trial_ranks(problem, execution, point) > 1:
-        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}])
+        here = {NODE_ID_LABEL_KEY: ray.get_runtime_context().get_node_id()}
+        return tune.PlacementGroupFactory([{"memory": MEMORY_STEP}], bundle_label_selector=[here])
     bundle = {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
     if resources.gpus_per_run:
         bundle = {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_run}
