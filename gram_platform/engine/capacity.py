@@ -16,9 +16,13 @@ from ray.util import placement_group_table
 from gram_platform.config.identity import invalid
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods.nodes import Node
+from gram_platform.planner import GIB
 
 MONITOR_KEY = "__autoscaling_status"  # under it an autoscaler of version 1 stores its report; `ray status` shows it
 REPORT_TIMEOUT_S = 10.0  # autoscalers report every five seconds
+# On the driver's machine: of the driver, and of a run of several ranks (a gang: all start or none), which keeps there
+# the process that waits for it and Ray Train's controller and actors, 1.1 GB of own memory measured
+DRIVER_BYTES, GANG_BYTES = 2 * GIB, 5 * GIB // 4
 MOST_UNREPORTED = 256  # processes asked for at once where an autoscaler does not report its maximum
 ASK_EVERY_S = 2.0  # for the cluster's resources: Ray Tune wants to know many times a second
 LOOK_FOR_GROUPS_S = 5.0
@@ -34,7 +38,7 @@ class Admission:
     def __init__(self, resources: Resources):
         self.resources = resources
         self._present: Mapping[str, float] = {}  # resources
-        self._can_grow = False
+        self._can_grow, self._most_gangs = False, 1
         self._ask_again = 0.0
         self._since: dict[str, float] = {}  # by placement group, when it was first seen waiting
         self._next_look, self._cleared = 0.0, ""
@@ -49,6 +53,7 @@ class Admission:
         resources = self.resources
         if time.monotonic() >= self._ask_again:
             self._present, self._can_grow = usable_resources(resources), not has_fixed_size()
+            self._most_gangs = most_gangs()
             self._ask_again = time.monotonic() + ASK_EVERY_S
         free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
         if may_wait and self._can_grow:
@@ -58,7 +63,7 @@ class Admission:
         if resources.max_gpus:
             name, of_rank = ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
             free[name] = min(free[name], resources.max_gpus * of_rank)
-        room = Room(resources, free, most)
+        room = Room(resources, free, most, self._most_gangs)
         for ranks in num_ranks:
             room.subtract(ranks)
         return room
@@ -89,17 +94,19 @@ class Admission:
 
 
 class Room:
-    """The CPUs and GPUs that are free to be asked for."""
+    """The CPUs and GPUs that are free to be asked for, and how many processes and gangs more there may be."""
 
-    def __init__(self, resources: Resources, free: dict[str, float], num_processes: float):
-        self.resources, self.free, self.num_processes = resources, free, num_processes
+    def __init__(self, resources: Resources, free: dict[str, float], num_processes: float, num_gangs: int):
+        self.resources, self.free, self.num_processes, self.num_gangs = resources, free, num_processes, num_gangs
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
         """Takes the room of a node if it is there. The first node is always taken: Ray tells what it waits for."""
         asked = self.resources.asked(num_ranks).items()
-        has_room = self.num_processes >= num_ranks and all(
-            self.free[name] >= amount - ROUNDING for name, amount in asked
+        has_room = (
+            self.num_processes >= num_ranks
+            and (num_ranks == 1 or self.num_gangs > 0)
+            and all(self.free[name] >= amount - ROUNDING for name, amount in asked)
         )
         if not (has_room or self.is_untouched):
             return False
@@ -109,8 +116,16 @@ class Room:
     def subtract(self, num_ranks: int) -> None:
         self.is_untouched = False
         self.num_processes -= num_ranks
+        self.num_gangs -= num_ranks > 1
         for name, amount in self.resources.asked(num_ranks).items():
             self.free[name] -= amount
+
+
+def most_gangs() -> int:
+    """Counts the runs of several ranks that the memory of this machine, the driver's, holds at once; at least one."""
+    here = ray.get_runtime_context().get_node_id()
+    memory = sum(node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    return max(1, int((memory - DRIVER_BYTES) // GANG_BYTES))
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:

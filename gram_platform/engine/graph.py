@@ -33,8 +33,6 @@ from gram_platform.methods.nodes import Node
 from gram_platform.planner import MACHINES
 from gram_platform.store import LeaseHeld
 
-# runs of several ranks (a gang: all start or none) at once; each keeps a process on the driver's machine
-MAX_GANGS = 16
 LOOK_FOR_STALLS_S = 30.0
 
 
@@ -133,13 +131,12 @@ class _Graph:
 
     def _fitting(self) -> list[Task]:
         """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown."""
-        room, num_gangs, chosen = None, sum(self._num_ranks(task) > 1 for task in self.in_flight.values()), []
+        room, chosen = None, []
         for ranks, tasks in self.waiting.tasks():
             for task in tasks:
                 room = room or self._room()
-                if (ranks > 1 and num_gangs == MAX_GANGS) or not room.take(ranks):
+                if not room.take(ranks):
                     break
-                num_gangs += ranks > 1
                 chosen.append(task)
         return chosen
 

@@ -62,7 +62,12 @@ class Placement(tune.PlacementGroupFactory):
         return placement_group(self.bundles, bundle_label_selector=[selector] if selector else None)
 
     def _selector(self) -> dict[str, str]:
-        """Names the machines that may be chosen: those that are there, when the cluster shall not grow any more."""
+        """Names the machines that may be chosen: those that are there, when the cluster shall not grow any more.
+
+        A trial of several ranks only waits for them: it has the driver's machine, which is not preempted.
+        """
+        if not {"CPU", "GPU"} & self.bundles[0].keys():
+            return {NODE_ID: ray.get_runtime_context().get_node_id()}
         resources = self._cordon.resources
         if self._avoided:
             others = replace(resources, cordoned=(*resources.cordoned, self._avoided))

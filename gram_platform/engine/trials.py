@@ -193,7 +193,8 @@ class _NodeRunner:
 def reservation(problem: Problem, point: Point, execution: Execution, resources: Resources) -> dict[str, float]:
     """Reserves for a trial what a run of one rank gets; without GPUs also the memory of the trial's largest run.
 
-    A sharded trial only waits for Ray Train's workers, which have separate reservations.
+    A sharded trial only waits for Ray Train's workers, which have separate reservations: it is on the driver's machine,
+    which is not preempted and whose memory decides how many there are (`most_gangs`).
     """
     if trial_ranks(problem, execution, point) > 1:
         return {"memory": MEMORY_STEP}

@@ -23,12 +23,13 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _Searcher
-from gram_platform.engine.trial_restarts import Patience
-from gram_platform.engine.trials import trial_ranks
+from gram_platform.engine.trial_restarts import Patience, Placement
+from gram_platform.engine.trials import reservation, trial_ranks
 from gram_platform.methods.nodes import method_nodes
-from gram_platform.planner import Ranks
+from gram_platform.planner import GIB, Ranks
 from gram_platform.store.files import seal
 from tests.engine.conftest import TINY
+from tests.engine.test_drained import Machines, in_own_process
 
 
 @pytest.fixture
@@ -42,14 +43,18 @@ def nodes(setting):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Sets what Ray says of the cluster: its resources now, and at most where an autoscaler reports that."""
+    """Sets what Ray says of the cluster: its resources now, and at most where an autoscaler reports that.
+
+    `gangs`: how many runs of several ranks the driver's machine holds.
+    """
     monkeypatch.setattr(capacity, "REPORT_TIMEOUT_S", 0.0)
 
-    def set_cluster(now, most=None, can_grow=False):
+    def set_cluster(now, most=None, can_grow=False, gangs=16):
         types = {"gpu-8"} if can_grow else {"node_0"}
         monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: now)
         monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0", "Alive": True, "Resources": now}])
         monkeypatch.setattr(capacity, "largest_cluster", lambda: most or {})
+        monkeypatch.setattr(capacity, "most_gangs", lambda: gangs)
         monkeypatch.setattr(capacity, "_machine_types", lambda: types)
 
     return set_cluster
@@ -77,6 +82,49 @@ def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow
     for node in nodes[12 : 12 + in_flight]:
         study._note(node.id, (node,))
     assert Counter(task[0].size for task in study._fitting()) == handed
+
+
+@pytest.mark.parametrize(("memory", "most"), [(28 * GIB, 20), (9 * GIB, 5), (3 * GIB, 1), (0, 1)])
+def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines, memory, most):
+    """Wherever the ranks are, each run keeps about a gigabyte of processes beside the driver."""
+    machines([{"CPU": 1.0, "memory": float(memory)}, {"CPU": 900.0, "memory": 1e13}])
+    assert capacity.most_gangs() == most
+
+
+def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, execution, cluster):
+    """What is in flight counts, and runs of one rank go on."""
+    cluster({"CPU": 1000.0}, gangs=2)
+    own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
+    study = graph._Graph(Progress(nodes), own, Resources(), retry_diverged=False)
+    assert Counter(task[0].size for task in study._fitting()) == {"wide": 2, "narrow": 12}
+    study._note(nodes[12].id, (nodes[12],))
+    assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
+    points, ignore = PointList([(str(k), {}) for k in range(5)]), lambda told: None
+    patience = Patience(Cordon(Resources()), lambda point: 0)
+    searcher = _Searcher(
+        points, Tuning("a"), lambda point: 4, capacity.Admission(Resources()), patience, ignore, ignore
+    )
+    assert [searcher.suggest(trial) is not None for trial in "abcd"] == [True, True, False, False]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_trial_of_several_ranks_stays_on_the_drivers_machine(nodes, execution):
+    """Ray would place its process where most is free: on a machine of GPUs, which may be preempted."""
+    in_own_process(place_trials, nodes[12], dataclasses.replace(execution, num_ranks=4))
+
+
+def place_trials(node, execution) -> None:
+    import ray
+
+    with Machines() as cluster:
+        cluster.cluster.add_node(num_cpus=64, num_gpus=8, memory=64 * GIB)
+        problem = SimpleNamespace(nodes=lambda point: [node])
+        bundle = reservation(problem, {}, execution, Resources())
+        groups = [Placement(bundle, Cordon(Resources())).to_placement_group() for _ in range(4)]
+        ray.get([group.ready() for group in groups], timeout=60)
+        placed = [list(group["bundles_to_node_id"].values()) for group in ray.util.placement_group_table().values()]
+        assert placed == 4 * [[ray.get_runtime_context().get_node_id()]]
 
 
 def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
@@ -123,7 +171,8 @@ def machines(monkeypatch):
     """
     monkeypatch.setattr(capacity, "REPORT_TIMEOUT_S", 0.0)
     monkeypatch.setattr(capacity, "largest_cluster", dict)
-    monkeypatch.setattr(capacity.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="head:6379"))
+    context = SimpleNamespace(gcs_address="head:6379", get_node_id=lambda: f"{0:056x}")
+    monkeypatch.setattr(capacity.ray, "get_runtime_context", lambda: context)
 
     def set_machines(resources, type_of="", report=True, version=1):
         ids = [f"{k:056x}" for k in range(len(resources))]
