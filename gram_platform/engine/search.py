@@ -12,7 +12,6 @@ import math
 import os
 import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -45,6 +44,7 @@ from gram_platform.engine.trials import (
     trial_ranks,
 )
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.train.data import start_thread
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
@@ -134,8 +134,7 @@ class Trial(tune.Trainable):
     def _begin(self, config: dict) -> None:
         self._reports: queue.SimpleQueue[dict | BaseException] = queue.SimpleQueue()
         self._watch = TrialWatch(self._reports.put, self._is_judged)
-        self._thread = threading.Thread(target=self._work, args=(config,), name="trial", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("trial", self._work, config)
 
     def _work(self, config: dict) -> None:
         try:
