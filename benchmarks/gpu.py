@@ -18,6 +18,7 @@ from benchmarks.timing import clock_of, interleaved
 from benchmarks.workloads import DENSE, Workload, compared_runs, loop_arguments
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
+from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.planner import MOST_MERGED_TOKENS
 from gram_platform.train.loop import StepRecord, training_steps
 
@@ -27,7 +28,6 @@ DEFAULT_SIZES = ("26M", "100M", "800M")
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # per micro-batch of one GPU: one rank's part of the size's micro-batch
 NUM_MICRO_BATCHES = 2
 AIMS = {"800M": 0.45}  # share of the matrix products' rate
-NUM_MERGED = 8  # the most micro-batches of a step, in one pass
 NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, steps of each
 
 
@@ -39,8 +39,11 @@ def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool =
         yield from _size(single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason)
         tokens = SIZES[name].micro_batch * SIZES[name].seq_len
         if 2 * tokens <= MOST_MERGED_TOKENS:  # what studies merge
-            num_merged = min(NUM_MERGED, MOST_MERGED_TOKENS // tokens)
-            yield merging(Workload(SIZES[name], num_merged, num_rounds, device))
+            num_merged = next(size for size in GROUP_SIZES if size * tokens <= MOST_MERGED_TOKENS)
+            together = Workload(SIZES[name], num_merged, num_rounds, device)
+            yield merging(together)
+            if compiled:
+                yield compiling(together)
     yield sharing(Workload(SMOKE_SIZES["small"], 1, num_rounds, device))
 
 
@@ -96,18 +99,32 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
 
 
 def merging(workload: Workload) -> BenchmarkResult:
-    """Measures steps whose micro-batches run in one pass, against a pass each; eager, as compiled runs merge none."""
+    """Measures steps whose micro-batches run in one pass, against a pass each."""
+    merged = replace(workload, num_merged=workload.num_micro_batches)
+    name = f"{workload.num_micro_batches} micro-batches of {workload.size.name} in a pass on {workload.device}"
+    return _against(name, merged, "a pass each", workload)
+
+
+def compiling(workload: Workload) -> BenchmarkResult:
+    """Measures steps with compiled blocks and a fused loss, their micro-batches in one pass, against eager steps."""
+    eager = replace(workload, num_merged=workload.num_micro_batches)
+    name = f"compiled {workload.size.name} on {workload.device}"
+    return _against(name, replace(eager, compiled=True), "the same passes, eager", eager)
+
+
+def _against(name: str, workload: Workload, against: str, reference: Workload) -> BenchmarkResult:
+    """Compares two forms of the dense model's steps, in turn."""
     run, clock = compared_runs(workload)[DENSE], clock_of(workload.device)
-    forms = {"merged": replace(workload, num_merged=workload.num_micro_batches), "one each": workload}
-    steps = {name: functools.partial(next, training_steps(*loop_arguments(run, form))) for name, form in forms.items()}
+    forms = {"new": workload, "reference": reference}
+    steps = {form: functools.partial(next, training_steps(*loop_arguments(run, how))) for form, how in forms.items()}
     seconds = interleaved(steps, workload.num_rounds, clock)
-    rates = {name: tuple(workload.tokens_per_step / s for s in spent) for name, spent in seconds.items()}
+    rates = {form: tuple(workload.tokens_per_step / s for s in spent) for form, spent in seconds.items()}
     return BenchmarkResult(
-        name=f"{workload.num_micro_batches} micro-batches of {workload.size.name} in a pass on {workload.device}",
+        name=name,
         unit="tokens/s",
-        values=rates["merged"],
-        references=rates["one each"],
-        against="a pass each",
+        values=rates["new"],
+        references=rates["reference"],
+        against=against,
         aim=None,
     )
 

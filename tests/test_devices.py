@@ -4,9 +4,11 @@ No GPU is needed. The meta device computes shapes and no values, so it can run e
 what CUDA would refuse. torch's fake tensors on "cuda:0" take the branches for GPUs, without a backward pass.
 """
 
+import ast
 import contextlib
 import dataclasses
 import importlib
+import threading
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from gram_platform.config import CORE, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.routing import Plan
+from gram_platform.engine.process import BackgroundJob
 from gram_platform.engine.ranks import VotingLearner
 from gram_platform.methods import METHODS
 from gram_platform.methods.nodes import method_nodes, unique
@@ -29,13 +32,14 @@ from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import PlanReader, start_thread
 from gram_platform.train.evaluate import domain_losses, profile_losses, sample_continuations, token_losses
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
 from tests import tiny
 from tests.methods.test_plans import AUXILIARY, setting
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
+from tests.test_architecture import python_files
 
 FAKE = "cuda:0"  # without an index torch asks a driver for the current GPU
 SIZE = dataclasses.replace(SMOKE_SIZES["tiny"], num_layers=1, batch_size=8)  # two micro-batches a step
@@ -46,6 +50,7 @@ OPTIONS = Options(
 )
 READINGS = {getattr(torch.Tensor, name) for name in ("tolist", "item", "__float__", "__int__", "__bool__")}
 TO_CPU = {torch.Tensor.cpu, torch.Tensor.to}
+MAKERS = ("Thread", "Timer", "ThreadPoolExecutor", "ThreadPool")  # of threads
 COPIES = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten._foreach_copy_}
 
 
@@ -207,6 +212,8 @@ class NoDriver(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.pin_memory:
             return args[0]
+        if function is torch.empty:
+            return function(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
         if function is torch.Tensor.__getitem__ and args[0].device.type == "cuda":
             return view(*args)
         if function is torch.Tensor.__invert__:
@@ -276,6 +283,41 @@ def test_a_checkpoint_is_copied_beside_training(monkeypatch):
     assert {piece.rows.device.type for piece in first.values()} == {"cpu"}
     assert {(name, piece.shape) for name, piece in first.items()} == {(n, p.shape) for n, p in second.items()}
     assert all(second[name].rows is piece.rows for name, piece in first.items())
+
+
+@pytest.fixture
+def gpu_3(monkeypatch):
+    """The third GPU of a machine, pretended: notes for every thread which GPU it chose."""
+    chosen: dict[str, int] = {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen.get(threading.current_thread().name, 3))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: chosen.update({threading.current_thread().name: gpu}))
+    return chosen
+
+
+def test_threads_use_the_gpu_of_their_starter(gpu_3):
+    """Before anything else: a thread's first call would start CUDA on GPU 0."""
+    seen = []
+    start_thread("reports", lambda step: seen.append((step, dict(gpu_3))), 7).join()
+    with BackgroundJob() as job:
+        job.start(lambda: seen.append(dict(gpu_3)))
+    assert seen == [(7, {"reports": 3}), {"reports": 3, "checkpoint_0": 3}]
+
+
+def test_threads_without_a_gpu_choose_none(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: pytest.fail("no process here uses a GPU"))
+    start_thread("reports", lambda: None).join()
+
+
+def test_every_thread_of_training_uses_the_gpu_of_its_starter():
+    """`train/` and `engine/` start threads by `start_thread`, and pools of them with `gpu_of_this_thread`."""
+    started = []
+    for path in python_files("gram_platform/train", "gram_platform/engine"):
+        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+        started += [(path.name, ast.unparse(call)) for call in calls if ast.unparse(call.func).endswith(MAKERS)]
+    (driver, _), (direct, _), (pool, how) = sorted(started)
+    assert (driver, direct, pool) == ("cluster.py", "data.py", "process.py")  # a driver uses no GPU
+    assert "initializer=gpu_of_this_thread()" in how
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lora"])

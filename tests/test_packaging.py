@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from gram_platform import load_curves, load_runs, load_store, load_store_curves
 from gram_platform.cli import main
+from tests.cluster import files
 from tests.cluster.files import constraint
 from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files
 
@@ -57,6 +58,13 @@ def test_what_is_installed_is_allowed_and_the_next_major_is_not(requirement):
 def test_all_has_the_other_extras():
     (everything,) = EXTRAS["all"]
     assert (everything.name, everything.extras) == (PROJECT["name"], EXTRAS.keys() - {"all", "dev"})
+
+
+def test_the_images_can_measure_a_gpus_utilisation():
+    """By a version that the extra for machines of one's own allows too."""
+    (nvml,) = EXTRAS["gpu"]
+    pins = dict(line.split()[0].split("==") for line in files.text("requirements.txt").splitlines() if "==" in line)
+    assert nvml.specifier.contains(pins[nvml.name])
 
 
 def test_results_are_read_where_torch_and_ray_are_missing(tmp_path):

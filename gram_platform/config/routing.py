@@ -17,6 +17,7 @@ from gram_platform.config.identity import canonical_json
 
 SHARED = "shared"
 CORE_MLP = "core_mlp"
+GROUP_SIZES = (8, 4, 2, 1)  # micro-batches in one pass: few shapes, as each costs a GPU a compiled graph or a plan
 NUM_ROUNDS = 6  # of the Feistel network
 _U64 = np.uint64
 
@@ -45,13 +46,22 @@ class MicroBatch:
 
 
 def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
-    """Groups the micro-batches of a window, by index, that one pass can run: of one route, at most `most` of them."""
+    """Groups the micro-batches of a window, by index, that one pass can run: of one route, at most `most` of them.
+
+    A group has one of the `GROUP_SIZES`, the largest first.
+    """
     if most == 1:
         return [[index] for index in range(len(window))]
     of_route: dict[Route, list[int]] = {}
     for index, micro_batch in enumerate(window):
         of_route.setdefault(micro_batch.route, []).append(index)
-    return [group[first : first + most] for group in of_route.values() for first in range(0, len(group), most)]
+    groups = []
+    for left in of_route.values():
+        while left:
+            size = next(size for size in GROUP_SIZES if size <= min(most, len(left)))
+            groups.append(left[:size])
+            left = left[size:]
+    return groups
 
 
 # --------------------------------------------------------------------------------- counter-based randomness

@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ import torch
 
 from gram_platform.config.terminal import one_line, say
 from gram_platform.engine.process import is_out_of_memory
+from gram_platform.train.data import start_thread
 
 # In the messages of RuntimeErrors: CUDA's runtime, cuBLAS, cuSPARSE and cuSOLVER ("CUDA error"), its driver, cuDNN and
 # NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a driver or GPU.
@@ -130,9 +130,7 @@ def _failure_of_product(device: str, may_be_full: bool = False) -> str:
         else:
             said[0] = ""
 
-    thread = threading.Thread(target=work, name="probe", daemon=True)  # a broken driver may never answer
-    thread.start()
-    thread.join(PROBE_S)
+    start_thread("probe", work).join(PROBE_S)  # a broken driver may never answer
     return said[0]
 
 

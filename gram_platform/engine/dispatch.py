@@ -32,6 +32,7 @@ from gram_platform.engine.process import (
 )
 from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
 from gram_platform.store import LeaseHeld, RunDirectory
+from gram_platform.train.data import start_thread
 from gram_platform.train.loop import TrainingDiverged
 
 NO_LIMIT_S = 1e7  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
@@ -145,8 +146,7 @@ def _relayed(notice: TerminationNotice | None, run: RunConfig) -> Iterator[dict[
         return
     relay = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Relay).remote()
     ended = threading.Event()
-    thread = threading.Thread(target=_pass_on, args=(relay, notice, ended), name="relay", daemon=True)
-    thread.start()
+    thread = start_thread("relay", _pass_on, relay, notice, ended)
     try:
         yield {"relay": relay, "measured": tuple(filter(notice.wants, range(1, run.num_steps + 1)))}
     finally:
@@ -260,7 +260,7 @@ def _train_worker(config: Mapping) -> RanksStopped | None:
     tell = tell_ray_train
     if "relay" in config and ray.train.get_context().get_world_rank() == 0:
         with termination_notice() as notice:
-            threading.Thread(target=_heed, args=(config["relay"], notice), name="relay", daemon=True).start()
+            start_thread("relay", _heed, config["relay"], notice)
         tell = partial(tell_ray_train, relay=config["relay"])
     execution = config["execution"]
     with device_errors_probed(_device_of_rank(execution.device == "cuda")):

@@ -77,12 +77,12 @@ class Execution:
     def passes(self, run: RunConfig) -> tuple[int, int]:
         """Returns in how many passes a rank runs its share of a micro-batch, and how many micro-batches in one pass.
 
-        As the planner counts memory. Compiled blocks merge none: a window's groups differ in size, each is a graph.
+        As the planner counts memory.
         """
         if self.machine is None:
             return 1, 1
         plan = run, self.num_ranks, self.machine, self.activation_checkpointing
-        return passes_within(*plan), 1 if self.compiled else merged_within(*plan)
+        return passes_within(*plan), merged_within(*plan)
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
         """Opens the packed data, see `open_corpus`; ValueError when this machine has none and cannot fetch it."""

@@ -37,8 +37,9 @@ from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import BEST, NORM, PROBE, VALIDATION
 from gram_platform.store.shards import Resumed
 from gram_platform.store.views import open_dense
+from gram_platform.train.compilation import num_graphs
 from gram_platform.train.evaluate import require_sequences, validation_losses
-from gram_platform.train.learner import DTYPES, Learner, num_graphs, probed_norms
+from gram_platform.train.learner import DTYPES, Learner, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
 
 NUM_TRAIN_RECORDS = 100  # of training metrics in a run, equally spaced
@@ -334,10 +335,12 @@ class RunExecution:
             "hardware_flops": run_flops(self.run, self.step),
             "final": self.final,
         }
-        used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "compiled")}
+        used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic")}
         used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes", "num_merged")}
         used["attention"] = self.attention
-        if self.execution.compiled:
+        compilation = self.learner.compilation
+        used["compiled"] = compilation is not None and not compilation.has_failed
+        if used["compiled"]:
             used["num_graphs"] = num_graphs()
             say(f"run {self.run.run_id}: {num_graphs()} compiled graphs")
         return self._write_result(fields, {"evaluation_s": self.evaluation_s, **used, **self.usage.facts()})

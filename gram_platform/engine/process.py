@@ -16,6 +16,7 @@ from gram_platform.config import RunConfig
 from gram_platform.engine.execution import Execution
 from gram_platform.planner import GIB
 from gram_platform.planner.memory import rank_memory
+from gram_platform.train.data import gpu_of_this_thread, start_thread
 
 try:
     import psutil
@@ -64,7 +65,7 @@ class BackgroundJob:
     """Runs one job at a time in a thread. A context manager: leaving waits. The next wait raises a job's error."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._executor = ThreadPoolExecutor(1, "checkpoint", initializer=gpu_of_this_thread())
         self._job: Future | None = None
 
     def __enter__(self) -> "BackgroundJob":
@@ -102,8 +103,8 @@ class ResourceUsage:
         self.device = torch.device(device)
         self.peak_bytes = 0
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
-        if psutil is not None:
-            psutil.cpu_percent()  # the first value of a process means nothing
+        with contextlib.suppress(Exception):
+            _processors(self.device)  # the first value of a process means nothing
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -115,19 +116,17 @@ class ResourceUsage:
             self.peak_bytes = max(self.peak_bytes, resident_bytes())
 
     def system(self) -> dict[str, float]:
-        """Measures the machine's processors, memory and GPU under MLflow's names; {} too soon, or without psutil."""
-        if psutil is None or time.monotonic() < self._next_system:
+        """Measures the machine's processors, memory and GPU under MLflow's names; {} too soon.
+
+        Leaves out what it cannot measure here: no metric's error ends a run.
+        """
+        if time.monotonic() < self._next_system:
             return {}
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
-        memory = psutil.virtual_memory()
-        values = {"cpu_utilization_percentage": psutil.cpu_percent()}
-        values |= {"system_memory_usage_megabytes": memory.used / 1e6, "system_memory_usage_percentage": memory.percent}
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(self.device)
-            used = {"usage_megabytes": (total - free) / 1e6, "usage_percentage": 100.0 * (1.0 - free / total)}
-            values |= {f"gpu_0_memory_{name}": value for name, value in used.items()}
-            with contextlib.suppress(ModuleNotFoundError):  # NVIDIA's library for Python
-                values["gpu_0_utilization_percentage"] = float(torch.cuda.utilization(self.device))
+        values: dict[str, float] = {}
+        for measure in (_processors, _memory, *((_gpu_memory, _gpu_use) if self.device.type == "cuda" else ())):
+            with contextlib.suppress(Exception):  # no psutil or NVML, a GPU that is divided, a container's limits
+                values |= measure(self.device)
         return {SYSTEM + name: value for name, value in values.items()}
 
     def facts(self) -> dict[str, str | int]:
@@ -135,6 +134,26 @@ class ResourceUsage:
         self.look()
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         return {"device": name, "peak_memory_bytes": self.peak_bytes}
+
+
+def _processors(device: torch.device) -> dict[str, float]:
+    return {"cpu_utilization_percentage": psutil.cpu_percent()}
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    memory = psutil.virtual_memory()
+    return {"system_memory_usage_megabytes": memory.used / 1e6, "system_memory_usage_percentage": memory.percent}
+
+
+def _gpu_memory(device: torch.device) -> dict[str, float]:
+    free, total = torch.cuda.mem_get_info(device)
+    used = {"usage_megabytes": (total - free) / 1e6, "usage_percentage": 100.0 * (1.0 - free / total)}
+    return {f"gpu_0_memory_{name}": value for name, value in used.items()}
+
+
+def _gpu_use(device: torch.device) -> dict[str, float]:
+    """Asks NVML, through NVIDIA's library for Python."""
+    return {"gpu_0_utilization_percentage": float(torch.cuda.utilization(device))}
 
 
 def resident_bytes() -> int:
@@ -170,7 +189,7 @@ class TerminationNotice:
         """Whether the notice was given. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
         if self._asks_ray and not (self._given or self._is_asking) and time.monotonic() >= self._next_poll:
             self._is_asking = True
-            threading.Thread(target=self._ask, name="draining", daemon=True).start()
+            start_thread("draining", self._ask)
         return self._given
 
     def _ask(self) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import SHARDS
 from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_shard
 from gram_platform.store.tensors import hash_named
+from gram_platform.train.data import start_thread
 from gram_platform.train.loop import StepRecord, TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
@@ -156,7 +156,7 @@ class Reports(TerminationNotice):
     def start(self, progress: Mapping[str, float]) -> None:
         told, self._seen = {**progress, **self._seen}, {}
         self._next, self.is_busy = time.monotonic() + REPORT_EVERY_S, True
-        threading.Thread(target=self._run, args=(told,), name="reports", daemon=True).start()
+        start_thread("reports", self._run, told)
 
     def _run(self, told: Mapping[str, Any]) -> None:
         if self._tell(told):

@@ -5,7 +5,6 @@ next step: that is how Ray Tune ends a process.
 """
 
 import queue
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -18,6 +17,7 @@ from gram_platform.engine.life import failure_message
 from gram_platform.engine.process import is_out_of_memory
 from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.trials import FAILED, Outcome, Problem, TrialWatch, execute_trial, trial_ranks
+from gram_platform.train.data import start_thread
 
 SCORED = "scored"  # the names of the metrics in a trial's last report
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
@@ -41,8 +41,7 @@ class Trial(tune.Trainable):
 
     def _begin(self, config: dict) -> None:
         self._prepare()
-        self._thread = threading.Thread(target=self._work, args=(config,), name="trial", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("trial", self._work, config)
 
     def _prepare(self) -> None:
         self._reports: queue.SimpleQueue[dict] = queue.SimpleQueue()

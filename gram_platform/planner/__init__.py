@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
+from gram_platform.config.routing import CORE_MLP, GROUP_SIZES, SHARED, module_set, route_counts
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
@@ -203,14 +203,16 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
 
 
 def merged_within(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> int:
-    """Returns how many micro-batches of one route a rank runs in a pass: what fits of MOST_MERGED_TOKENS on a GPU.
+    """Returns the most micro-batches of one route that a rank runs in a pass: those of MOST_MERGED_TOKENS on a GPU.
 
-    One on a CPU, which gains nothing by it (FINDINGS), and for RMU, which keeps one pass's activations.
+    It is the largest of GROUP_SIZES that fits; one on a CPU, which gains nothing by more (FINDINGS), and for RMU, which
+    keeps one pass's activations.
     """
     tokens = run.micro_batch // num_ranks * run.model.seq_len
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
         return 1
-    numbers = range(min(MOST_MERGED_TOKENS // tokens, run.micro_batches_per_step), 1, -1)
+    most = min(MOST_MERGED_TOKENS // tokens, run.micro_batches_per_step)
+    numbers = [size for size in GROUP_SIZES if 1 < size <= most]
     usable = USABLE_MEMORY * machine.memory_bytes
     memory = ((n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers)
     return next((number for number, total in memory if total <= usable), 1)

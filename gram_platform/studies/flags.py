@@ -116,7 +116,7 @@ class CommonFlags:
     stall_timeout: float = 7200.0
     """seconds without a training step after which a run of one rank starts again; also of an evaluation as a whole"""
     compile: bool = False
-    """compile every block with torch.compile: for GPUs; timing.json has the number of graphs"""
+    """compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has the number of graphs"""
     deterministic: bool = False
     """on a GPU, refuse algorithms whose sums have no fixed order: slower, the same bytes on the same kind of GPU"""
     collective_timeout: float = 600.0

@@ -7,7 +7,7 @@ to the master, as FSDP2's mixed precision does. Sets that a route does not train
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,10 +18,8 @@ from gram_platform.config import Objective, RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import MISDIRECTION
-from gram_platform.model.kernels import repeats_keys
 from gram_platform.model.pieces import Piece, RowsOnDisk, all_rows, as_piece, whole
 from gram_platform.model.transformer import (
-    Mlp,
     Transformer,
     build,
     initial_weight,
@@ -29,7 +27,9 @@ from gram_platform.model.transformer import (
     parameter_shapes,
     parameters_by_set,
 )
+from gram_platform.train.compilation import Compilation, compile_blocks
 from gram_platform.train.data import Staging, rank_share, tokens_of
+from gram_platform.train.fused_loss import FusedCrossEntropy, TargetLogits
 from gram_platform.train.objectives import Misdirection, cross_entropy
 from gram_platform.train.optimizers import (
     Sets,
@@ -41,8 +41,6 @@ from gram_platform.train.optimizers import (
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BACKEND = "inductor"
-MAX_GRAPHS = 16  # compiled graphs of one function
 
 
 class Learner:
@@ -63,9 +61,10 @@ class Learner:
         """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
 
         `activation_checkpointing`: blocks keep only their inputs and recompute the rest in the backward pass; less
-        memory, more time, the same bits. `compiled`: compiles the blocks, see `compile_blocks`. `num_passes`: divides
-        this process's sequences of a micro-batch; less memory, the same gradient up to rounding. `num_merged`: the most
-        micro-batches of one route that run in one pass; fewer, longer products, the same gradient up to rounding.
+        memory, more time, the same bits. `compiled`: compiles the blocks and the loss, while that works. `num_passes`:
+        divides this process's sequences of a micro-batch; less memory, the same gradient up to rounding. `num_merged`:
+        the most micro-batches of one route that run in one pass; fewer, longer products, the same gradient up to
+        rounding.
         """
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
         self.device = torch.device(device)
@@ -73,8 +72,11 @@ class Learner:
         self.model, self.master_sets = self._build(starting_weights(config, start or {}, self.rows_of))
         self.masters = {name: p for named in self.master_sets.values() for name, p in named.items()}
         self.model.keeps_activations = not activation_checkpointing
-        if compiled:
-            compile_blocks(self.model)
+        self.compilation = Compilation() if compiled else None
+        self.fused_loss = None
+        if self.compilation:
+            compile_blocks(self.model, self.compilation)
+            self.fused_loss = FusedCrossEntropy(self.compilation)
         self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
@@ -116,6 +118,14 @@ class Learner:
     def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
         """Returns logits_BTV with the modules in `active` (domain -> weight) switched on."""
         return self.model(tokens_BT, active)
+
+    def losses(self, whole: TargetLogits, parts: Sequence[TargetLogits]) -> Sequence[torch.Tensor]:
+        """Returns the cross entropy of each of a pass's micro-batches, `parts` of `whole`."""
+
+        def one_by_one() -> list[torch.Tensor]:
+            return [cross_entropy(*part) for part in parts]
+
+        return self.fused_loss(whole, len(parts), one_by_one) if self.fused_loss else one_by_one()
 
     def train_only(self, trained: frozenset[str]) -> None:
         """Sets requires_grad so that the next backward pass reaches exactly these sets."""
@@ -267,29 +277,6 @@ def starting_weights(
         yield name, Piece(given[first:stop], first, shape)
     if left:
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
-
-
-def compile_blocks(model: Transformer, backend: str | Callable = BACKEND, max_graphs: int = MAX_GRAPHS) -> None:
-    """Compiles every block's trunk and auxiliary MLPs in place, before or after sharding.
-
-    FSDP2's hooks stay outside the graphs. `max_graphs` bounds the graphs of one function. torch keeps one bound and one
-    cache for the whole process: drops the graphs of earlier models, which would count for this one.
-    """
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    torch._dynamo.assume_constant_result(repeats_keys)
-    torch._dynamo.config.recompile_limit = max_graphs
-    for block in model.blocks:
-        block.trunk = torch.compile(block.trunk, dynamic=False, backend=backend)
-        for module in block.aux.values():
-            if isinstance(module, Mlp):
-                compiled = torch.compile(module.forward, dynamic=False, backend=backend)
-                module.forward = compiled  # type: ignore[method-assign]
-
-
-def num_graphs() -> int:
-    """Counts the graphs that were compiled since the last `compile_blocks`."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:

@@ -11,7 +11,7 @@ from gram_platform.config import Objective
 from gram_platform.config.routing import MicroBatch, Plan, same_routes
 from gram_platform.train.data import PlanReader, on_device
 from gram_platform.train.learner import Learner
-from gram_platform.train.objectives import cross_entropy, training_loss
+from gram_platform.train.objectives import training_loss
 from gram_platform.train.optimizers import gradient_norms, learning_rate, weight_norms
 
 
@@ -104,13 +104,12 @@ def _pass(
     route, number = micro_batches[0].route, len(micro_batches)
     learner.train_only(route.trained)
     logits_BTV = learner.forward(tokens_BT[:, :-1], dict(route.active))
+    whole = logits_BTV, tokens_BT[:, 1:], weights_BT
+    parts = list(zip(*(_parts(rows, number) for rows in whole), strict=True))
     found, to_minimise = [], []
-    for micro_batch, logits, tokens, weights in zip(
-        micro_batches, *(_parts(rows, number) for rows in (logits_BTV, tokens_BT, weights_BT)), strict=True
-    ):
-        loss = cross_entropy(logits, tokens[:, 1:], weights)
+    for micro_batch, loss, (logits, _, _) in zip(micro_batches, learner.losses(whole, parts), parts, strict=True):
         domain, steered = micro_batch.domain, learner.misdirection
-        activations = steered.activations(domain, tokens[:, :-1]) if steered else None
+        activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None  # its passes have one
         minimised = training_loss(learner.config.objective, domain, loss, logits, activations)
         found.append(torch.stack([loss.detach(), minimised.detach()]))
         to_minimise.append(minimised)

@@ -189,7 +189,7 @@ def test_the_peak_of_several_passes_a_micro_batch(precision):
 
 
 @pytest.mark.parametrize("precision", BYTES)
-@pytest.mark.parametrize(("name", "number"), [("dense", 3), ("gram", 2)])
+@pytest.mark.parametrize(("name", "number"), [("dense", 4), ("gram", 2)])
 def test_the_peak_of_several_micro_batches_a_pass(name, number, precision):
     run = run_of(name, passes=6, precision=precision)
     memory = dataclasses.replace(rank_memory(run, 1, num_merged=number), evaluation=0)

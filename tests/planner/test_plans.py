@@ -103,8 +103,8 @@ def test_small_micro_batches_of_one_route_are_merged():
     assert merged_within(run, 1, h100) == 8
     assert merged_within(run, 2, h100) == run.micro_batches_per_step == 8
     assert merged_within(run, 1, MACHINES["cpu"]) == 1
-    needed = {n: rank_memory(run, 1, False, "cuda", 1, n).total / USABLE_MEMORY for n in (2, 3)}
-    for memory, number in ((needed[3], 3), (needed[3] - 1, 2), (needed[2] - 1, 1), (0, 1)):
+    needed = {n: rank_memory(run, 1, False, "cuda", 1, n).total / USABLE_MEMORY for n in (2, 4)}
+    for memory, number in ((needed[4], 4), (needed[4] - 1, 2), (needed[2] - 1, 1), (0, 1)):
         assert merged_within(run, 1, dataclasses.replace(h100, memory_bytes=memory)) == number
     objective = Objective("misdirection", ("lisp", "virology"), steered_layers=1, steering=2.0)
     rmu = run_of("dense", draws=(48, 24, 24), objective=objective, start=View.of("start"))
