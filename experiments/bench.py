@@ -59,9 +59,10 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="for the GPU form")
     parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
-    parser.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
+    form.add_argument("--profile", action="store_true", help="with --gpu: profile steps instead of measuring peers")
     parser.add_argument("--ranks", type=int, default=0, help="with --check: check so many FSDP2 ranks, a GPU each")
-    parser.add_argument("--profile", action="store_true", help="with --gpu: profile steps instead of measuring peers")
     flags = parser.parse_args()
     if (flags.check or flags.profile) and not flags.gpu:
         parser.error("--check and --profile need --gpu")

@@ -230,9 +230,9 @@ def test_a_rank_whose_losses_are_others_misses():
 
     def missed(alone=right, **ranks) -> list[str]:
         losses = {gpu_ranks.ALONE: alone, gpu_ranks.RANKS: right | ranks}
-        return [row.name for row in gpu_ranks.rows(workload, 2, "float32", losses) if not row.holds]
+        return [row.name for row in gpu_ranks.rows(workload, 2, losses) if not row.holds]
 
-    name = "2 ranks tiny on cpu"
+    name = "2 ranks tiny, float32 on cpu"
     assert missed() == []
     assert missed(whole=[*whole[:5], 3.6])[:1] == [name]
     assert missed(recomputed=[*whole[:5], 3.500001]) == [f"{name}, activation checkpointing"]
