@@ -78,7 +78,7 @@ ROOM = [  # (CPUs now, at most, whether it can grow, --max-gpus, wide nodes in f
 def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow, max_gpus, in_flight, handed):
     cluster({"CPU": float(now)}, most, can_grow)
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    study = graph._Graph(Progress(nodes), own, Resources(max_gpus=max_gpus), retry_diverged=False)
+    study = graph._Graph(Progress(nodes), own, Cordon(Resources(max_gpus=max_gpus)), retry_diverged=False)
     for node in nodes[12 : 12 + in_flight]:
         study._note(node.id, (node,))
     assert Counter(task[0].size for task in study._fitting()) == handed
@@ -95,7 +95,7 @@ def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, exe
     """What is in flight counts, and runs of one rank go on."""
     cluster({"CPU": 1000.0}, gangs=2)
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    study = graph._Graph(Progress(nodes), own, Resources(), retry_diverged=False)
+    study = graph._Graph(Progress(nodes), own, Cordon(Resources()), retry_diverged=False)
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 2, "narrow": 12}
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
@@ -130,7 +130,7 @@ def place_trials(node, execution) -> None:
 def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
     cluster({"CPU": 16.0, "GPU": 1.0})
     asked = Resources(gpus_per_rank=1.0, gpus_per_run=0.1)
-    study = graph._Graph(Progress(nodes[:12]), execution, asked, retry_diverged=False)
+    study = graph._Graph(Progress(nodes[:12]), execution, Cordon(asked), retry_diverged=False)
     assert len(study._fitting()) == 10
 
 
