@@ -10,11 +10,13 @@ import pytest
 from gram_platform.cli import main
 from gram_platform.cli.run import OURS, find_study
 from gram_platform.corpora import catalog_names
+from gram_platform.engine.devices import ProbeReport
 from gram_platform.methods import METHODS
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.session import cordons_noted
 from tests.conftest import ROOT
 
 SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
@@ -91,6 +93,22 @@ def test_lists_of_one_study(capsys):
         main(["list", "sizes", "--study", "nothing"])
 
 
+def assert_a_cordoned_machine_is_named(capsys, store: Store) -> None:
+    """Until the study is submitted again."""
+    said: list[str] = []
+    broken = ProbeReport("f00", "gpu-7", "10.0.0.7", "cuda 3", "RuntimeError: CUDA error: unknown error")
+    cordons_noted(store, ["scaling"], said.append)(broken)
+    named = "machine gpu-7 (10.0.0.7): a product on cuda 3 failed (RuntimeError: CUDA error: unknown error)"
+    assert said == [f"{named}; this submission starts nothing more there"]
+    assert named in printed(capsys, "status", "--storage", store.root)
+    (machine,) = json.loads(printed(capsys, "status", "--storage", store.root, "--json"))["cordoned"]["scaling"]
+    assert (machine["host"], machine["machine"], machine["message"]) == ("gpu-7", "f00", named)
+    printed(capsys, "report", "scaling", "--storage", store.root)
+    assert named in store.study_dir("scaling").read("report.html").decode()
+    cordons_noted(store, ["scaling"], said.append)
+    assert named not in printed(capsys, "status", "--storage", store.root)
+
+
 def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     printed(capsys, "run", "scaling", *SMALL, "--in-process", "--storage", str(tmp_path))
     graph = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path)]))
@@ -108,6 +126,8 @@ def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     assert {run["id"] for run in status["runs"]} == {node.id for node in graph.nodes if node.is_run}
     num_evaluations = sum(not node.is_run for node in graph.nodes)
     assert status["evaluations"] == {"complete": num_evaluations, "total": num_evaluations}
+    assert status["cordoned"] == {"scaling": []}
+    assert_a_cordoned_machine_is_named(capsys, store.open_for_writing())
     with pytest.raises(SystemExit):
         main(["show", "000000000000", "--storage", str(tmp_path)])
     assert "node_id='000000000000': expected a run or an evaluation" in capsys.readouterr().err

@@ -45,17 +45,17 @@ def run_graph(
     retry_diverged: bool = False,
     may_start: Callable[[], bool] = lambda: True,
     done: Collection[str] = (),
-    on_cordon: Callable[[ProbeReport], None] = lambda report: None,
+    cordon: Cordon | None = None,
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
 
     `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds. When
     `may_start()` is False no node is started, and the graph ends with the nodes that are running. `done`: ids of nodes
-    that are known to be done; the storage is asked about the others. `on_cordon(report)` is called for each machine
-    whose device does not work. ClusterLost when the Ray is gone, or has no machine left whose device works.
+    that are known to be done; the storage is asked about the others. `cordon`: of this driver, whose machines take no
+    nodes. ClusterLost when the Ray is gone, or has no machine left whose device works.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
-    graph = _Graph(progress, execution, resources, retry_diverged, on_cordon)
+    graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged)
     try:
         while graph.advance(may_start()):
             for node in graph.wait(poll_s) or (None,):
@@ -66,19 +66,11 @@ def run_graph(
 
 
 class _Graph:
-    def __init__(
-        self,
-        progress: Progress,
-        execution: Execution,
-        resources: Resources,
-        retry_diverged: bool,
-        on_cordon: Callable[[ProbeReport], None] = lambda report: None,
-    ):
-        self.progress, self.execution, self._on_cordon = progress, execution, on_cordon
+    def __init__(self, progress: Progress, execution: Execution, cordon: Cordon, retry_diverged: bool):
+        self.progress, self.execution, self.cordon = progress, execution, cordon
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
         self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
-        self.cordon = Cordon(resources, self._cordoned)
-        self.slots, self.admission = SlotPool(execution, self.cordon), Admission(resources)
+        self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, lambda node: self.ranks[node.id])
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
@@ -136,7 +128,8 @@ class _Graph:
         return chosen
 
     def _room(self) -> Room:
-        """Returns the room beside the tasks in flight."""
+        """Returns the room beside the tasks in flight, on machines that are not cordoned."""
+        self.admission.resources = self.cordon.resources
         return self.admission.room(map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow)
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
@@ -192,7 +185,7 @@ class _Graph:
         place = self.slots.release(reference)
         return [node for node in task if self._settle(node, reference, task, place)]
 
-    def _settle(self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None) -> bool:
+    def _settle(self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None = None) -> bool:
         """Records a node's end; False when it waits again. The task's warnings count as its first node's."""
         try:
             caught = ray.get(reference)
@@ -229,14 +222,9 @@ class _Graph:
         self.waiting.again(node, alone=True)
         return False
 
-    def _cordoned(self, report: ProbeReport) -> None:
-        self.admission.resources = self.cordon.resources
-        self.lifecycle.forgive(report.machine)
-        self._on_cordon(report)
-
     def _record_crash(self, node: Node, error: RayError | DeviceError, machine: str = "") -> bool:
         """Counts a crash; False when the node waits again."""
-        if self.lifecycle.starts_again(node, machine):
+        if self.lifecycle.starts_again(node, machine, self.cordon.resources.cordoned):
             self.waiting.again(node, alone=True)
             return False
         name = self.stalls.get(node.id) or type(error).__name__

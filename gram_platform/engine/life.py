@@ -14,7 +14,7 @@ import heapq
 import time
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gram_platform.config import State
@@ -76,9 +76,9 @@ class Crashes:
         """Counts one more crash, from 1 again if there is a new checkpoint."""
         return Crashes((*(() if committed_step > self.step else self.machines), machine), committed_step)
 
-    def without(self, machine: str) -> "Crashes":
-        """Leaves out the crashes on a machine whose device turned out not to work."""
-        return Crashes(tuple(other for other in self.machines if other != machine), self.step)
+    def without(self, *machines: str) -> "Crashes":
+        """Leaves out the crashes on some machines."""
+        return Crashes(tuple(machine for machine in self.machines if machine not in machines), self.step)
 
 
 class NodeLifecycle:
@@ -140,15 +140,14 @@ class NodeLifecycle:
         if message := self.divergence(node):
             raise TrainingDiverged(message)
 
-    def starts_again(self, node: Node, machine: str = "") -> bool:
-        """Counts a crash of the node on a machine; False when that was one too many and it has failed."""
-        step = self._store.run(node.id).committed_step() if node.is_run else 0
-        self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step, machine)
-        return self._crashes[node.id].number < MAX_CRASHES
+    def starts_again(self, node: Node, machine: str = "", cordoned: Collection[str] = ()) -> bool:
+        """Counts a crash of the node on a machine; False when that was one too many and it has failed.
 
-    def forgive(self, machine: str) -> None:
-        """Counts no crash on a machine whose device does not work."""
-        self._crashes = {node_id: crashes.without(machine) for node_id, crashes in self._crashes.items()}
+        `cordoned`: machines whose device turned out not to work; no crash there counts.
+        """
+        step = self._store.run(node.id).committed_step() if node.is_run else 0
+        self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step, machine).without(*cordoned)
+        return self._crashes[node.id].number < MAX_CRASHES
 
 
 class WaitingNodes:

@@ -11,6 +11,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.corpora.recipe_file import recipe_text
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
@@ -119,8 +120,7 @@ class Driver:
         self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
         self.records: list[StudyRecord] = []
         self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes without a result; gone when none
-        self.progress = Progress(self.nodes)
-        self.done_before: set[str] = set()
+        self.progress, self.done_before = Progress(self.nodes), set[str]()
         self.ids = {node.id for node in self.nodes}  # that MLflow shall have
 
     def run(self) -> int:
@@ -161,15 +161,15 @@ class Driver:
         self._count_hours(node for node in self.nodes if node.id in self.done_before)
         how = {"on_change": self._on_change, "may_start": self._may_start, "done": self.done_before}
         how["retry_diverged"] = self.flags.retry_failed
-        self._on_cordon = cordons_noted(self.store, [graph.study.name for graph in self.graphs], self.view.say)
+        on_cordon = cordons_noted(self.store, [graph.study.name for graph in self.graphs], self.view.say)
         if self.flags.in_process:
             return partial(run_in_process, execution=execution_of(self.flags, has_gpu())[0], **how)
-        how["on_cordon"] = self._on_cordon
         if self.draws_trials or len(self.done_before) < len(self.nodes):
             missing = [node for node in self.planned if node.id not in self.done_before]
             self.execution, self.resources = start_ray(self.flags, missing, self.view.say)
         else:
             self.execution, self.resources = execution_of(self.flags, False)
+        how["cordon"] = self.cordon = Cordon(self.resources, on_cordon)
         return partial(run_graph, execution=self.execution, resources=self.resources, **how)
 
     def _begin(self) -> None:

@@ -104,7 +104,7 @@ def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monke
 
 
 def study_of(execution, nodes):
-    return graph._Graph(Progress(nodes), execution, Resources(), retry_diverged=False)
+    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), retry_diverged=False)
 
 
 def ends_with(monkeypatch, error: Exception) -> None:
@@ -118,10 +118,10 @@ def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monke
     node = method_nodes("baseline", setting)[0]
     study = study_of(execution, [node])
     ends_with(monkeypatch, DeviceError(ILLEGAL, report("illegal memory access", "broken")))
-    assert not any(study._settle(node, None, (node,), None) for _ in range(3 * MAX_CRASHES))
+    assert not any(study._settle(node, None, (node,)) for _ in range(3 * MAX_CRASHES))
     assert study.cordon.resources.cordoned == ("broken",)
     ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
-    assert [study._settle(node, None, (node,), None) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
+    assert [study._settle(node, None, (node,)) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
     assert f"{MAX_CRASHES} times without a checkpoint in between: CUDA error" in study.progress.failed[node.id]
 
 

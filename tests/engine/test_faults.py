@@ -12,6 +12,7 @@ import pytest
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import MAX_CRASHES, Progress
@@ -194,7 +195,7 @@ def test_errors_of_allocators():
 
 
 def empty_graph(execution, nodes):
-    return graph._Graph(Progress(nodes), execution, Resources(), retry_diverged=False)
+    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), retry_diverged=False)
 
 
 def test_only_crashes_without_progress_count(setting, execution, monkeypatch):

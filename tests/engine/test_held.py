@@ -7,6 +7,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from gram_platform.engine import graph, life, trials
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node
@@ -38,7 +39,7 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
         error = LeaseHeld(node.id, lease)
         raise RayTaskError("execute", "", error)
 
-    study = graph._Graph(Progress([node]), execution, Resources(), retry_diverged)
+    study = graph._Graph(Progress([node]), execution, Cordon(Resources()), retry_diverged)
     monkeypatch.setattr(graph.ray, "get", get)
     monkeypatch.setattr(study, "_fitting", lambda: [task for _, tasks in study.waiting.tasks() for task in tasks])
     monkeypatch.setattr(

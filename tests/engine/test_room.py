@@ -64,7 +64,7 @@ ROOM = [  # (CPUs now, at most, whether it can grow, --max-gpus, wide nodes in f
 def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow, max_gpus, in_flight, handed):
     cluster({"CPU": float(now)}, most, can_grow)
     own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    study = graph._Graph(Progress(nodes), own, Resources(max_gpus=max_gpus), retry_diverged=False)
+    study = graph._Graph(Progress(nodes), own, Cordon(Resources(max_gpus=max_gpus)), retry_diverged=False)
     for node in nodes[12 : 12 + in_flight]:
         study._note(node.id, (node,))
     assert Counter(task[0].size for task in study._fitting()) == handed
@@ -73,7 +73,7 @@ def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow
 def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
     cluster({"CPU": 16.0, "GPU": 1.0})
     asked = Resources(gpus_per_rank=1.0, gpus_per_run=0.1)
-    study = graph._Graph(Progress(nodes[:12]), execution, asked, retry_diverged=False)
+    study = graph._Graph(Progress(nodes[:12]), execution, Cordon(asked), retry_diverged=False)
     assert len(study._fitting()) == 10
 
 
