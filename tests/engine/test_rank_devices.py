@@ -8,6 +8,7 @@ import pytest
 import ray.train
 
 from gram_platform.config import RunConfig
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_error
 from gram_platform.engine.dispatch import _raise_for_device, _raise_permanent
 from gram_platform.engine.execution import Execution, Resources
@@ -64,7 +65,9 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
             plan_for(folder, errors=[[run.run_id, 3, "device", 1]])
             reports, outcomes = [], []
             if where is execution:
-                assert not run_graph([Node.of(run, {})], where, Resources(), on_cordon=reports.append).failed
+                assert not run_graph(
+                    [Node.of(run, {})], where, Resources(), cordon=Cordon(Resources(), reports.append)
+                ).failed
                 assert [report.machine for report in reports] == [names["broken0"].node_id]
             else:
                 source, tuning = PointList([("a", {})]), Tuning("planted")
