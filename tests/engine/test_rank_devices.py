@@ -25,6 +25,7 @@ from tests.ranks import run_ranks
 from tests.studies.processes import num_trained_twice
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
+TAGS = {"method": "gram", "size": "tiny", "seed": "0"}
 
 
 def device_error(failure: str) -> DeviceError:
@@ -53,7 +54,7 @@ class OneRun:
     run: RunConfig
 
     def nodes(self, point):
-        return [Node.of(self.run, {})]
+        return [Node.of(self.run, TAGS)]
 
     def score(self, point, results):
         return {"steps": results[self.run.run_id]["num_steps"]}
@@ -66,7 +67,7 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
             reports, outcomes = [], []
             if where is execution:
                 assert not run_graph(
-                    [Node.of(run, {})], where, Resources(), cordon=Cordon(Resources(), reports.append)
+                    [Node.of(run, TAGS)], where, Resources(), cordon=Cordon(Resources(), reports.append)
                 ).failed
                 assert [report.machine for report in reports] == [names["broken0"].node_id]
             else:
