@@ -95,7 +95,7 @@ def run_trials(
     cordon = cordon or Cordon(resources)
     patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
     ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, Admission(resources), patience, on_start, on_end)
+    searcher = _Searcher(source, tuning, ranks_of, Admission(cordon.resources), patience, on_start, on_end)
     reserved = partial(reservation, problem, execution=execution, resources=resources)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     how = {"retry_diverged": tuning.retry_diverged, "is_judged": tuning.is_judged}

@@ -32,7 +32,6 @@ class Patience:
         """Counts a reported crash; returns why the trial has failed by it, or "": then it starts again."""
         probe = reported_probe(report)
         if probe is not None and not self.cordon.note(probe):
-            self._crashes = {name: crashes.without(probe.machine) for name, crashes in self._crashes.items()}
             return ""
         if report[LACKS_MEMORY]:
             is_second = trial in self._lacked_memory
@@ -40,7 +39,7 @@ class Patience:
             return report[CRASH] if is_second else ""
         before = self._crashes.get(trial, Crashes())
         crashes = before.another(self._committed_of(point), probe.machine if probe else "")
-        self._crashes[trial] = crashes
+        self._crashes[trial] = crashes = crashes.without(*self.cordon.resources.cordoned)
         if crashes.number < MAX_CRASHES:
             return ""
         return f"{report[CRASH]} ({MAX_CRASHES} crashes without a checkpoint in between)"

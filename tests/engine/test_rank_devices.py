@@ -8,6 +8,7 @@ import pytest
 import ray.train
 
 from gram_platform.config import RunConfig
+from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_error
 from gram_platform.engine.dispatch import _raise_for_device, _raise_permanent
 from gram_platform.engine.execution import Execution, Resources
@@ -24,6 +25,7 @@ from tests.ranks import run_ranks
 from tests.studies.processes import num_trained_twice
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
+TAGS = {"method": "gram", "size": "tiny", "seed": "0"}
 
 
 def device_error(failure: str) -> DeviceError:
@@ -52,7 +54,7 @@ class OneRun:
     run: RunConfig
 
     def nodes(self, point):
-        return [Node.of(self.run, {})]
+        return [Node.of(self.run, TAGS)]
 
     def score(self, point, results):
         return {"steps": results[self.run.run_id]["num_steps"]}
@@ -64,7 +66,9 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
             plan_for(folder, errors=[[run.run_id, 3, "device", 1]])
             reports, outcomes = [], []
             if where is execution:
-                assert not run_graph([Node.of(run, {})], where, Resources(), on_cordon=reports.append).failed
+                assert not run_graph(
+                    [Node.of(run, TAGS)], where, Resources(), cordon=Cordon(Resources(), reports.append)
+                ).failed
                 assert [report.machine for report in reports] == [names["broken0"].node_id]
             else:
                 source, tuning = PointList([("a", {})]), Tuning("planted")

@@ -10,7 +10,6 @@ from optuna.exceptions import StorageInternalError
 
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.terminal import say
-from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
@@ -119,7 +118,6 @@ class SearchDriver(Driver):
         self.running: dict[str, Sequence[Node]] = {}  # trial: its nodes
         self.hours_before = 0.0  # of the trials of earlier submissions
         self.is_cut = False  # trials are left
-        self.cordon: Cordon | None = None  # of all rounds
         self.control = Control(self.folder, self.spent_hours, self.flags.budget, is_lost)
 
     def spent_hours(self) -> float:
@@ -158,7 +156,6 @@ class SearchDriver(Driver):
         tuning = Tuning(name, *order)
         self.view.begin_trials(source.num_left)
         where = (self.execution, self.resources)
-        self.cordon = self.cordon or Cordon(self.resources, self._on_cordon)
         run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon)
 
     def _on_start(self, proposal: Proposal) -> None:
