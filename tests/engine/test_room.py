@@ -47,7 +47,6 @@ def cluster(monkeypatch):
 
     `gangs`: how many runs of several ranks the driver's machine holds.
     """
-    monkeypatch.setattr(capacity, "REPORT_TIMEOUT_S", 0.0)
 
     def set_cluster(now, most=None, can_grow=False, gangs=16):
         types = {"gpu-8"} if can_grow else {"node_0"}

@@ -41,7 +41,9 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     flags = (*FLAGS, "--sizes", "tiny", "small", "--max-gpus", "1")
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 3
     assert len(started) == 1  # then its hours are known
-    assert re.search(r"limit: 0\.00 machine hours are used, max_hours is 1e-09; submit again", capsys.readouterr().out)
+    assert re.search(
+        r"limit: \d\.\d\d machine hours are used, max_hours is 1e-09; submit again", capsys.readouterr().out
+    )
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-cost", "1e-9"])) == 3
     assert len(started) == 1  # of both submissions: nothing is left to spend
     assert "max_cost is 1e-09" in capsys.readouterr().out
