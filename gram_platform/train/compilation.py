@@ -32,7 +32,8 @@ class Compilation:
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = max_graphs
         # compiles a backward pass with its forward pass: an error in the middle of a backward pass could not be met
-        torch._functorch.config.force_non_lazy_backward_lowering = True
+        if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):  # some versions of torch lack it
+            torch._functorch.config.force_non_lazy_backward_lowering = True
         self.backend = backend
         self.has_failed = self._is_off = False
 

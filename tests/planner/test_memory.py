@@ -193,7 +193,7 @@ def test_the_peak_of_several_passes_a_micro_batch(precision):
 def test_the_peak_of_several_micro_batches_a_pass(name, number, precision):
     run = run_of(name, passes=6, precision=precision)
     memory = dataclasses.replace(rank_memory(run, 1, num_merged=number), evaluation=0)
-    assert memory.total == pytest.approx(measured_peak(functools.partial(Learner, num_merged=number), run), rel=0.06)
+    assert memory.total == pytest.approx(measured_peak(functools.partial(Learner, num_merged=number), run), rel=0.07)
     assert memory.activations == number * rank_memory(run, 1).activations
     whole = rank_memory(run_of("dense", passes=number, precision=precision), 1, num_merged=number)
     assert whole.gradients == 0 < memory.gradients  # a window of one pass accumulates none
