@@ -12,7 +12,7 @@ from gram_platform.config.endings import FAILED, worst
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import unique
-from gram_platform.planner import needs
+from gram_platform.planner import training_hours
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
@@ -152,7 +152,7 @@ def what_follows(needed: NeededSearch, graph: Graph) -> str:
     trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
     unlearning = [node for node in trained if node.method == METHOD]
     new = [node for node in unlearning if node.names["seed"] not in seeds]
-    hours = sum(needs(node.config, 1, machine).gpu_hours for node in new)
+    hours = sum(training_hours(node.config, machine) for node in new)
     preset, num_best = needed.graph.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "

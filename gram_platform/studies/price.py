@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine, evaluation_flops, needs, used_rate
+from gram_platform.planner import Machine, evaluation_flops, training_hours, used_rate
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import CommonFlags
 
@@ -29,7 +29,7 @@ def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] 
     nodes = list(nodes)
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
-    hours = sum(needs(node.config, 1, machine).gpu_hours for node in counted if node.is_run)
+    hours = sum(training_hours(node.config, machine) for node in counted if node.is_run)
     return hours + evaluation_hours((node for node in counted if not node.is_run), runs, machine)
 
 
