@@ -19,6 +19,8 @@ from functools import partial
 from typing import Any
 
 from ray import tune
+from ray.air.execution._internal import actor_manager
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
@@ -61,6 +63,9 @@ TUNE = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that ends raises an error
 }
 TUNE_FOLDER = "tune"  # of the storage
+# Ray's memory monitor ends a trial's process with another error than its other ends. Ray Tune, which does not know it,
+# would end the search.
+actor_manager.RayActorError = (RayActorError, OutOfMemoryError)
 
 
 @dataclass(frozen=True)
