@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from gram_platform.config.endings import Unavailable
 from gram_platform.engine.capacity import Admission, Room
 from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
@@ -201,6 +202,8 @@ class _Graph:
                 return False
             if isinstance(error.cause, DeviceError):
                 return self._settle_device_error(node, error.cause)
+            if isinstance(error.cause, Unavailable):
+                return self._record_crash(node, error.cause)
             if len(task) > 1:
                 self.waiting.again(node, 0.0, alone=True)
                 return False
@@ -227,7 +230,7 @@ class _Graph:
         self.waiting.again(node, alone=True)
         return False
 
-    def _record_crash(self, node: Node, error: RayError | DeviceError, machine: str = "") -> bool:
+    def _record_crash(self, node: Node, error: RayError | DeviceError | Unavailable, machine: str = "") -> bool:
         """Counts a crash; False when the node waits again."""
         if self.lifecycle.starts_again(node, machine, self.cordon.resources.cordoned):
             self.waiting.again(node, alone=True)

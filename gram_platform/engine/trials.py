@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gram_platform.config import RunConfig, State
+from gram_platform.config.endings import Unavailable
 from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.execution import Execution, Resources, owner
 from gram_platform.engine.in_process import execute_node
@@ -102,8 +103,8 @@ def execute_trial(
 ) -> Outcome:
     """Executes a trial's missing nodes and scores it; an error of the trial becomes the outcome's message.
 
-    Raises errors of the device, and what says that memory is lacking: another process may not meet them. Raises
-    SystemExit when `watch` was told to end the trial.
+    Raises errors of the device, what says that memory is lacking, and Unavailable: another process may not meet them.
+    Raises SystemExit when `watch` was told to end the trial.
     """
     started, clock = time.time(), time.monotonic()
     work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None))
@@ -116,7 +117,7 @@ def execute_trial(
     except TrainingDiverged as error:
         state, message = DIVERGED, str(error)
     except Exception as error:  # one trial must not end a search; the run's directory has the error too
-        if is_device_error(error) or is_out_of_memory(error):
+        if is_device_error(error) or is_out_of_memory(error) or isinstance(error, Unavailable):
             raise
         state, message = FAILED, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return Outcome(

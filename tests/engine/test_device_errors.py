@@ -7,7 +7,7 @@ import pytest
 import torch
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
-from gram_platform.config.endings import Stopped
+from gram_platform.config.endings import Stopped, Unavailable
 from gram_platform.engine import capacity, cordon, graph, slots
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.cordon import MAX_REPLACEMENTS, Cordon
@@ -19,6 +19,7 @@ from gram_platform.engine.devices import (
     probe_afresh,
     probe_here,
 )
+from gram_platform.engine.dispatch import _raise_permanent
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
@@ -123,6 +124,14 @@ def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monke
     ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
     assert [study._settle(node, None, (node,)) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
     assert f"{MAX_CRASHES} times without a checkpoint in between: CUDA error" in study.progress.failed[node.id]
+
+
+def test_a_service_that_is_away_does_not_fail_a_node_at_once(setting, execution, monkeypatch):
+    node = method_nodes("baseline", setting)[0]
+    study = study_of(execution, [node])
+    ends_with(monkeypatch, Unavailable("the hub has the status 503"))
+    assert [study._settle(node, None, (node,), report()) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
+    _raise_permanent([Unavailable("the hub has the status 503")], Store(execution.storage).run(node.id))  # raises not
 
 
 def test_crashes_on_a_machine_that_then_fails_the_probe_do_not_count(setting, execution, monkeypatch):
