@@ -199,7 +199,9 @@ def cluster(monkeypatch):
     found = mock.MagicMock(machines=["m1"], is_fixed=False)
     nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
     monkeypatch.setattr(capacity.ray, "nodes", nodes)
-    monkeypatch.setattr(cordon, "has_fixed_size", lambda: found.is_fixed)
+    for module in (cordon, capacity):
+        monkeypatch.setattr(module, "has_fixed_size", lambda: found.is_fixed)
+    monkeypatch.setattr(capacity, "most_gangs", lambda: 1)
     return found
 
 
