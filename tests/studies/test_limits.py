@@ -29,9 +29,10 @@ def started(monkeypatch) -> list[Node]:
     """The nodes that are started, in their order."""
     nodes, submit = [], SlotPool.submit
 
-    def noting(pool, task):
-        nodes.extend(task)
-        return submit(pool, task)
+    def noting(pool, task, avoided):
+        reference = submit(pool, task, avoided)
+        nodes.extend(task if reference is not None else ())
+        return reference
 
     monkeypatch.setattr(SlotPool, "submit", noting)
     return nodes
