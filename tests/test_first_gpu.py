@@ -64,6 +64,7 @@ def test_every_step_has_commands_and_says_what_they_must_show():
             assert "--sizes ${SIZES:-" in line
 
 
+@pytest.mark.slow  # `tests/train/test_sharding.py` compares ranks with one process too
 def test_two_ranks(home):
     (check, study) = blocks("Two GPUs and more")
     done = run(home, check)

@@ -35,7 +35,7 @@ def coverage(num_seeds: int, of: np.ndarray, spreads=(1.0, 1.0, 1.0, 1.0), num_s
     return float(np.mean(hits))
 
 
-@pytest.mark.parametrize("num_seeds", [2, 3, 5])
+@pytest.mark.parametrize("num_seeds", [2, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 5))])
 def test_intervals_of_few_seeds_cover(num_seeds):
     for of in (weights(), weights(SIZES[0]), weights(2e8)):
         assert 0.86 < coverage(num_seeds, of) < 0.98

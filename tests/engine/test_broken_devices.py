@@ -127,6 +127,7 @@ def runs_and_evaluations(nodes: list[Node]) -> tuple[Node, Node, Node, Node]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_broken_machine_executes_nothing_and_costs_no_run(execution, setting, tmp_path):
     nodes, folder = seeds(setting, 3), tmp_path / "pretended"

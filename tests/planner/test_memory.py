@@ -312,7 +312,7 @@ def test_an_evaluation_may_need_more_than_a_small_models_training():
     assert memory.total == memory.weights + memory.optimizer + memory.evaluation
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 2**30])
+@pytest.mark.parametrize("kept_bytes", [0, pytest.param(2**30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("precision", BYTES)
 def test_an_evaluation_of_ranks_gathers_all_weights(precision, kept_bytes, as_rank, monkeypatch):
     """And frees them: afterwards a rank has what it had before."""
