@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from gram_platform.config.terminal import one_line, say
+from gram_platform.engine.execution import Execution
 from gram_platform.engine.process import is_out_of_memory
 from gram_platform.train.data import start_thread
 
-# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS, cuSPARSE and cuSOLVER ("CUDA error"), its driver, cuDNN and
-# NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a driver or GPU.
+# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), its driver, cuDNN ("Frontend" in
+# attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a
+# driver or GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -28,6 +30,7 @@ DEVICE_ERRORS = (
     "CUBLAS_STATUS",
     "CUDNN_STATUS",
     "cuDNN error",
+    "cuDNN Frontend error",
     "ncclUnhandledCudaError",
     "unhandled cuda error",
     "Triton Error [CUDA]",
@@ -89,9 +92,13 @@ def device_errors_probed(device: str) -> Iterator[None]:
         raise DeviceError(_described(error), probe_afresh(device)) from error
 
 
-def probe_here(device: str) -> ProbeReport:
-    """Probes the device in this process, which has not used it yet."""
-    return _report(device, _failure_of_product(device))
+def probe_here(execution: Execution) -> ProbeReport:
+    """Probes the execution's device in this process, which has not used it yet, and is set up for the execution first.
+
+    At the first product on a GPU torch decides for good whether its products can be deterministic.
+    """
+    execution.set_up_torch()
+    return _report(execution.device, _failure_of_product(execution.device))
 
 
 def probe_afresh(device: str) -> ProbeReport:

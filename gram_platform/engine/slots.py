@@ -52,8 +52,7 @@ class Slot:
 
     def probe(self, execution: Execution) -> ProbeReport:
         """Names the slot's machine, and says whether its device works: the first call, in a fresh process."""
-        execution.set_up_torch()
-        return probe_here(execution.device)
+        return probe_here(execution)
 
     def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
         """Executes a task; returns the warnings. DeviceError if the device failed."""

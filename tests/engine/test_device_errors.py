@@ -1,6 +1,8 @@
 """Which errors are a device's, what a probe finds, and what a driver makes of both."""
 
+import os
 import pickle
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from gram_platform.config.endings import Stopped
-from gram_platform.engine import capacity, cordon, graph, slots
+from gram_platform.engine import capacity, cordon, devices, graph, slots
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.cordon import MAX_REPLACEMENTS, Cordon
 from gram_platform.engine.devices import (
@@ -19,7 +21,8 @@ from gram_platform.engine.devices import (
     probe_afresh,
     probe_here,
 )
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.dispatch import _probe_rank
+from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Resources
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
 from gram_platform.engine.node import RunExecution, execute_run
@@ -35,6 +38,7 @@ OF_DEVICES = (
     RuntimeError("CUDA error: uncorrectable ECC error encountered"),
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("cuDNN Frontend error: No valid execution plans built"),
     RuntimeError("CUDA driver error: invalid context"),
     RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
@@ -68,10 +72,24 @@ def test_errors_of_devices_and_of_memory_are_told_apart():
     assert is_device_error(consequence)
 
 
-def test_a_probe_uses_the_device():
-    assert probe_here("cpu").failure == ""
-    assert probe_here("cuda:9").failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
+def test_a_probe_uses_the_device(execution):
+    assert probe_here(execution).failure == ""
+    absent = probe_here(replace(execution, device="cuda:9"))
+    assert absent.failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
     assert probe_afresh("no-such-device").failure.startswith("RuntimeError: ")
+
+
+@pytest.mark.parametrize("probe", [probe_here, _probe_rank])
+def test_a_probe_is_no_product_before_a_deterministic_process_is_set_up(execution, monkeypatch, probe):
+    """On a GPU torch reads the variable once, at the first product: without it each later one would be refused."""
+    monkeypatch.setenv(CUBLAS_VARIABLE, "")
+    monkeypatch.setattr(devices, "_multiply", lambda device: seen.append(os.environ[CUBLAS_VARIABLE]))
+    seen: list[str] = []
+    try:
+        probe(replace(execution, deterministic=True))
+    finally:
+        execution.set_up_torch()
+    assert seen == [CUBLAS_WORKSPACE]
 
 
 def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
@@ -190,7 +208,9 @@ def cluster(monkeypatch):
     found = mock.MagicMock(machines=["m1"], is_fixed=False)
     nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
     monkeypatch.setattr(capacity.ray, "nodes", nodes)
-    monkeypatch.setattr(cordon, "has_fixed_size", lambda: found.is_fixed)
+    for module in (capacity, cordon):
+        monkeypatch.setattr(module, "has_fixed_size", lambda: found.is_fixed)
+    monkeypatch.setattr(capacity, "most_gangs", lambda: 9)
     return found
 
 
