@@ -22,7 +22,7 @@ from gram_platform.engine.devices import (
     probe_here,
 )
 from gram_platform.engine.dispatch import _probe_rank
-from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Resources
+from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Execution, Resources
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
 from gram_platform.engine.node import RunExecution, execute_run
@@ -208,6 +208,7 @@ def cluster(monkeypatch):
     found = mock.MagicMock(machines=["m1"], is_fixed=False)
     nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
     monkeypatch.setattr(capacity.ray, "nodes", nodes)
+    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 2.0 * len(found.machines)})
     for module in (capacity, cordon):
         monkeypatch.setattr(module, "has_fixed_size", lambda: found.is_fixed)
     monkeypatch.setattr(capacity, "most_gangs", lambda: 9)
@@ -225,6 +226,26 @@ def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
     found.note(report("no driver", "m2"))
     with pytest.raises(ClusterLost, match=r"(?s)a device that works:.*no driver.*no driver.*Submit again"):
         found.require_machines()
+
+
+def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting, execution, monkeypatch):
+    cluster.is_fixed, cluster.machines = True, ["m1", "m2"]
+    wide, narrow = (method_nodes("baseline", replace(setting, seed=seed))[0] for seed in (0, 1))
+    ranks = {wide.id: 4, narrow.id: 1}
+    monkeypatch.setattr(Execution, "of_node", lambda self, run, tags: replace(self, num_ranks=ranks[run.run_id]))
+    study = study_of(execution, [wide, narrow])
+    assert study._fitting() == [(wide,)]
+    study.cordon.note(report("no driver", "m2"))
+    assert study._fitting() == [(narrow,)]
+    study.waiting.start((narrow,))
+    study.in_flight["a task"] = (narrow,)
+    assert study._fitting() == []
+    study.in_flight.clear()
+    study.waiting.again(narrow)
+    assert study._fitting() == [], "it can start in two seconds"
+    study.waiting._delayed.clear()
+    with pytest.raises(ClusterLost, match="room for 4 ranks on devices that work"):
+        study._fitting()
 
 
 def test_a_growing_cluster_is_asked_for_three_others(cluster):
