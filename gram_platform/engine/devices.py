@@ -108,13 +108,15 @@ def probe_afresh(device: str) -> ProbeReport:
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    how = {"env": environment, "capture_output": True, "text": True, "errors": "replace", "check": False}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    probe = subprocess.Popen(command, env=environment, **how)
     try:
-        done = subprocess.run(command, timeout=2 * PROBE_S, **how)
+        said, _ = probe.communicate(timeout=2 * PROBE_S)
     except subprocess.TimeoutExpired:
+        probe.kill()  # and no wait for its end: a process inside a broken driver may have none
         return _report(device, f"no answer in {2 * PROBE_S:.0f} s")
-    lines = (done.stdout + done.stderr).strip().splitlines() or [f"the probe ended with code {done.returncode}"]
-    return _report(device, lines[-1] if done.returncode else "")
+    lines = said.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
+    return _report(device, lines[-1] if probe.returncode else "")
 
 
 def _report(device: str, failure: str) -> ProbeReport:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import subprocess
 from dataclasses import replace
 from unittest import mock
 
@@ -77,6 +78,19 @@ def test_a_probe_uses_the_device(execution):
     absent = probe_here(replace(execution, device="cuda:9"))
     assert absent.failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
     assert probe_afresh("no-such-device").failure.startswith("RuntimeError: ")
+
+
+def test_a_probe_that_no_signal_ends_is_not_waited_for(monkeypatch):
+    probes, kill = [], subprocess.Popen.kill
+    monkeypatch.setattr(devices, "PROBE_S", 0.05)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda probe: probes.append(probe))
+    assert probe_afresh("cpu").failure == "no answer in 0 s"
+    (probe,) = probes
+    try:
+        assert probe.poll() is None
+    finally:
+        kill(probe)
+        probe.communicate()
 
 
 @pytest.mark.parametrize("probe", [probe_here, _probe_rank])
