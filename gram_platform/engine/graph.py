@@ -188,6 +188,8 @@ class _Graph:
             try:
                 self.slots.started(reference)
             except RayError as error:
+                if self.in_flight or self.slots.idle:  # one machine is at fault, and others work
+                    return []
                 text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row: {error}\n{SUBMIT_AGAIN}"
                 raise ClusterLost(text) from error
             return []

@@ -213,6 +213,23 @@ def test_a_slot_ends_after_an_error_that_nobody_foresaw(execution, monkeypatch, 
     assert (slot in pool.idle, killed.called) == (is_kept, not is_kept)
 
 
+def test_a_machine_whose_processes_die_ends_no_driver_while_others_work(execution, monkeypatch):
+    study = study_of(execution, [])
+    ends_with(monkeypatch, WorkerCrashedError())
+    monkeypatch.setattr(slots.ray, "kill", mock.MagicMock())
+
+    def fail_to_start() -> None:
+        study.slots.starting["a probe"], study.slots._next_start = mock.MagicMock(), 0.0
+        assert study._take_back("a probe") == []
+
+    study.in_flight = {"a task": ()}
+    for _ in range(3 * slots.MAX_FAILED_STARTS):
+        fail_to_start()
+    study.in_flight.clear()
+    with pytest.raises(ClusterLost, match="Ray could not start a process, 4 times"):
+        fail_to_start()
+
+
 # ------------------------------------------------------------------------------------------------------- a cordon
 
 
