@@ -241,7 +241,7 @@ class _SigtermBackend(TorchConfig().backend_cls):
 
 @dataclass
 class _SigtermConfig(TorchConfig):
-    execution: Execution | None = None  # of the ranks, which they probe their devices for
+    execution: Execution | None = None  # of the ranks, for their probe
 
     @property
     def backend_cls(self) -> type:
