@@ -49,18 +49,22 @@ class Cordon:
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, naming machines and probes, when the others have no room for the ranks, and never will.
-
-        Does nothing before a machine is cordoned: waiting for machines has no time limit.
-        """
-        if not self.reports or self._room() >= num_ranks:
-            return
-        if self._is_fixed is None:
-            self._is_fixed = has_fixed_size()
-        if self._is_fixed or not self.may_grow:
+        """Raises ClusterLost, naming machines and probes, when the cluster lacks room for the ranks."""
+        if self.lacks_room(num_ranks):
             found = "\n".join(f"  {report}" for report in self.reports.values())
             what = "a device that works" if num_ranks == 1 else f"room for {num_ranks} ranks on devices that work"
             raise ClusterLost(f"this cluster has no machine with {what}:\n{found}\n{SUBMIT_AGAIN}")
+
+    def lacks_room(self, num_ranks: int) -> bool:
+        """Tells whether the machines that are not cordoned have no room for the ranks, and never will.
+
+        False before a machine is cordoned: waiting for machines has no time limit.
+        """
+        if not self.reports or self._room() >= num_ranks:
+            return False
+        if self._is_fixed is None:
+            self._is_fixed = has_fixed_size()
+        return self._is_fixed or not self.may_grow
 
     def _room(self) -> int:
         """Counts the ranks that fit on the machines that are not cordoned."""

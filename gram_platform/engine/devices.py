@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from gram_platform.config.terminal import one_line, say
+from gram_platform.engine.execution import Execution
 from gram_platform.engine.process import is_out_of_memory
 from gram_platform.train.data import start_thread
 
-# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS, cuSPARSE and cuSOLVER ("CUDA error"), its driver, cuDNN and
-# NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a driver or GPU.
+# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), its driver, cuDNN ("Frontend" in
+# attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a
+# driver or GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -28,6 +30,7 @@ DEVICE_ERRORS = (
     "CUBLAS_STATUS",
     "CUDNN_STATUS",
     "cuDNN error",
+    "cuDNN Frontend error",
     "ncclUnhandledCudaError",
     "unhandled cuda error",
     "Triton Error [CUDA]",
@@ -89,9 +92,13 @@ def device_errors_probed(device: str) -> Iterator[None]:
         raise DeviceError(_described(error), probe_afresh(device)) from error
 
 
-def probe_here(device: str) -> ProbeReport:
-    """Probes the device in this process, which has not used it yet."""
-    return _report(device, _failure_of_product(device))
+def probe_here(execution: Execution) -> ProbeReport:
+    """Probes the execution's device in this process, which has not used it yet, and is set up for the execution first.
+
+    At the first product on a GPU torch decides for good whether its products can be deterministic.
+    """
+    execution.set_up_torch()
+    return _report(execution.device, _failure_of_product(execution.device))
 
 
 def probe_afresh(device: str) -> ProbeReport:
@@ -101,13 +108,15 @@ def probe_afresh(device: str) -> ProbeReport:
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    how = {"env": environment, "capture_output": True, "text": True, "errors": "replace", "check": False}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    probe = subprocess.Popen(command, env=environment, **how)
     try:
-        done = subprocess.run(command, timeout=2 * PROBE_S, **how)
+        said, _ = probe.communicate(timeout=2 * PROBE_S)
     except subprocess.TimeoutExpired:
+        probe.kill()  # and no wait for its end: a process inside a broken driver may have none
         return _report(device, f"no answer in {2 * PROBE_S:.0f} s")
-    lines = (done.stdout + done.stderr).strip().splitlines() or [f"the probe ended with code {done.returncode}"]
-    return _report(device, lines[-1] if done.returncode else "")
+    lines = said.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
+    return _report(device, lines[-1] if probe.returncode else "")
 
 
 def _report(device: str, failure: str) -> ProbeReport:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -181,7 +181,7 @@ def _trainer(
     return _Trainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution, **relayed},
-        torch_config=_SigtermConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s)),
+        torch_config=_SigtermConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
             use_gpu=bool(resources.gpus_per_rank),
@@ -229,7 +229,7 @@ class _SigtermBackend(TorchConfig().backend_cls):
 
     def on_start(self, worker_group, backend_config) -> None:
         """Raises DeviceError, before the process group starts, for a rank whose device does not work."""
-        for report in worker_group.execute(_probe_rank, backend_config.backend):
+        for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
         super().on_start(worker_group, backend_config)
@@ -239,14 +239,17 @@ class _SigtermBackend(TorchConfig().backend_cls):
         worker_group.execute(note_sigterm)
 
 
+@dataclass
 class _SigtermConfig(TorchConfig):
+    execution: Execution | None = None  # of the ranks, for their probe
+
     @property
     def backend_cls(self) -> type:
         return _SigtermBackend
 
 
-def _probe_rank(backend: str) -> ProbeReport:
-    return probe_here(_device_of_rank(backend == "nccl"))
+def _probe_rank(execution: Execution) -> ProbeReport:
+    return probe_here(replace(execution, device=_device_of_rank(execution.device == "cuda")))
 
 
 def _device_of_rank(on_gpu: bool) -> str:

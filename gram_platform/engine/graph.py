@@ -101,7 +101,6 @@ class _Graph:
         if others and not (self.in_flight or self.slots.idle or self.slots.may_come):
             self.cordon.require_machines()
         for task in gangs:
-            self.cordon.require_machines(self._num_ranks(task))
             self._note(self._submit_gang(task), task)
         cleared = self.admission.machine_to_clear(self.slots.machines_in_use())
         self.slots.want(len(others), cleared)
@@ -123,14 +122,22 @@ class _Graph:
         return self.ranks[task[0].id]
 
     def _fitting(self) -> list[Task]:
-        """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown."""
-        room, chosen = None, []
+        """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown.
+
+        ClusterLost when all others have ended, and those that are left need machines that are cordoned.
+        """
+        room, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
             for task in tasks:
+                if ranks > 1 and self.cordon.lacks_room(ranks):
+                    too_wide = ranks
+                    break
                 room = room or self._room()
                 if not room.take(ranks):
                     break
                 chosen.append(task)
+        if not (chosen or self.in_flight or self.waiting.are_delayed):
+            self.cordon.require_machines(too_wide)
         return chosen
 
     def _room(self) -> Room:
@@ -182,6 +189,8 @@ class _Graph:
             try:
                 self.slots.started(reference)
             except RayError as error:
+                if self.in_flight or self.slots.idle:  # one machine is at fault, and others work
+                    return []
                 text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row: {error}\n{SUBMIT_AGAIN}"
                 raise ClusterLost(text) from error
             return []

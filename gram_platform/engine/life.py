@@ -202,6 +202,11 @@ class WaitingNodes:
     def __bool__(self) -> bool:
         return bool(self._tasks or self._open or self._delayed)
 
+    @property
+    def are_delayed(self) -> bool:
+        """Whether nodes wait again that can start later."""
+        return bool(self._delayed)
+
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start): evaluations first, then runs, the widest first.
 

@@ -231,7 +231,7 @@ class _Searcher(_Unpickled, Searcher):
         """Tells whether the search ends with an error; Ray Tune asks again and again."""
         try:
             require_ray()
-            self._patience.cordon.require_machines(max(self._ranks.values(), default=1))
+            self._patience.cordon.require_machines(min(self._ranks.values(), default=1))
         except ClusterLost as error:
             self.error = error
         return self.error is not None

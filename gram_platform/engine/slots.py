@@ -28,6 +28,7 @@ from gram_platform.train.loop import TrainingDiverged
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
 MAX_FAILED_STARTS = 4  # of slots, one after another
+LONGEST_PAUSE_S = 60.0  # after failed starts
 LAST_STARTS_S = 60.0  # in which a process starts on a machine that was chosen before it was cordoned
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)  # errors of a task that say nothing about its process
 
@@ -52,8 +53,7 @@ class Slot:
 
     def probe(self, execution: Execution) -> ProbeReport:
         """Names the slot's machine, and says whether its device works: the first call, in a fresh process."""
-        execution.set_up_torch()
-        return probe_here(execution.device)
+        return probe_here(execution)
 
     def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
         """Executes a task; returns the warnings. DeviceError if the device failed."""
@@ -83,7 +83,7 @@ class SlotPool:
         """Sets how many slots should be free for work: starts missing ones, and ends surplus ones (idle ones later).
 
         `cleared`: a machine that is kept free for ranks. Its slots end without a further task, and meanwhile no slot is
-        started on any machine. After a failed start none is started for 1, 2, then 4 s.
+        started on any machine. After a failed start none is started for 1, 2, 4 s and so on.
         """
         now = time.monotonic()
         self._cleared = cleared
@@ -125,7 +125,7 @@ class SlotPool:
         self._end(slot)
 
     def started(self, reference: ray.ObjectRef) -> None:
-        """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` in a row could not start.
+        """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` or more in a row could not start.
 
         Those that fail together, as on a machine that is lost, count as one. A slot whose device does not work has
         started; its machine is cordoned.
@@ -137,9 +137,9 @@ class SlotPool:
             self._end(slot)
             now = time.monotonic()
             if now >= self._next_start:
-                self._next_start = now + 2**self._failed_starts
+                self._next_start = now + min(2**self._failed_starts, LONGEST_PAUSE_S)
                 self._failed_starts += 1
-            if self._failed_starts == MAX_FAILED_STARTS:
+            if self._failed_starts >= MAX_FAILED_STARTS:
                 raise
             return
         self._failed_starts = 0

@@ -59,7 +59,7 @@ class Trial(tune.Trainable):
         """Executes a trial. The first on this process's device probes it before; raises DeviceError."""
         try:
             if self._probe is None and trial_ranks(problem, execution, trial["point"]) == 1:
-                self._probe = probe_here(execution.device)
+                self._probe = probe_here(execution)
                 if self._probe.failure:
                     raise DeviceError(self._probe.failure, self._probe)
             resources = replace(resources, cordoned=tuple(cordoned))

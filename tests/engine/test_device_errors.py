@@ -1,6 +1,9 @@
 """Which errors are a device's, what a probe finds, and what a driver makes of both."""
 
+import os
 import pickle
+import subprocess
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -8,7 +11,7 @@ import torch
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from gram_platform.config.endings import Stopped, Unavailable
-from gram_platform.engine import capacity, cordon, graph, slots
+from gram_platform.engine import capacity, cordon, devices, graph, slots
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.cordon import MAX_REPLACEMENTS, Cordon
 from gram_platform.engine.devices import (
@@ -19,8 +22,8 @@ from gram_platform.engine.devices import (
     probe_afresh,
     probe_here,
 )
-from gram_platform.engine.dispatch import _raise_permanent
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
+from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Execution, Resources
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
 from gram_platform.engine.node import RunExecution, execute_run
@@ -36,6 +39,7 @@ OF_DEVICES = (
     RuntimeError("CUDA error: uncorrectable ECC error encountered"),
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("cuDNN Frontend error: No valid execution plans built"),
     RuntimeError("CUDA driver error: invalid context"),
     RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1, unhandled cuda error (run with NCCL_DEBUG=INFO for details)"),
@@ -69,10 +73,37 @@ def test_errors_of_devices_and_of_memory_are_told_apart():
     assert is_device_error(consequence)
 
 
-def test_a_probe_uses_the_device():
-    assert probe_here("cpu").failure == ""
-    assert probe_here("cuda:9").failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
+def test_a_probe_uses_the_device(execution):
+    assert probe_here(execution).failure == ""
+    absent = probe_here(replace(execution, device="cuda:9"))
+    assert absent.failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
     assert probe_afresh("no-such-device").failure.startswith("RuntimeError: ")
+
+
+def test_a_probe_that_no_signal_ends_is_not_waited_for(monkeypatch):
+    probes, kill = [], subprocess.Popen.kill
+    monkeypatch.setattr(devices, "PROBE_S", 0.05)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda probe: probes.append(probe))
+    assert probe_afresh("cpu").failure == "no answer in 0 s"
+    (probe,) = probes
+    try:
+        assert probe.poll() is None
+    finally:
+        kill(probe)
+        probe.communicate()
+
+
+@pytest.mark.parametrize("probe", [probe_here, _probe_rank])
+def test_a_probe_is_no_product_before_a_deterministic_process_is_set_up(execution, monkeypatch, probe):
+    """On a GPU torch reads the variable once, at the first product: without it each later one would be refused."""
+    monkeypatch.setenv(CUBLAS_VARIABLE, "")
+    monkeypatch.setattr(devices, "_multiply", lambda device: seen.append(os.environ[CUBLAS_VARIABLE]))
+    seen: list[str] = []
+    try:
+        probe(replace(execution, deterministic=True))
+    finally:
+        execution.set_up_torch()
+    assert seen == [CUBLAS_WORKSPACE]
 
 
 def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
@@ -190,6 +221,23 @@ def test_a_slot_ends_after_an_error_that_nobody_foresaw(execution, monkeypatch, 
     assert (slot in pool.idle, killed.called) == (is_kept, not is_kept)
 
 
+def test_a_machine_whose_processes_die_ends_no_driver_while_others_work(execution, monkeypatch):
+    study = study_of(execution, [])
+    ends_with(monkeypatch, WorkerCrashedError())
+    monkeypatch.setattr(slots.ray, "kill", mock.MagicMock())
+
+    def fail_to_start() -> None:
+        study.slots.starting["a probe"], study.slots._next_start = mock.MagicMock(), 0.0
+        assert study._take_back("a probe") == []
+
+    study.in_flight = {"a task": ()}
+    for _ in range(3 * slots.MAX_FAILED_STARTS):
+        fail_to_start()
+    study.in_flight.clear()
+    with pytest.raises(ClusterLost, match="Ray could not start a process, 4 times"):
+        fail_to_start()
+
+
 # ------------------------------------------------------------------------------------------------------- a cordon
 
 
@@ -199,9 +247,10 @@ def cluster(monkeypatch):
     found = mock.MagicMock(machines=["m1"], is_fixed=False)
     nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
     monkeypatch.setattr(capacity.ray, "nodes", nodes)
-    for module in (cordon, capacity):
+    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 2.0 * len(found.machines)})
+    for module in (capacity, cordon):
         monkeypatch.setattr(module, "has_fixed_size", lambda: found.is_fixed)
-    monkeypatch.setattr(capacity, "most_gangs", lambda: 1)
+    monkeypatch.setattr(capacity, "most_gangs", lambda: 9)
     return found
 
 
@@ -216,6 +265,26 @@ def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
     found.note(report("no driver", "m2"))
     with pytest.raises(ClusterLost, match=r"(?s)a device that works:.*no driver.*no driver.*Submit again"):
         found.require_machines()
+
+
+def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting, execution, monkeypatch):
+    cluster.is_fixed, cluster.machines = True, ["m1", "m2"]
+    wide, narrow = (method_nodes("baseline", replace(setting, seed=seed))[0] for seed in (0, 1))
+    ranks = {wide.id: 4, narrow.id: 1}
+    monkeypatch.setattr(Execution, "of_node", lambda self, run, tags: replace(self, num_ranks=ranks[run.run_id]))
+    study = study_of(execution, [wide, narrow])
+    assert study._fitting() == [(wide,)]
+    study.cordon.note(report("no driver", "m2"))
+    assert study._fitting() == [(narrow,)]
+    study.waiting.start((narrow,))
+    study.in_flight["a task"] = (narrow,)
+    assert study._fitting() == []
+    study.in_flight.clear()
+    study.waiting.again(narrow)
+    assert study._fitting() == [], "it can start in two seconds"
+    study.waiting._delayed.clear()
+    with pytest.raises(ClusterLost, match="room for 4 ranks on devices that work"):
+        study._fitting()
 
 
 def test_a_growing_cluster_is_asked_for_three_others(cluster):
