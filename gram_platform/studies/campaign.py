@@ -16,7 +16,7 @@ from gram_platform.planner import training_hours
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
-from gram_platform.studies.device import settled
+from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
@@ -180,8 +180,9 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     of_study = [(study, checked(study, Flags(**common))) for study in chosen]
     report = None if flags.dry_run else reporter()
     graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
-    if not flags.dry_run:
-        device = _settled_device(of_study, of_search, graphs)
+    planned = _planned(of_study, of_search, graphs)
+    if planned and not flags.dry_run:
+        device = settled(planned, Store(planned[0].flags.storage).open_for_writing())[0].flags.device
         of_study, of_search = ([(one, with_device(its, device)) for one, its in some] for some in (of_study, of_search))
         graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
     codes, submitted, ids = [], (*of_study, *of_search), set()
@@ -195,20 +196,18 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
                 continue  # some study began with it
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
+    if planned and flags.dry_run:
+        say("\nof all " + price_line(planned))
     return worst(*codes)
 
 
-def _settled_device(
+def _planned(
     of_study: Sequence[tuple[Study, Flags]], of_search: Sequence[tuple[Search, SearchFlags]], graphs: Sequence[Graph]
-) -> str:
-    """Returns the device of all studies and searches, after printing the price of all; ValueError as `settled`."""
+) -> tuple[Graph, ...]:
+    """Returns all that is submitted: the studies' graphs, the searches that they begin with, and the other searches."""
     needed = [found for study, flags in of_study if (found := needed_search(study, flags)) and not found.is_complete()]
     submitted = {found.search_id: (found.search, found.flags) for found in needed}
-    searches = [planned_search(*each) for each in (*submitted.values(), *of_search)]
-    if not (planned := (*graphs, *searches)):
-        return ""
-    store = Store(planned[0].flags.storage).open_for_writing()
-    return settled(planned, store)[0].flags.device
+    return (*graphs, *(planned_search(*each) for each in (*submitted.values(), *of_search)))
 
 
 def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
