@@ -57,13 +57,15 @@ def run_searched(study: Study, flags: Flags) -> int:
         _require_ray(flags, needed.named)
     if not flags.starts_nothing:  # errors of the study must come before the search, and the price of both
         store = Store(flags.storage).open_for_writing()
-        search = () if needed.is_complete() else (planned_search(needed.search, needed.flags),)
-        graph, *_ = settled((build_graph(study, flags, reporter()), *search), store)
+        graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
         flags = with_device(flags, graph.flags.device)
         provide_data((graph,), store)
     with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
-        return worst(code, *(run_study(*each) for each in ready))
+        code = worst(code, *(run_study(*each) for each in ready))
+    if flags.dry_run and not needed.is_complete():
+        say("\nof both " + price_line(_with_search(build_graph(study, flags), needed)))
+    return code
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class NeededSearch:
     def is_complete(self) -> bool:
         """Tells whether the storage has all trials."""
         return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
+
+
+def _with_search(graph: Graph, needed: NeededSearch) -> tuple[Graph, ...]:
+    """Returns a study with the search that it begins with, unless that is complete."""
+    return (graph,) if needed.is_complete() else (graph, planned_search(needed.search, needed.flags))
 
 
 def needed_search(study: Study, flags: Flags) -> NeededSearch | None:

@@ -87,6 +87,10 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
     assert re.search(rf"^predicted: \d+ nodes of {named} are not done, [\d.]+ cpu hours, \$0\.00$", printed, re.M)
     assert re.search(r"yes=False: expected --yes, .*--confirm-above 0, or --max-cost DOLLARS", printed)
     assert not (storage / "data").exists()
+    (line,) = re.findall("^predicted: .*$", printed, re.M)
+    code, described = ending(capsys, start, *what, [*arguments, "--dry-run"])
+    assert code == 0
+    assert re.search(f"^(of all )?{re.escape(line)}$", described, re.M)  # the dry run's price is the submission's
 
 
 def test_the_default_limit_is_500_dollars(storage, capsys):
