@@ -13,6 +13,7 @@ from gram_platform.corpora import catalog_names
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.methods import METHODS
 from gram_platform.store import Store
+from gram_platform.store.machines import write_cordoned
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
@@ -105,6 +106,10 @@ def assert_a_cordoned_machine_is_named(capsys, store: Store) -> None:
     assert (machine["host"], machine["machine"], machine["message"]) == ("gpu-7", "f00", named)
     printed(capsys, "report", "scaling", "--storage", store.root)
     assert named in store.study_dir("scaling").read("report.html").decode()
+    write_cordoned(store, "scaling", [{"message": named, "time": 1e18}])  # damaged: no time of a calendar
+    assert named not in printed(capsys, "status", "--storage", store.root)
+    write_cordoned(store, "scaling", [{"message": named, "time": 1e9}])
+    assert named in printed(capsys, "status", "--storage", store.root)
     cordons_noted(store, ["scaling"], said.append)
     assert named not in printed(capsys, "status", "--storage", store.root)
 

@@ -290,6 +290,22 @@ def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
     return {node_id for node_id, finished in found.items() if finished is not None}
 
 
+def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
+    """Returns the ids of nodes that no submission executes: done, diverged, or needing a diverged run.
+
+    Changes nothing in the storage. `retry_diverged`: diverged runs are trained again.
+    """
+    nodes = list(nodes)
+    found = store.finished((node.kind, node.id) for node in nodes)
+    progress = Progress(nodes, {node_id for node_id, finished in found.items() if finished is not None})
+    begun = [] if retry_diverged else [n.id for n in nodes if n.is_run and n.id in found.keys() - progress.done]
+    failures = store.concurrently(lambda run_id: store.run(run_id).failure(), begun)
+    for run_id, failure in zip(begun, failures, strict=True):
+        if is_divergence(failure):
+            progress.fail(run_id, "")
+    return progress.done | progress.failed.keys() | progress.blocked.keys()
+
+
 def is_divergence(failure: Mapping | None) -> bool:
     """Tells whether a run failed with a non-finite loss."""
     return failure is not None and failure.get("details", {}).get("kind") == DIVERGENCE["kind"]

@@ -27,7 +27,7 @@ CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.js
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
 WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
 NUMBERS = {str: float}  # shape of losses by domain and metrics by name
-TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str}
+TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str, "device": str}
 WRONG_HASH = "its hash is not the result's"
 
 

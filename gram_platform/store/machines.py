@@ -3,10 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 
+from gram_platform.config.identity import has_shape
 from gram_platform.store.root import Store
 
 CORDONED = "cordoned.json"  # in the study's folder; absent where no machine was left out
-SHAPE = {"machines": [{"message": str, "time": float}]}
+MOST_SECONDS = 2**37  # Unix times above it have no date
+SHAPE = {"machines": [{"message": str, "time": lambda time: has_shape(time, float) and 0 <= time < MOST_SECONDS}]}
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:

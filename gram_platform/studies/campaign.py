@@ -16,7 +16,7 @@ from gram_platform.planner import training_hours
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
-from gram_platform.studies.device import settled
+from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
@@ -57,13 +57,15 @@ def run_searched(study: Study, flags: Flags) -> int:
         _require_ray(flags, needed.named)
     if not flags.starts_nothing:  # errors of the study must come before the search, and the price of both
         store = Store(flags.storage).open_for_writing()
-        search = () if needed.is_complete() else (planned_search(needed.search, needed.flags),)
-        graph, *_ = settled((build_graph(study, flags, reporter()), *search), store)
+        graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
         flags = with_device(flags, graph.flags.device)
         provide_data((graph,), store)
     with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
         ready, _, code = after_searches([(study, flags)])
-        return worst(code, *(run_study(*each) for each in ready))
+        code = worst(code, *(run_study(*each) for each in ready))
+    if flags.dry_run and not needed.is_complete():
+        say("\nof both " + price_line(_with_search(build_graph(study, flags), needed)))
+    return code
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class NeededSearch:
     def is_complete(self) -> bool:
         """Tells whether the storage has all trials."""
         return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
+
+
+def _with_search(graph: Graph, needed: NeededSearch) -> tuple[Graph, ...]:
+    """Returns a study with the search that it begins with, unless that is complete."""
+    return (graph,) if needed.is_complete() else (graph, planned_search(needed.search, needed.flags))
 
 
 def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
@@ -180,8 +187,9 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     of_study = [(study, checked(study, Flags(**common))) for study in chosen]
     report = None if flags.dry_run else reporter()
     graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
-    if not flags.dry_run:
-        device = _settled_device(of_study, of_search, graphs)
+    planned = _planned(of_study, of_search, graphs)
+    if planned and not flags.dry_run:
+        device = settled(planned, Store(planned[0].flags.storage).open_for_writing())[0].flags.device
         of_study, of_search = ([(one, with_device(its, device)) for one, its in some] for some in (of_study, of_search))
         graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
     codes, submitted, ids = [], (*of_study, *of_search), set()
@@ -195,20 +203,18 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
                 continue  # some study began with it
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
+    if planned and flags.dry_run:
+        say("\nof all " + price_line(planned))
     return worst(*codes)
 
 
-def _settled_device(
+def _planned(
     of_study: Sequence[tuple[Study, Flags]], of_search: Sequence[tuple[Search, SearchFlags]], graphs: Sequence[Graph]
-) -> str:
-    """Returns the device of all studies and searches, after printing the price of all; ValueError as `settled`."""
+) -> tuple[Graph, ...]:
+    """Returns all that is submitted: the studies' graphs, the searches that they begin with, and the other searches."""
     needed = [found for study, flags in of_study if (found := needed_search(study, flags)) and not found.is_complete()]
     submitted = {found.search_id: (found.search, found.flags) for found in needed}
-    searches = [planned_search(*each) for each in (*submitted.values(), *of_search)]
-    if not (planned := (*graphs, *searches)):
-        return ""
-    store = Store(planned[0].flags.storage).open_for_writing()
-    return settled(planned, store)[0].flags.device
+    return (*graphs, *(planned_search(*each) for each in (*submitted.values(), *of_search)))
 
 
 def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:

@@ -35,9 +35,9 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
-from gram_platform.studies.device import device_text
+from gram_platform.studies.device import ended_of, on_known_device
 from gram_platform.studies.flags import CommonFlags
-from gram_platform.studies.price import amount, evaluation_hours
+from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
 
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
@@ -52,9 +52,11 @@ def describe(graph: Graph) -> str:
 
     And the simulation, if the flags ask for it.
     """
+    store = Store(graph.flags.storage)
+    ended = ended_of((graph,), store)
+    graph, device = on_known_device(graph, store, ended)
     machine = graph.flags.hardware
     runs = {node.id: node for node in graph.nodes if node.is_run}
-    store = Store(graph.flags.storage)
     all_done = done_ids(graph.nodes, store)
     done = all_done & set(runs)
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
@@ -67,7 +69,7 @@ def describe(graph: Graph) -> str:
         *(f"changed: {change}" for change in graph.flags.changes),
         f"corpus {graph.flags.corpus} (data {graph.data_id})",
         f"storage {graph.flags.storage}",
-        f"device {device_text(graph, store, all_done)}",
+        f"device {device}",
         *supply_lines(graph),
         "",
         aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
@@ -78,6 +80,7 @@ def describe(graph: Graph) -> str:
         _totals(needed, done, machine),
         f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
         f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all",
+        predicted(work_left((graph,), ended)),
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]

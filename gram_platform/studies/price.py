@@ -88,6 +88,14 @@ def price(work: Iterable[Work], machine: Machine | None = None) -> tuple[str, fl
     return f"{' and '.join(f'{amount(h)} {on.name} hours' for on, h in hours.items())}, ${dollars:,.2f}", dollars
 
 
+def predicted(work: Sequence[Work]) -> str:
+    """Says what a submission has left to execute, and its price."""
+    if not work:
+        return "predicted: nothing is left to execute"
+    names = ", ".join(dict.fromkeys(one.graph.study.name for one in work))
+    return f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done, {price(work)[0]}"
+
+
 def require_approval(work: Sequence[Work], flags: CommonFlags) -> None:
     """Prints the predicted price of what is left. ValueError above --confirm-above without --yes or --max-cost.
 
@@ -95,9 +103,8 @@ def require_approval(work: Sequence[Work], flags: CommonFlags) -> None:
     """
     if not work:
         return
-    text, dollars = price(work)
-    names = ", ".join(dict.fromkeys(one.graph.study.name for one in work))
-    say(f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done, {text}")
+    dollars = price(work)[1]
+    say(predicted(work))
     if dollars > flags.confirm_above and not (flags.yes or flags.max_cost):
         expected = f"--yes, since ${dollars:,.2f} are more than --confirm-above {flags.confirm_above:g}, or --max-cost "
         raise invalid("yes", flags.yes, f"{expected}DOLLARS, at which nothing more is started")

@@ -111,9 +111,9 @@ class Driver:
         """Executes what is missing and writes every table; returns the exit code. ValueError as `require_room`."""
         started = time.monotonic()
         execute = self._executor()
-        begin_work()
         for graph in self.graphs if self._executes() else ():
             note_device(graph, self.store, self.execution.device)
+        begin_work()
         self._begin()
         with self.view, self.mirror:
             self._execute(execute)

@@ -35,6 +35,7 @@ WHOLE = ["[1]", "7", "null", "{}", "", "[" * 100_000]
 VALUES = [None, "x", 7, [1], {"x": {"y": [1]}}, 10**400]
 KINDS = {
     *("data/ID/manifest.json", "data/ID/tokenizer.json", "store.json", "studies/scaling/study.json"),
+    "studies/scaling/devices.json",
     *(f"{kind}/ID/{name}.json" for kind in ("runs", "evaluations") for name in ("config", "tags", "result")),
     *("evaluations/ID/timing.json", "runs/ID/attempts/ID/complete.json", "runs/ID/attempts/ID/lease.json"),
 }
@@ -269,7 +270,7 @@ def copied(study, tmp_path, monkeypatch) -> Path:
 def test_what_a_driver_knows_comes_back(study, copied, capsys, how):
     """Configs, tags and times of all nodes: a driver makes or leaves out each, and executes nothing again."""
     for relative in files_of(study):
-        if relative.name in ("config.json", "tags.json", "timing.json", "study.json", "table.csv"):
+        if relative.name in ("config.json", "tags.json", "timing.json", "study.json", "devices.json", "table.csv"):
             cut(copied, relative, how)
     code, text = submitted(copied, capsys, *AWAY)
     assert code == 0

@@ -11,10 +11,12 @@ from gram_platform.store.files import seal
 from gram_platform.studies import device
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import CampaignFlags, run_campaign
-from gram_platform.studies.device import began_on, device_text, note_device, settled
+from gram_platform.studies.device import began_on, note_device, on_known_device, price_line, settled
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.price import predicted, work_left
 from gram_platform.studies.run import run_study
 from gram_platform.studies.searches.run import parse as parse_search
 from gram_platform.studies.searches.run import planned_search, run_search
@@ -39,6 +41,7 @@ def growing_cluster(monkeypatch):
     """A cluster that starts machines on demand and has none now."""
     monkeypatch.setattr(device, "connect", lambda is_verbose: None)
     monkeypatch.setattr(device, "has_fixed_size", lambda: False)
+    monkeypatch.setattr(device, "await_report", lambda: None)
 
 
 @pytest.fixture
@@ -61,6 +64,16 @@ def test_a_plan_for_gpus_asks_for_the_device_before_any_work(submit, growing_clu
     assert not (storage / "runs").exists()
 
 
+def test_an_autoscaler_that_has_not_reported_yet_is_waited_for(growing_cluster, storage, monkeypatch):
+    """Its cluster looks like one of fixed size without GPUs, on which the study would begin on CPUs."""
+    reports = []
+    monkeypatch.setattr(device, "await_report", lambda: reports.append("head"))
+    monkeypatch.setattr(device, "has_fixed_size", lambda: not reports)
+    monkeypatch.setattr(device.ray, "cluster_resources", dict)
+    with pytest.raises(ValueError, match=ASKED):
+        settled((study_graph(),), Store(storage))
+
+
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 @pytest.mark.parametrize("given", ["cpu", "cuda"])
 def test_a_device_that_is_given_is_not_asked_for(make, given, no_ray, storage):
@@ -80,15 +93,27 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     note_device(make("--device", "cuda"), store, "cuda")
     (graph,) = settled((make(),), store)
     assert graph.flags.device == "cuda"
-    assert device_text(make(), store, ()) == "cuda, on which it began"
+    assert on_known_device(make(), store, ()) == (graph, "cuda, on which it began")
     with pytest.raises(
         ValueError, match=r"^device='cpu': expected cuda, on which .*preset paper.*another --storage, or "
     ):
         settled((make("--device", "cpu"),), store)
+    with pytest.raises(ValueError, match=r"^device='cpu': expected cuda"):  # two that begin at once
+        note_device(make(), store, "cpu")
     other = make(preset=("--preset", "smoke"))
     assert began_on(other, store) == ""
     note_device(other, store, "cpu")
     assert (began_on(make(), store), began_on(other, store)) == ("cuda", "cpu")
+
+
+def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage):
+    store, graph = Store(storage).open_for_writing(), study_graph()
+    note_device(graph, store, "cpu")
+    (kept,) = settled((graph,), store)
+    said = describe(graph)
+    assert "device cpu, on which it began" in said
+    assert price_line((kept,)) in said.splitlines()
+    assert price_line((graph,)) == price_line((kept,)) != predicted(work_left((graph,), ()))
 
 
 @pytest.mark.parametrize(("name", "kept"), [("NVIDIA H100 80GB HBM3", "cuda"), ("cpu", "cpu")])
@@ -99,6 +124,9 @@ def test_runs_that_a_handover_has_trained_are_continued_on_their_device(name, ke
     store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
     monkeypatch.setattr(RunDirectory, "timing", lambda run: {"device": name})
     assert settled((graph,), store)[0].flags.device == kept
+    with monkeypatch.context() as patch:  # also where all known trials are done: a search may draw more
+        patch.setattr(device, "work_left", lambda graphs, ended: [])
+        assert settled((graph,), store)[0].flags.device == kept
     other = "cuda" if kept == "cpu" else "cpu"
     assert settled((study_graph("--device", other),), store)[0].flags.device == other
 

@@ -5,7 +5,7 @@ import re
 import optuna
 import pytest
 
-from gram_platform.engine.life import done_ids
+from gram_platform.engine.life import DIVERGENCE, done_ids, ended_ids
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.files import seal
@@ -40,6 +40,13 @@ def test_what_is_not_done_is_priced_once(storage):
     (left,) = work_left((graph,), done_ids(graph.nodes, store))
     assert left.ids == work.ids - {run.id}
     assert left.hours(cpu) == pytest.approx(everything - planned_hours([run], cpu))
+    (diverged,) = (node for node in graph.nodes if node.is_run and not node.is_attack and node.id != run.id)
+    with store.run(diverged.id).start_attempt("test") as attempt:
+        attempt.fail("loss is nan", DIVERGENCE)
+    ended = ended_ids(graph.nodes, store)
+    assert ended > {run.id, diverged.id}  # with what needs the diverged one
+    assert not ended & {node.id for node in graph.nodes if node.needs == {run.id}}
+    assert ended_ids(graph.nodes, store, retry_diverged=True) == {run.id}
     text, dollars = price((left,))
     assert dollars == left.hours(cpu) * cpu.dollars_per_hour
     assert re.fullmatch(r"[\d.]+ cpu hours, \$0\.00", text)
@@ -48,6 +55,7 @@ def test_what_is_not_done_is_priced_once(storage):
 def test_a_search_of_optuna_has_the_trials_that_are_not_complete_left(storage):
     graph = planned_search(MAXENT, parse_search(MAXENT, ["--preset", "smoke"]))
     assert graph.study.share_left(graph) == 1.0
+    assert not (storage / "optuna.db").exists()  # a price that is refused leaves nothing
     first, *_ = groups = graph.study.open(graph, graph.study.identify(graph))
     value = [0.0] * len(first.study.directions)
     first.study.add_trial(optuna.trial.create_trial(values=value))
@@ -79,6 +87,10 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
     assert re.search(rf"^predicted: \d+ nodes of {named} are not done, [\d.]+ cpu hours, \$0\.00$", printed, re.M)
     assert re.search(r"yes=False: expected --yes, .*--confirm-above 0, or --max-cost DOLLARS", printed)
     assert not (storage / "data").exists()
+    (line,) = re.findall("^predicted: .*$", printed, re.M)
+    code, described = ending(capsys, start, *what, [*arguments, "--dry-run"])
+    assert code == 0
+    assert re.search(f"^(of all )?{re.escape(line)}$", described, re.M)  # the dry run's price is the submission's
 
 
 def test_the_default_limit_is_500_dollars(storage, capsys):

@@ -15,7 +15,7 @@ from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
-from gram_platform.studies.searches.optuna_studies import attributes, open_storage
+from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
@@ -225,16 +225,20 @@ class OptunaSearch(Search):
     def open(self, graph: Graph, search_id: str) -> list[Group]:
         """Opens the Optuna studies, named by the search's id and the group."""
         storage, target = open_storage(graph.flags.optuna_uri), self.target(graph)
-        return [
-            Group(name, fixed, open_study(storage, f"{self.name}-{search_id}-{name}", self.objectives), target, storage)
-            for name, fixed in self.groups(graph).items()
-        ]
+        opened = lambda group: open_study(storage, self._study_name(search_id, group), self.objectives)  # noqa: E731
+        return [Group(name, fixed, opened(name), target, storage) for name, fixed in self.groups(graph).items()]
+
+    def _study_name(self, search_id: str, group: str) -> str:
+        return f"{self.name}-{search_id}-{group}"
 
     def share_left(self, graph: Graph) -> float:
-        """Returns the share of the trials that are not complete."""
-        groups = self.open(graph, self.identify(graph))
-        left = sum(max(0, group.num_trials - group.num_complete) for group in groups)
-        return left / sum(group.num_trials for group in groups)
+        """Returns the share of the trials that are not complete; creates nothing, and a dry run asks no server."""
+        path = database_path(graph.flags.optuna_uri)
+        if not (path.exists() if path else not graph.flags.dry_run):
+            return 1.0
+        storage, target, search_id = open_storage(graph.flags.optuna_uri), self.target(graph), self.identify(graph)
+        complete = [num_complete(storage, self._study_name(search_id, group)) for group in self.groups(graph)]
+        return sum(max(0, target - number) for number in complete) / (target * len(complete))
 
     def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
         groups = self.open(graph, search_id)

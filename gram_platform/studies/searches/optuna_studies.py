@@ -53,6 +53,15 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
         raise invalid("optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})") from error
 
 
+def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
+    """Counts the complete trials of an Optuna study; 0 if there is none of this name."""
+    try:
+        study = optuna.load_study(study_name=name, storage=storage)
+    except KeyError:
+        return 0
+    return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+
+
 # -------------------------------------------------------------------------------------------------------------- trials
 
 
