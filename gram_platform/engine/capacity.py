@@ -184,7 +184,7 @@ def _machine_types() -> set[str]:
     return set(report.get("active_nodes") or ())
 
 
-def _await_report() -> None:
+def await_report() -> None:
     """Waits until an autoscaler has reported, or has had the time."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while not _machine_types() and time.monotonic() < deadline:
@@ -228,7 +228,7 @@ def require_room(widest: int, resources: Resources, say: Callable[[str], None]) 
     if room >= widest:
         return
     error = _shortage(widest, resources, machines, room)
-    _await_report()
+    await_report()
     if has_fixed_size():
         raise error
     say(f"waiting for machines that the cluster may yet start: {error}")

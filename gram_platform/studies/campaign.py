@@ -240,7 +240,7 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
     runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
     union = unique(node for of_study in runs.values() for node in of_study)
     machine = graphs[0].flags.hardware
-    hours = {node.id: needs(node.config, 1, machine).gpu_hours for node in union}
+    hours = {node.id: training_hours(node.config, machine) for node in union}
     alone = sum(hours[node.id] for of_study in runs.values() for node in of_study)
     num_alone = sum(map(len, runs.values()))
     lines = [f"{name}: {len(of_study)} runs" for name, of_study in runs.items()]
