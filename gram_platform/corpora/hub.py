@@ -51,8 +51,8 @@ def fetch(
     catalog lacks a label; Unavailable if the hub stays away for longer than the pauses of `patiently`.
     """
     require_plain(folder)
-    new = [row for row in source.rows if not any((folder / row_id(row)).rglob("part-*"))]
-    require_all(_in_order(workers(partial(_refusal, folder), new)), source.rows)
+    asked = [row for row in source.rows if by_shard or not any((folder / row_id(row)).rglob("part-*"))]
+    patiently(lambda: require_all(_in_order(workers(partial(_refusal, folder), asked)), source.rows))
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
     shards = [(0, 1)] * len(wanted)
@@ -96,9 +96,9 @@ def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
 
 
 def _refusal(folder: Path, row: HubRow) -> Exception | None:
-    """Opens the row, and returns the error that this raises."""
+    """Opens the row unless it was opened before, and returns the error that this raises."""
     try:
-        patiently(partial(_num_shards, folder, row))
+        _num_shards(folder, row)
     except (ValueError, Unavailable) as error:
         return error
     return None

@@ -12,6 +12,7 @@ from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from gram_platform.config.endings import Unavailable
+from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.corpora.recipe import BUILDERS, HubRow
 
@@ -22,6 +23,7 @@ REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 # base classes of the broken connections and time-outs of Python, httpx and aiohttp; `datasets` retries these too
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
+FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}  # although causes or bases of it are broken
 
 T = TypeVar("T")
 
@@ -29,8 +31,9 @@ T = TypeVar("T")
 def require_readable(row: HubRow, all_files: bool = False) -> None:
     """Asks the server of the row's dataset, or of its first file or all, without reading text.
 
-    ValueError that says what to do if the server refuses, or lacks one of all files; Unavailable if it does not answer,
-    or is overloaded. Any other answer is left to the library: a mirror of the hub may not know the question.
+    ValueError that says what to do if the server refuses, or lacks one of all files, or cannot be asked; Unavailable
+    if it does not answer, or is overloaded. Any other answer is left to the library: a mirror of the hub may not know
+    the question.
     """
     from huggingface_hub.utils import get_session
 
@@ -40,8 +43,8 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
             with get_session().stream("GET", url, headers=headers, timeout=ANSWER_WITHIN_S) as answer:
                 status = answer.status_code
         except Exception as error:  # the client's own errors, and those of sockets and encryption
-            away = f"{urlsplit(url).hostname} does not answer ({error})"
-            raise Unavailable(f"{_cannot_be_read(row)}: {away}") from error
+            kind = ValueError if FINAL & _kinds(error) else Unavailable
+            raise kind(f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})") from error
         if _passes(status):
             raise Unavailable(f"{_cannot_be_read(row)}: {url} has the status {status}")
         if status in final:
@@ -49,12 +52,15 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the URLs to ask, and their headers; none for local files."""
+    """Yields the URLs to ask, and their headers; none for local files. ValueError for a token that no header holds."""
     import datasets
     from huggingface_hub import get_token
 
     if row.dataset not in BUILDERS:
-        headers = {"Authorization": f"Bearer {token}"} if (token := get_token()) else {}
+        token = get_token() or ""
+        if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
+            raise invalid(TOKEN, "".join(sorted(stray)), "a token without such characters, as quotation marks or a BOM")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
         return
     for url in _urls(row) if all_files else _urls(row)[:1]:
@@ -95,7 +101,7 @@ def _advice(row: HubRow) -> str:
     has = "does not open it" if get_token() else "is not set"
     page = f"{datasets.config.HF_ENDPOINT}/datasets/{row.dataset}"
     advice = f"If {page} exists, accept its terms there, and set {TOKEN} to a token of that account"
-    return f". {advice} where text is fetched: on {gethostname()} it {has}"
+    return f". {advice} where text is fetched, before Ray starts there: on {gethostname()} it {has}"
 
 
 def is_passing(error: BaseException) -> bool:
@@ -103,7 +109,7 @@ def is_passing(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return _passes(status)
-    return any(kind.__name__ in BROKEN for cause in _causes(error) for kind in type(cause).__mro__)
+    return bool(BROKEN & _kinds(error)) and not FINAL & _kinds(error)
 
 
 def _passes(status: int) -> bool:
@@ -118,6 +124,11 @@ def _status(error: BaseException) -> int | None:
             if isinstance(found, int):
                 return found
     return None
+
+
+def _kinds(error: BaseException) -> set[str]:
+    """Returns the names of the classes of an error and its causes."""
+    return {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -150,4 +161,5 @@ def require_all(errors: Iterable[Exception | None], rows: Sequence[HubRow]) -> N
     found = [error for error in errors if error is not None]
     for kind in (ValueError, Unavailable):
         if texts := [str(error) for error in found if isinstance(error, kind)]:
-            raise kind(f"{len(texts)} of {len(rows)} rows: " + "; ".join(texts) if len(rows) > 1 else texts[0])
+            named = "; ".join(dict.fromkeys(texts))
+            raise kind(f"{len(texts)} of {len(rows)} rows: {named}" if len(rows) > 1 else named)

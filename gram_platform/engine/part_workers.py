@@ -12,9 +12,10 @@ from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import Stopped
+from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core, in_turn
-from gram_platform.engine.capacity import has_fixed_size
+from gram_platform.engine.capacity import await_report, has_fixed_size
 from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
 from gram_platform.engine.local_cluster.head import num_cpus as num_cores
@@ -65,10 +66,15 @@ def placement(anywhere: bool) -> Placement | None:
 
 
 def _has_pack_machines() -> bool:
-    """Tells whether the cluster has machines for packing, or will start them."""
-    if os.environ.get(STARTS_PACK_MACHINES) == "1":
+    """Tells whether the cluster has machines for packing, or will start them, which one of fixed size never does."""
+    starts = os.environ.get(STARTS_PACK_MACHINES, "")
+    if starts not in ("", "0", "1"):
+        raise invalid(STARTS_PACK_MACHINES, starts, "1 where the cluster starts machines for packing, else 0")
+    if PACK in ray.cluster_resources():
         return True
-    return PACK in ray.cluster_resources()
+    if starts == "1":
+        await_report()
+    return starts == "1" and not has_fixed_size()
 
 
 def _spread(
@@ -81,7 +87,8 @@ def _spread(
         yield from in_turn(function, tasks)
         return
     if PACK in place.options.get("resources", ()) and PACK not in ray.cluster_resources():
-        say(f"waiting for a machine that offers the resource {PACK!r}: the cluster starts it", sys.stderr)
+        what = f"waiting for a machine that offers the resource {PACK!r}: the cluster starts it"
+        say(f"{what}, and `ray status` shows what it lacks", sys.stderr)
     call = ray.remote(max_retries=MAX_CRASHES, **place.options)(call_on_one_core)
     require_ray()
     shared, left, running = ray.put(function), enumerate(tasks), {}

@@ -88,6 +88,13 @@ def test_only_the_driver_knows_mlflow(config):
     assert "mlflow.env" not in str(config["docker"])
 
 
+def written_by(command: str, secret: str) -> str:
+    """What a command writes whose secret manager answers with this text; "" stands for an error."""
+    answered = re.sub(r"[^;|]*(get-secret-value|secrets versions access)[^|]*\|", f"{secret or 'false'} |", command)
+    commands = answered.replace("| sudo install", "| cat #")
+    return subprocess.run(["bash", "-c", commands], capture_output=True, check=True, text=True).stdout
+
+
 def test_who_fetches_text_has_the_hubs_token(config):
     """If there is one: without the secret the file is empty, and the machine starts all the same."""
     for name, kind in config["available_node_types"].items():
@@ -96,6 +103,12 @@ def test_who_fetches_text_has_the_hubs_token(config):
         assert len(of_hub) == fetches, name
         assert ("--env-file /opt/gram/hub.env" in str(kind.get("docker"))) == fetches, name
         for command in of_hub:
-            without = re.sub(r"^.*?\|", "false |", command).replace("| sudo install", "| cat #")
-            written = subprocess.run(["bash", "-c", without], capture_output=True, check=True)
-            assert written.stdout == b""
+            assert written_by(command, "") == ""
+            assert written_by(command, r"printf 'hf_a$/\n\n'") == "HF_TOKEN=hf_a$/\n", "docker would take the last line"
+
+
+def test_a_secret_that_ends_with_a_line_is_whole(config):
+    """A file's last line break becomes a part of the secret, and the clouds' tools print another one."""
+    (command,) = (c for c in config["available_node_types"]["driver"]["initialization_commands"] if "gram-mlflow" in c)
+    written = written_by(command, r"printf 'a$/=\n\n'")
+    assert written == "MLFLOW_TRACKING_USERNAME=admin\nMLFLOW_TRACKING_PASSWORD=a$/=\n"

@@ -13,7 +13,7 @@ from collections import Counter
 
 import aiohttp
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
 
 from gram_platform.config.endings import Unavailable
@@ -123,6 +123,35 @@ def test_a_server_that_is_overloaded_is_asked_again(server, tmp_path, records, s
     assert len(fetched(row, tmp_path / "hub")) == len(records)
 
 
+def test_rows_of_a_hub_that_is_away_are_asked_again_together(server, tmp_path, capsys):
+    """One pause for all of them, and none where one is refused: that will not pass."""
+    rows = tuple(hub_row(f"away-{number}") for number in range(3))
+    server.statuses |= {f"/api/datasets/{row.dataset}/auth-check": 503 for row in rows}
+    with pytest.raises(Unavailable, match="3 of 3 rows: "):
+        hub.fetch(HubSource(rows, (BIG,) * 3), tmp_path, lambda *_: None)
+    assert capsys.readouterr().err.count("asking again") == 3
+    assert set(Counter(server.asked).values()) == {4}
+    server.asked.clear()
+    server.statuses["/api/datasets/org/away-1/auth-check"] = 403
+    with pytest.raises(ValueError, match="1 of 3 rows: "):
+        hub.fetch(HubSource(rows, (BIG,) * 3), tmp_path, lambda *_: None)
+    assert set(Counter(server.asked).values()) == {1}
+
+
+def test_what_a_request_cannot_hold_is_bad_input(server, tmp_path, monkeypatch, capsys):
+    """Its message names the characters, and not the token. An offline library is no server that is away."""
+    monkeypatch.setenv("HF_TOKEN", "\N{LEFT DOUBLE QUOTATION MARK}hf_secret")
+    with pytest.raises(ValueError, match="HF_TOKEN='\N{LEFT DOUBLE QUOTATION MARK}'") as found:
+        fetched(hub_row("a"), tmp_path)
+    assert "secret" not in str(found.value)
+    monkeypatch.setenv("HF_TOKEN", " hf_secret\n")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
+        fetched(hub_row("a"), tmp_path)
+    assert "asking again" not in capsys.readouterr().err
+    assert server.asked == []
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fetch_outlives_random_faults(server, tmp_path, records, jsonl, monkeypatch, seed):
     """A third of all requests fail, of two files: the same records as from the disk."""
@@ -172,7 +201,10 @@ def test_the_cause_of_an_error_decides():
         assert hub_access.is_passing(hidden) == (status == 503)
     broken = (ConnectionResetError(), TimeoutError(), httpx.ReadTimeout(""), aiohttp.ServerDisconnectedError())
     assert all(map(hub_access.is_passing, (*broken, aiohttp.ClientPayloadError())))
-    assert not any(map(hub_access.is_passing, (FileNotFoundError(), PermissionError(), ValueError("a bad record"))))
+    denied = PermissionError()
+    denied.__cause__ = type("ClientError", (Exception,), {})()  # as botocore calls it
+    final = (FileNotFoundError(), PermissionError(), denied, ValueError("a bad record"), OfflineModeIsEnabled())
+    assert not any(map(hub_access.is_passing, final))
 
 
 TOKENIZER_OF = """

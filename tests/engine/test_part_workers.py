@@ -16,6 +16,7 @@ from gram_platform.config.endings import Unavailable
 from gram_platform.corpora import prepare, resolve, sources
 from gram_platform.corpora.parts import PartFiles
 from gram_platform.corpora.records import ChangedText, Unit
+from gram_platform.engine import part_workers as part_workers_module
 from gram_platform.engine.part_workers import STARTS_PACK_MACHINES, part_workers, placement
 from tests.corpora.conftest import make_records, write_jsonl
 
@@ -132,6 +133,16 @@ def test_machines_for_packing_are_used_and_no_machine_with_a_gpu():
 def test_a_cluster_that_starts_machines_for_packing_is_asked_for_them_alone(ray_cluster, monkeypatch):
     assert placement(anywhere=True).options["num_cpus"] == 1
     monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
+    monkeypatch.setattr(part_workers_module, "has_fixed_size", lambda: False)
     asked = placement(anywhere=True).options
     assert (asked["num_cpus"], asked["resources"]) == (0, {"pack": 1})
     assert placement(anywhere=False).options["num_cpus"] == 1, "the text is on this machine, which has CPUs"
+
+
+def test_a_cluster_of_fixed_size_waits_for_no_machine_for_packing(ray_cluster, monkeypatch):
+    """Such as a Ray in a container of our image, whose variable says what another cluster has."""
+    monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
+    assert placement(anywhere=True).options["num_cpus"] == 1
+    monkeypatch.setenv(STARTS_PACK_MACHINES, "true")
+    with pytest.raises(ValueError, match="GRAM_PACK_MACHINES='true': expected 1 where"):
+        placement(anywhere=True)

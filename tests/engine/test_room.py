@@ -244,7 +244,7 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
 @pytest.mark.ray
 def test_a_local_cluster_has_a_fixed_size(ray_cluster):
     """As Ray reports by what it does not document: a line that fails names what a new version has changed."""
-    capacity._await_report()
+    capacity.await_report()
     assert capacity._machine_types(), f"_internal_kv_get({capacity.MONITOR_KEY!r})"
     assert capacity.has_fixed_size()
     assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
