@@ -208,6 +208,7 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     merged = "8 micro-batches of tiny in a pass on cpu"
     assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", merged, "4 small runs on one cpu"]
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
+    assert lines[1]["losses apart, nats"] < 0.05
 
 
 @pytest.mark.timeout(180)
