@@ -113,19 +113,26 @@ def compiling(workload: Workload) -> BenchmarkResult:
 
 
 def _against(name: str, workload: Workload, against: str, reference: Workload) -> BenchmarkResult:
-    """Compares two forms of the dense model's steps, in turn."""
+    """Compares two forms of the dense model's steps, in turn: their speed, and their losses of all steps."""
     run, clock = compared_runs(workload)[DENSE], clock_of(workload.device)
     forms = {"new": workload, "reference": reference}
-    steps = {form: functools.partial(next, training_steps(*loop_arguments(run, how))) for form, how in forms.items()}
-    seconds = interleaved(steps, workload.num_rounds, clock)
+    steps = {form: training_steps(*loop_arguments(run, how)) for form, how in forms.items()}
+    losses: dict[str, list[float]] = {form: [] for form in forms}
+
+    def train(form: str) -> None:
+        losses[form] += next(steps[form]).losses
+
+    seconds = interleaved({form: functools.partial(train, form) for form in forms}, workload.num_rounds, clock)
     rates = {form: tuple(workload.tokens_per_step / s for s in spent) for form, spent in seconds.items()}
+    apart = max(abs(new - old) for new, old in zip(losses["new"], losses["reference"], strict=True))
     return BenchmarkResult(
         name=name,
         unit="tokens/s",
         values=rates["new"],
         references=rates["reference"],
-        against=against,
+        against=f"{against}; losses at most {apart:.1e} nats apart",
         aim=None,
+        details={"losses apart, nats": apart},
     )
 
 

@@ -6,7 +6,7 @@ it runs the same code, without the row on memory, which only a GPU's allocator c
 
 import datetime
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -93,7 +93,7 @@ def _parity(name: str, run: RunConfig, precision: str, device: str) -> Benchmark
     """Compares loss and gradient of one micro-batch with the CPU's in float32, by the norm of the difference."""
     exact = _loss_and_gradient(replace(run, precision="float32"), "cpu")
     found = _loss_and_gradient(replace(run, precision=precision), device)
-    difference = max(float((f - e).norm() / e.norm()) for f, e in zip(found, exact, strict=True))
+    difference = largest((f - e).norm() / e.norm() for f, e in zip(found, exact, strict=True))
     return BenchmarkResult(
         name=f"{name}, {precision} on {device}",
         unit="of the norm",
@@ -102,6 +102,11 @@ def _parity(name: str, run: RunConfig, precision: str, device: str) -> Benchmark
         against="float32 on the CPU",
         aim=Aim("at most", GRADIENT_BOUNDS[precision], "value"),
     )
+
+
+def largest(values: Iterable[torch.Tensor]) -> float:
+    """Returns the largest of some numbers; NaN if one is, which Python's `max` may pass over."""
+    return float(torch.stack(list(values)).max())
 
 
 def _loss_and_gradient(run: RunConfig, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -127,7 +132,7 @@ def _resuming(run: RunConfig, device: str) -> BenchmarkResult:
     second.load_state(pieces)
     resumed = _trained(run, device, second, half, NUM_RESUMED).weights()
     pairs = [(weight, resumed[name]) for name, weight in whole.weights().items()]
-    difference = max(float((a - b).abs().max()) for a, b in pairs) / max(float(a.abs().max()) for a, _ in pairs)
+    difference = largest((a - b).abs().max() for a, b in pairs) / largest(a.abs().max() for a, _ in pairs)
     return BenchmarkResult(
         name=f"resumed after step {half} of {NUM_RESUMED} on {device}",
         unit="of the largest weight",

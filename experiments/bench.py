@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies
 from benchmarks import gpu, gpu_check, gpu_profile, gpu_ranks
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
 from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
+from gram_platform.config.identity import require_int
 
 BENCHMARKS = (  # modules of benchmarks
     "training",
@@ -55,23 +56,24 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the long form")
     parser.add_argument("--tracking-uri", default="", help="an empty database for `frame`; by default SQLite")
     parser.add_argument("--gpu", action="store_true", help="run the GPU form instead")
-    parser.add_argument("--device", default="cuda", help="for the GPU form")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"), help="for the GPU form")
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="for the GPU form")
     parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
     form.add_argument("--profile", action="store_true", help="with --gpu: profile steps instead of measuring peers")
-    parser.add_argument("--ranks", type=int, default=0, help="with --check: check so many FSDP2 ranks, a GPU each")
+    parser.add_argument("--ranks", type=int, help="with --check: check so many FSDP2 ranks, a GPU each")
     flags = parser.parse_args()
     if (flags.check or flags.profile) and not flags.gpu:
         parser.error("--check and --profile need --gpu")
-    if flags.ranks and not flags.check:
+    if flags.ranks is not None and not flags.check:
         parser.error("--ranks needs --check")
-    if flags.gpu and flags.device.startswith("cuda") and not torch.cuda.is_available():
+    if flags.gpu and flags.device == "cuda" and not torch.cuda.is_available():
         print("no GPU: torch finds no CUDA device here; --device cpu runs the same code", file=sys.stderr)
         sys.exit(2)
     try:
+        require_int("rounds", flags.rounds, 1)
         rows = on_gpu(flags) if flags.gpu else on_cpu(flags)
     except ValueError as error:
         parser.error(str(error))
@@ -85,7 +87,7 @@ def main() -> None:
 
 
 def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
-    if flags.ranks:
+    if flags.ranks is not None:
         return gpu_ranks.check(flags.device, flags.sizes, flags.ranks)
     if flags.check:
         return gpu_check.check(flags.device, flags.sizes)

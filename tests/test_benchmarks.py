@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks import (
     corpus,
     driver,
     evaluation,
+    gpu_check,
     gpu_profile,
     gpu_ranks,
     peers,
@@ -206,6 +208,7 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     merged = "8 micro-batches of tiny in a pass on cpu"
     assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", merged, "4 small runs on one cpu"]
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
+    assert lines[1]["losses apart, nats"] < 0.05
 
 
 @pytest.mark.timeout(180)
@@ -245,6 +248,23 @@ def test_ranks_that_a_size_cannot_have_are_refused():
     for num_ranks in (-1, 3):
         with pytest.raises(ValueError, match=f"ranks={num_ranks}: expected"):
             gpu_ranks.check("cpu", ["tiny"], num_ranks)
+
+
+@pytest.mark.parametrize("flags", ["--device gpu", "--rounds 0", "--check --ranks 0"])
+def test_flags_that_would_measure_nothing_are_refused(flags, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", *flags.split()])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "experiments/bench.py"), run_name="__main__")
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_gradient_that_is_not_a_number_misses(monkeypatch):
+    """Also where the loss is right, as after a kernel's broken backward pass."""
+    loss, gradients = torch.tensor(2.0), iter([torch.ones(2), torch.tensor([1.0, torch.nan])])
+    monkeypatch.setattr(gpu_check, "_loss_and_gradient", lambda *_: (loss, next(gradients)))
+    assert gpu_check._parity("gradients", compared_runs(WORKLOAD)[DENSE], "float32", "cpu").holds is False
 
 
 def test_a_profile_counts_and_names_operations():

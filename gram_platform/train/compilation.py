@@ -16,9 +16,10 @@ Result = TypeVar("Result")
 
 
 class Compilation:
-    """Compiles functions until that fails once. From the next pass on they run as they are, with one warning.
+    """Compiles functions until that fails once. Then all run as they are, with one warning.
 
     Whatever compiling raises is met by calling the function itself, which must be pure: its own errors rise from there.
+    What ran compiled earlier in the same pass is recomputed so, and nothing else: both must save the same tensors.
     Ranks decide each for itself, since a compiled function communicates with no other.
     """
 
@@ -35,7 +36,8 @@ class Compilation:
         if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):  # some versions of torch lack it
             torch._functorch.config.force_non_lazy_backward_lowering = True
         self.backend = backend
-        self.has_failed = self._is_off = False
+        self.has_failed = False
+        self._used: set[Callable] = set()  # what has run compiled in this pass
 
     def graphs_of(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """Returns the function, compiled for each shape of its inputs when it is first called with that shape."""
@@ -52,16 +54,18 @@ class Compilation:
 
     def attempt(self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs) -> Result:
         """Calls what is compiled; `plain` after a failure. A lack of memory is no failure to compile, and rises."""
-        if self._is_off:
+        if self.has_failed and compiled not in self._used:
             return plain(*inputs)
         try:
-            return compiled(*inputs)
+            result = compiled(*inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             result = plain(*inputs)
             self._fail(error)
-            return result
+        else:
+            self._used.add(compiled)
+        return result
 
     def _fail(self, error: Exception) -> None:
         if not self.has_failed:
@@ -71,8 +75,8 @@ class Compilation:
         self.has_failed = True
 
     def begin_pass(self) -> None:
-        """Notes that a forward pass begins: until the next one, what was compiled is called (and recomputed) so."""
-        self._is_off = self.has_failed
+        """Notes that a forward pass begins: what ran in the one before is recomputed no more."""
+        self._used.clear()
 
 
 def compile_blocks(model: Transformer, compilation: Compilation) -> None:

@@ -89,6 +89,9 @@ def logits_gradient(
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)
 
 
-def _in_parts(*rows: torch.Tensor) -> torch.Tensor:
-    number = rows_at_once(rows[0].device, rows[0].shape[1])
-    return torch.cat([logits_gradient(*part) for part in zip(*(of_all.split(number) for of_all in rows), strict=True)])
+def _in_parts(logits_NV: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+    gradient_NV, number = torch.empty_like(logits_NV), rows_at_once(logits_NV.device, logits_NV.shape[1])
+    parts = zip(*(of_all.split(number) for of_all in (gradient_NV, logits_NV, *rows)), strict=True)
+    for gradient, *part in parts:
+        gradient.copy_(logits_gradient(*part))
+    return gradient_NV

@@ -8,6 +8,8 @@ import dataclasses
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.utils import fresh_cache
 
 from gram_platform.config import ModuleSpec, RoutingConfig
@@ -88,16 +90,36 @@ def failing_backward(graph, inputs):
     return aot_autograd(fw_compiler=lambda module, _: module.forward, bw_compiler=backward)(graph, inputs)
 
 
+def failing_once():
+    """Cannot compile the first graph; later ones save fewer tensors than the functions themselves, as inductor's do."""
+    failing = CountingBackend(1)
+
+    def compiled(module, inputs):
+        return make_boxed_func(module.forward)
+
+    def backend(graph, inputs):
+        failing(graph, inputs)
+        return aot_autograd(
+            fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
+        )(graph, inputs)
+
+    return backend
+
+
 FAILURES = {
     "first": lambda: CountingBackend(1),
     "later": lambda: CountingBackend(4),
     "backward": lambda: failing_backward,
     "unknown backend": lambda: "no_such_backend",
+    "once": failing_once,
 }
-RECOMPUTED = [("later", True), ("backward", True)]
+RECOMPUTED = ("later", "backward", "once")
 
 
-@pytest.mark.parametrize(("failure", "checkpointing"), [*((failure, False) for failure in FAILURES), *RECOMPUTED])
+@pytest.mark.parametrize(
+    ("failure", "checkpointing"),
+    [*((name, False) for name in FAILURES if name != "once"), *((name, True) for name in RECOMPUTED)],
+)
 def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatch):
     """The run has the eager one's bits, and one warning. Recomputed layers run as they ran before."""
     config, compilation = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
