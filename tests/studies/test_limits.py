@@ -29,9 +29,9 @@ def started(monkeypatch) -> list[Node]:
     """The nodes that are started, in their order."""
     nodes, submit = [], SlotPool.submit
 
-    def noting(pool, task):
+    def noting(pool, task, *place):
         nodes.extend(task)
-        return submit(pool, task)
+        return submit(pool, task, *place)
 
     monkeypatch.setattr(SlotPool, "submit", noting)
     return nodes
