@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 
 from gram_platform.analysis.tables import aligned
+from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.engine.life import Progress, WaitingNodes, expected_hours
 from gram_platform.methods.nodes import Node
@@ -101,7 +102,10 @@ def main(arguments: list[str]) -> int:
     else:
         graph = build_graph(STUDY, parse_study(STUDY, arguments))
         store = Store(graph.flags.storage)
-        seconds = {node.id: store.node(node.kind, node.id).timing()["elapsed_s"] for node in graph.nodes}
+        timings = {node.id: store.node(node.kind, node.id).timing() for node in graph.nodes}
+        if not all("elapsed_s" in timing for timing in timings.values()):
+            raise invalid("storage", graph.flags.storage, "one with every node of the study done")
+        seconds = {node_id: timing["elapsed_s"] for node_id, timing in timings.items()}
         rows = study_rows(graph.nodes, seconds, MACHINES["cpu"])
     say(aligned([HEADER, *map(_texts, rows)], 1))
     return 0

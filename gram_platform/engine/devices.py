@@ -95,9 +95,12 @@ def device_errors_probed(device: str) -> Iterator[None]:
 def probe_here(execution: Execution) -> ProbeReport:
     """Probes the execution's device in this process, which has not used it yet, and is set up for the execution first.
 
-    At the first product on a GPU torch decides for good whether its products can be deterministic.
+    At the first product on a GPU torch decides for good whether its products can be deterministic. Before it a process
+    of its own tries the GPU: a driver's library may abort, and this process, which names the machine, shall outlive it.
     """
     execution.set_up_torch()
+    if execution.device.startswith("cuda") and (apart := probe_afresh(execution.device)).failure:
+        return apart
     return _report(execution.device, _failure_of_product(execution.device))
 
 

@@ -3,6 +3,7 @@
 import os
 import pickle
 import subprocess
+import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -78,6 +79,14 @@ def test_a_probe_uses_the_device(execution):
     absent = probe_here(replace(execution, device="cuda:9"))
     assert absent.failure.split(":")[0] in ("AssertionError", "RuntimeError", "AcceleratorError")
     assert probe_afresh("no-such-device").failure.startswith("RuntimeError: ")
+
+
+def test_a_process_outlives_a_probe_that_aborts(execution, tmp_path, monkeypatch):
+    aborts = tmp_path / "python"
+    aborts.write_text("#!/bin/sh\nkill -ABRT $$\n")
+    aborts.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(aborts))
+    assert probe_here(replace(execution, device="cuda")).failure == "the probe ended with code -6"
 
 
 def test_a_probe_that_no_signal_ends_is_not_waited_for(monkeypatch):
