@@ -16,7 +16,7 @@ from ray.autoscaler.v2.scheduler import ResourceDemandScheduler, SchedulingReque
 from ray.autoscaler.v2.utils import ResourceRequestUtil
 from ray.core.generated.autoscaler_pb2 import ClusterResourceState, GangResourceRequest, ResourceRequestByCount
 
-from gram_platform.engine import capacity
+from gram_platform.engine import capacity, part_workers
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.part_workers import STARTS_PACK_MACHINES, placement
 from tests.cluster.files import CLUSTER_FILE, ROOT, launcher, the
@@ -164,6 +164,9 @@ def test_gangs_take_all_large_machines_and_no_small_one(node_types):
 def test_packing_starts_machines_for_packing_alone(node_types, monkeypatch, num_tasks):
     """As many as have a core for every task, up to the most; what the files set tells the driver that it may ask."""
     monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
+    monkeypatch.setattr(part_workers.ray, "cluster_resources", dict)  # none is up
+    monkeypatch.setattr(part_workers, "await_report", lambda: None)
+    monkeypatch.setattr(part_workers, "has_fixed_size", lambda: False)
     place = placement(anywhere=True)
     pack = node_types["pack"]
     wanted = math.ceil(min(num_tasks, place.at_once) / pack.resources["pack"])
