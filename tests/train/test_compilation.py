@@ -135,13 +135,13 @@ def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatc
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
 
 
-def test_a_machine_without_a_compiler_trains_eagerly(monkeypatch):
+def test_a_machine_without_a_compiler_trains_eagerly():
     """All of it by inductor: layers and loss."""
     config = tiny.run_config(**EIGHT)
     plain = Learner(config, num_merged=8)
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/no/compiler",))
     compiled = Learner(config, compiled=True, num_merged=8)
-    with fresh_cache(), pytest.warns(RuntimeWarning, match=r"\(inductor\) failed.* InvalidCxxCompiler"):
+    absent = torch._inductor.config.patch("cpp.cxx", ("/no/compiler",))
+    with absent, fresh_cache(), pytest.warns(RuntimeWarning, match=r"\(inductor\) failed.* InvalidCxxCompiler"):
         found = train(compiled, config, stop=1)
     assert found == train(plain, config, stop=1)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
