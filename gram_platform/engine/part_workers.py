@@ -38,14 +38,14 @@ def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
 
 
 @dataclass(frozen=True)
-class Placement:
+class TaskPlacement:
     """Where tasks run: the options of each for Ray, and how many are given to Ray at once."""
 
     options: dict[str, object]
     at_once: int = IN_FLIGHT
 
 
-def placement(anywhere: bool) -> Placement | None:
+def placement(anywhere: bool) -> TaskPlacement | None:
     """Chooses where the tasks run; None where no two can run at once, now or after an autoscaler has started machines.
 
     `anywhere`: on the machines for packing, where the cluster has or starts some, so that fetching and packing neither
@@ -53,15 +53,15 @@ def placement(anywhere: bool) -> Placement | None:
     or, where Ray has none because it is a driver's, on all cores.
     """
     if anywhere and _has_pack_machines():
-        return Placement({"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"})
+        return TaskPlacement({"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"})
     node_id = ray.get_runtime_context().get_node_id()
     nodes = [node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)]
     cpus, cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes), num_cores()
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if cpus >= 2 or (anywhere and not has_fixed_size()):
-        return Placement({"num_cpus": 1, "scheduling_strategy": "SPREAD" if anywhere else here})
+        return TaskPlacement({"num_cpus": 1, "scheduling_strategy": "SPREAD" if anywhere else here})
     if not cpus and cores >= 2:
-        return Placement({"num_cpus": 0, "scheduling_strategy": here}, at_once=cores)
+        return TaskPlacement({"num_cpus": 0, "scheduling_strategy": here}, at_once=cores)
     return None
 
 
