@@ -67,13 +67,15 @@ def in_turn(lengths: Iterable[float], num_slots: int) -> float:
 
 def study_rows(nodes: Sequence[Node], seconds: Mapping[str, float], machine: Machine) -> list[tuple[float, ...]]:
     """Returns (slots, makespan in listed order, makespan in the engine's, bound) from the recorded seconds of nodes."""
-    length_of = lambda node: seconds[node.id]  # noqa: E731
-    expected = lambda node: expected_hours(node, machine)  # noqa: E731
+
+    def length_of(node: Node) -> float:
+        return seconds[node.id]
+
     return [
         (
             slots,
             makespan(nodes, length_of, slots, lambda node: 0.0),
-            makespan(nodes, length_of, slots, expected),
+            makespan(nodes, length_of, slots, lambda node: expected_hours(node, machine)),
             bound(nodes, length_of, slots),
         )
         for slots in (2, 4, 8)
@@ -86,9 +88,9 @@ def grid_rows(arguments: list[str]) -> list[tuple[float, ...]]:
     search, machine = SEARCH.of_preset(graph.flags.preset), graph.flags.hardware
     problem = search.problem(graph)
     points = search.points(graph, Store(graph.flags.storage))[0]
-    hours = lambda pair: sum(expected_hours(node, machine) for node in problem.nodes(pair[1]))  # noqa: E731
-    listed = [hours(pair) for pair in points]
-    ordered = [hours(pair) for pair in longest_first(points, problem, machine)]
+    hours = {name: sum(expected_hours(node, machine) for node in problem.nodes(point)) for name, point in points}
+    listed = list(hours.values())
+    ordered = [hours[name] for name, _ in longest_first(points, problem, machine)]
     return [
         (slots, in_turn(listed, slots), in_turn(ordered, slots), max(sum(listed) / slots, *listed))
         for slots in (24, 32, 48, 64)

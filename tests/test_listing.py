@@ -100,7 +100,7 @@ def assert_a_cordoned_machine_is_named(capsys, store: Store) -> None:
     broken = ProbeReport("f00", "gpu-7", "10.0.0.7", "cuda 3", "RuntimeError: CUDA error: unknown error")
     cordons_noted(store, ["scaling"], said.append)(broken)
     named = "machine gpu-7 (10.0.0.7): a product on cuda 3 failed (RuntimeError: CUDA error: unknown error)"
-    assert said == [f"{named}; this submission starts nothing more there"]
+    assert said == [f"{named}; this submission starts no process there any more"]
     assert named in printed(capsys, "status", "--storage", store.root)
     (machine,) = json.loads(printed(capsys, "status", "--storage", store.root, "--json"))["cordoned"]["scaling"]
     assert (machine["host"], machine["machine"], machine["message"]) == ("gpu-7", "f00", named)

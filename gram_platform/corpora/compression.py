@@ -7,7 +7,7 @@ from pathlib import Path
 
 MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
 BLOCK_BYTES = 1 << 20
-PACKED = 1 << 10  # of a .zst, unpacked at once: its smallest blocks have 4 bytes, and 128 KB of text
+PACKED_BYTES = 1 << 10  # of a .zst, unpacked at once: its smallest blocks have 4 bytes, and 128 KB of text
 
 
 class _ZstdFile(io.RawIOBase):
@@ -28,7 +28,8 @@ class _ZstdFile(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            packed = (self._frame.unused_data if self._frame and self._frame.eof else b"") or self._file.read(PACKED)
+            rest = self._frame.unused_data if self._frame and self._frame.eof else b""
+            packed = rest or self._file.read(PACKED_BYTES)
             if not packed:
                 if self._frame is not None and not self._frame.eof:
                     raise EOFError("it ends inside a frame")

@@ -39,7 +39,7 @@ DEVICE_ERRORS = (
     "Torch not compiled with CUDA enabled",
 )
 SIDE = 128  # of the matrices of a probe: all sums are exact in every precision
-PROBE_S = 120.0  # then a device that does not answer has failed
+PRODUCT_S = 120.0  # then a device that does not answer has failed
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,10 @@ def probe_afresh(device: str) -> ProbeReport:
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     probe = subprocess.Popen(command, env=environment, **how)
     try:
-        said, _ = probe.communicate(timeout=2 * PROBE_S)
+        said, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:
         probe.kill()  # and no wait for its end: a process inside a broken driver may have none
-        return _report(device, f"no answer in {2 * PROBE_S:.0f} s")
+        return _report(device, f"no answer in {2 * PRODUCT_S:.0f} s")
     lines = said.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
     return _report(device, lines[-1] if probe.returncode else "")
 
@@ -132,7 +132,7 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
     """Multiplies two matrices on the device; returns what failed, or "". `may_be_full`: its memory proves nothing."""
-    said = [f"no answer in {PROBE_S:.0f} s"]
+    said = [f"no answer in {PRODUCT_S:.0f} s"]
 
     def work() -> None:
         try:
@@ -142,7 +142,7 @@ def _failure_of_product(device: str, may_be_full: bool = False) -> str:
         else:
             said[0] = ""
 
-    start_thread("probe", work).join(PROBE_S)  # a broken driver may never answer
+    start_thread("probe", work).join(PRODUCT_S)  # a broken driver may never answer
     return said[0]
 
 

@@ -181,7 +181,7 @@ def _trainer(
     return _Trainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution, **relayed},
-        torch_config=_SigtermConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
+        torch_config=_RankConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
             use_gpu=bool(resources.gpus_per_rank),
@@ -221,7 +221,7 @@ class _Trainer(TorchTrainer):
         return super()._initialize_and_run_controller(**arguments | policy)
 
 
-class _SigtermBackend(TorchConfig().backend_cls):
+class _RankBackend(TorchConfig().backend_cls):
     """Ray Train's backend, but ranks probe their devices first, and note a SIGTERM.
 
     They train in a thread, and only main threads handle signals.
@@ -240,12 +240,12 @@ class _SigtermBackend(TorchConfig().backend_cls):
 
 
 @dataclass
-class _SigtermConfig(TorchConfig):
+class _RankConfig(TorchConfig):
     execution: Execution | None = None  # of the ranks, for their probe
 
     @property
     def backend_cls(self) -> type:
-        return _SigtermBackend
+        return _RankBackend
 
 
 def _probe_rank(execution: Execution) -> ProbeReport:

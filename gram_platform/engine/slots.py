@@ -28,7 +28,7 @@ from gram_platform.train.loop import TrainingDiverged
 PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
 IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
 MAX_FAILED_STARTS = 4  # of slots, one after another
-LONGEST_PAUSE_S = 60.0  # after failed starts
+MOST_S_TO_NEXT_START = 60.0  # after failed starts
 LAST_STARTS_S = 60.0  # in which a process starts on a machine that was chosen before it was cordoned
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)  # errors of a task that say nothing about its process
 
@@ -137,7 +137,7 @@ class SlotPool:
             self._end(slot)
             now = time.monotonic()
             if now >= self._next_start:
-                self._next_start = now + min(2**self._failed_starts, LONGEST_PAUSE_S)
+                self._next_start = now + min(2**self._failed_starts, MOST_S_TO_NEXT_START)
                 self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise

@@ -22,7 +22,7 @@ from gram_platform.train.data import start_thread
 SCORED = "scored"  # the names of the metrics in a trial's last report
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
 CRASH, LACKS_MEMORY = "crash", "lacks_memory"  # the facts of a crash
-PROBE = "probe/"  # the prefix of the facts about the process's device
+OF_DEVICE = "probe/"  # the prefix of the facts about the process's device
 COMMIT_S = 600.0  # that a trial which was told to end may take to write its checkpoint
 
 
@@ -112,12 +112,12 @@ def plain_crash(error: BaseException) -> dict[str, Any]:
 
 def plain_probe(probe: ProbeReport | None) -> dict[str, str]:
     """Returns what a process reports of its device; {} before it was probed."""
-    return {PROBE + name: text for name, text in asdict(probe).items()} if probe else {}
+    return {OF_DEVICE + name: text for name, text in asdict(probe).items()} if probe else {}
 
 
 def reported_probe(result: Mapping[str, Any]) -> ProbeReport | None:
     """Reads what a process reports of its device."""
-    facts = {name.removeprefix(PROBE): text for name, text in result.items() if name.startswith(PROBE)}
+    facts = {name.removeprefix(OF_DEVICE): text for name, text in result.items() if name.startswith(OF_DEVICE)}
     return ProbeReport(**facts) if facts else None
 
 

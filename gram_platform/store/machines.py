@@ -2,13 +2,20 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gram_platform.config.identity import has_shape
 from gram_platform.store.root import Store
 
 CORDONED = "cordoned.json"  # in the study's folder; absent where no machine was left out
 MOST_SECONDS = 2**37  # Unix times above it have no date
-SHAPE = {"machines": [{"message": str, "time": lambda time: has_shape(time, float) and 0 <= time < MOST_SECONDS}]}
+
+
+def _is_time(value: Any) -> bool:
+    return has_shape(value, float) and 0 <= value < MOST_SECONDS
+
+
+CORDONED_SHAPE = {"machines": [{"message": str, "time": _is_time}]}
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
@@ -22,10 +29,13 @@ def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> Non
 
 def read_cordoned(store: Store, study: str) -> list[dict]:
     """Reads the machines that the study's last submission left out."""
-    return store.study_dir(study).read_spare(CORDONED, SHAPE).get("machines", [])
+    return store.study_dir(study).read_spare(CORDONED, CORDONED_SHAPE).get("machines", [])
 
 
 def cordoned_lines(store: Store, study: str) -> list[str]:
     """Says in a sentence of each machine since when the study's last submission left it out, and why."""
-    since = lambda found: time.strftime("%Y-%m-%d %H:%M", time.gmtime(found["time"]))  # noqa: E731
-    return [f"Left out since {since(found)} UTC: {found['message']}." for found in read_cordoned(store, study)]
+    return [f"Left out since {_date(found['time'])} UTC: {found['message']}." for found in read_cordoned(store, study)]
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))

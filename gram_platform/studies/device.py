@@ -19,7 +19,7 @@ from gram_platform.studies.price import Work, predicted, price, require_approval
 
 CPU, CUDA = "cpu", "cuda"
 FILE = "devices.json"  # beside the record of a study or a search: the device of each preset on each corpus
-SHAPE = {str: lambda device: device in (CPU, CUDA)}
+DEVICES_SHAPE = {str: lambda device: device in (CPU, CUDA)}
 
 
 def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
@@ -81,7 +81,7 @@ def _undecided(work: Sequence[Work]) -> ValueError:
 
 def began_on(graph: Graph, store: Store) -> str:
     """Reads the device on which the study or search began with this preset and corpus; "" if it has not begun."""
-    return graph.study.folder(graph, store).read_or_set_aside(FILE, SHAPE).get(_key(graph.flags), "")
+    return graph.study.folder(graph, store).read_or_set_aside(FILE, DEVICES_SHAPE).get(_key(graph.flags), "")
 
 
 def _require_same(graph: Graph, store: Store, device: str) -> None:
@@ -108,7 +108,7 @@ def note_device(graph: Graph, store: Store, device: str) -> None:
     folder = graph.study.folder(graph, store)
     with folder.lock("devices"):
         _require_same(graph, store, device)
-        folder.write_json(FILE, {**folder.read_or_set_aside(FILE, SHAPE), _key(graph.flags): device})
+        folder.write_json(FILE, {**folder.read_or_set_aside(FILE, DEVICES_SHAPE), _key(graph.flags): device})
 
 
 def on_known_device(graph: Graph, store: Store, ended: Collection[str]) -> tuple[Graph, str]:

@@ -138,7 +138,7 @@ def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
 
 
 def cordons_noted(store: Store, studies: Sequence[str], say: Callable[[str], None]) -> Callable[[ProbeReport], None]:
-    """Returns a function that says which machine takes nothing more of this submission, for its driver to call.
+    """Returns a function that says on which machine nothing more is started, for the driver to call.
 
     It keeps the machines for `gram status` and the studies' reports, which forget those of the last submission now.
     """
@@ -149,7 +149,7 @@ def cordons_noted(store: Store, studies: Sequence[str], say: Callable[[str], Non
             write_cordoned(store, study, machines)
 
     def note(report: ProbeReport) -> None:
-        say(f"{report}; this submission starts nothing more there")
+        say(f"{report}; this submission starts no process there any more")
         machines.append({**asdict(report), "message": str(report), "time": time.time()})
         keep()
 

@@ -91,7 +91,7 @@ def test_a_process_outlives_a_probe_that_aborts(execution, tmp_path, monkeypatch
 
 def test_a_probe_that_no_signal_ends_is_not_waited_for(monkeypatch):
     probes, kill = [], subprocess.Popen.kill
-    monkeypatch.setattr(devices, "PROBE_S", 0.05)
+    monkeypatch.setattr(devices, "PRODUCT_S", 0.05)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda probe: probes.append(probe))
     assert probe_afresh("cpu").failure == "no answer in 0 s"
     (probe,) = probes

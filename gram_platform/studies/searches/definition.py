@@ -225,8 +225,10 @@ class OptunaSearch(Search):
     def open(self, graph: Graph, search_id: str) -> list[Group]:
         """Opens the Optuna studies, named by the search's id and the group."""
         storage, target = open_storage(graph.flags.optuna_uri), self.target(graph)
-        opened = lambda group: open_study(storage, self._study_name(search_id, group), self.objectives)  # noqa: E731
-        return [Group(name, fixed, opened(name), target, storage) for name, fixed in self.groups(graph).items()]
+        return [
+            Group(name, fixed, open_study(storage, self._study_name(search_id, name), self.objectives), target, storage)
+            for name, fixed in self.groups(graph).items()
+        ]
 
     def _study_name(self, search_id: str, group: str) -> str:
         return f"{self.name}-{search_id}-{group}"
