@@ -16,6 +16,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import CommonFlags, with_device
 from gram_platform.studies.price import Work, predicted, price, require_approval, work_left
+from gram_platform.studies.supply import require_supply
 
 CPU, CUDA = "cpu", "cuda"
 FILE = "devices.json"  # beside the record of a study or a search: the device of each preset on each corpus
@@ -25,8 +26,9 @@ DEVICES_SHAPE = {str: lambda device: device in (CPU, CUDA)}
 def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
     """Returns the graphs with the device that executes what is left of them, after printing its predicted price.
 
-    Without a device Ray decides when it starts. ValueError as `_settled_device` and `require_approval`.
+    Without a device Ray decides when it starts. ValueError as `require_supply`, `_settled_device`, `require_approval`.
     """
+    require_supply(graphs)
     ended = ended_of(graphs, store)
     device = _settled_device(graphs, store, work_left(graphs, ended), ended)
     graphs = tuple(replace(graph, flags=with_device(graph.flags, device)) for graph in graphs)

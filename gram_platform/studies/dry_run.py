@@ -1,21 +1,14 @@
 """Describes a study without starting it: nodes, compute, memory by part, disk, hours, cost, and nodes done."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
 
 from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, model_kernel, total_parameters
-from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan, same_routes
-from gram_platform.corpora import CorpusRecipe, PackedCorpus
-from gram_platform.corpora.packed import SPLITS
-from gram_platform.corpora.recipe import HubSource
-from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.nodes import Node
 from gram_platform.planner import (
     AUTO,
     GIB,
@@ -34,10 +27,9 @@ from gram_platform.planner.simulation import SimulatedCluster, describe_simulati
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
-from gram_platform.studies.definition import Preset
 from gram_platform.studies.device import ended_of, on_known_device
-from gram_platform.studies.flags import CommonFlags
 from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
+from gram_platform.studies.supply import supply_lines
 
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
@@ -207,108 +199,3 @@ def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str
     hours = sum(needed[node.id].gpu_hours for node in again)
     saved = f"{amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
     return f"runs shared between methods: {len(again)}, which saves {saved}"
-
-
-@dataclass(frozen=True)
-class Shortage:
-    """A domain with too little text in a split, in tokens needed and available at the first of its sizes."""
-
-    domain: str
-    split: str
-    available: int  # an estimate before packing
-    needed: int
-    sizes: tuple[str, ...]
-    is_certain: bool  # False: depends on the bytes of a token
-
-    @property
-    def text(self) -> str:
-        """Returns one line for people."""
-        use = "training" if self.split == "train" else self.split
-        amounts = f"about {self.available:,} tokens for {use}, {self.sizes[0]} needs {self.needed:,}"
-        verb = "stops at" if self.is_certain else "may stop at"
-        return f"domain {self.domain}: {amounts}: {verb} {', '.join(self.sizes)}"
-
-
-def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns the training sequences of each domain from which the runs on these data draw."""
-    needed: dict[str, int] = {}
-    for node in nodes:
-        if node.is_run and node.config.data.data_id == data_id:
-            for part in (part for budget in node.config.data.domains for part in budget.pool):
-                needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
-    return needed
-
-
-def shortages(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[Shortage]:
-    """Returns every domain and split of which a size needs too much; `recipes` of each size: one for each variant."""
-    found: dict[tuple[str, str, bool], Shortage] = {}
-    for size, recipes_of_size in recipes.items():
-        of_size = [node for node in nodes if node.size == size]
-        for short in (short for recipe in recipes_of_size for short in _of_recipe(of_size, recipe, size, preset)):
-            key = (short.domain, short.split, short.is_certain)
-            first = found.setdefault(key, short)
-            if size not in first.sizes:
-                found[key] = replace(first, sizes=(*first.sizes, size))
-    return sorted(found.values(), key=lambda short: not short.is_certain)
-
-
-def _of_recipe(nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset) -> Iterator[Shortage]:
-    trained = needed_sequences(nodes, recipe.data_id)
-    wanted = {"train": trained, "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size))}
-    for split in SPLITS:
-        for domain in recipe.domains:
-            needed, expected = wanted[split].get(domain, 0), recipe.expected_sequences(split, domain)
-            if needed > expected:
-                is_certain = needed > recipe.most_sequences(split, domain)
-                tokens = (expected * recipe.seq_len, needed * recipe.seq_len)
-                yield Shortage(domain, split, *tokens, (size,), is_certain)
-
-
-def require_supply(
-    nodes: Sequence[Node], preset: Preset, flags: CommonFlags, recipes: Mapping[str, Sequence[CorpusRecipe]]
-) -> None:
-    """ValueError for a domain with too little text under any tokenizer; needs no packed data."""
-    certain = [short.text for short in shortages(nodes, preset, recipes) if short.is_certain]
-    if certain:
-        raise invalid("corpus", flags.corpus, "a corpus with enough text of every domain.\n  " + "\n  ".join(certain))
-
-
-def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:
-    """ValueError for a domain with too few packed sequences for its budget or validation set."""
-    here = [node for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id]
-    needed, evaluated = needed_sequences(here, corpus.data_id), {preset.eval_sequences(node.size) for node in here}
-    for domain in corpus.domains:
-        for split, wanted in (("train", needed.get(domain, 0)), ("validation", max(evaluated, default=0))):
-            available = corpus.num_sequences(split, domain)
-            if available < wanted:
-                tokens = f"of {corpus.seq_len} tokens for {split}; preset {flags.preset!r} needs {wanted}"
-                allowed = f"a domain with enough text: it has {available} sequences {tokens}"
-                raise invalid("corpus", f"{flags.corpus} [domain {domain}]", allowed)
-
-
-def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """ValueError if runs without attention across documents name another end of text than the corpus."""
-    runs = (node.config for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id)
-    named = {run.model.document_end for run in runs} - {-1}
-    end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
-    for wrong in named - {end}:
-        raise invalid("model.document_end", wrong, f"the token that ends texts in {corpus.tokenizer_path}, {end}")
-
-
-def supply_lines(graph: Graph) -> list[str]:
-    """Returns a dry run's lines on the text that each size fetches from the hub, and on shortages."""
-    lines, most = [], {}
-    for size, recipes_of_size in graph.recipes.items():
-        fetched: dict = {}
-        for source in (recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)):
-            for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
-                key = str(row.identity)
-                fetched[key] = max(fetched.get(key, 0), num_bytes)
-        for key, num_bytes in fetched.items():
-            most[key] = max(most.get(key, 0), num_bytes)
-        lines += [f"text to fetch for {size}: {sum(fetched.values()):,} bytes"] if fetched else []
-    if len(lines) > 1:
-        lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
-    short = shortages(graph.nodes, graph.preset, graph.recipes)
-    heads = {True: "shortage", False: "possible shortage"}
-    return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]

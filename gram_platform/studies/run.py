@@ -32,7 +32,7 @@ from gram_platform.studies.definition import (
     shown_place,
 )
 from gram_platform.studies.device import note_device, settled
-from gram_platform.studies.dry_run import describe, require_supply
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
@@ -49,6 +49,7 @@ from gram_platform.studies.session import (
     reporter,
     start_ray,
 )
+from gram_platform.studies.supply import require_supply
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 
@@ -76,7 +77,7 @@ def run_study(study: Study, flags: Flags) -> int:
 def _export_nodes(graph: Graph) -> int:
     """Writes the missing nodes to the file of --export-nodes; returns the exit code. ValueError as `provide_data`."""
     path = local_path("export_nodes", graph.flags.export_nodes)
-    require_supply(graph.nodes, graph.preset, graph.flags, graph.recipes)
+    require_supply((graph,))
     nodes = missing_nodes(graph.nodes, Store(graph.flags.storage))
     try:
         write_nodes(path, nodes, graph.corpora)

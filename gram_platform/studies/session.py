@@ -33,8 +33,8 @@ from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import Graph, require_memory
-from gram_platform.studies.dry_run import require_document_end, require_enough_data, require_supply
 from gram_platform.studies.flags import CommonFlags
+from gram_platform.studies.supply import require_document_end, require_enough_data
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
@@ -117,12 +117,10 @@ def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCor
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
     """Packs the corpora that are not packed yet.
 
-    ValueError for a run that fits no number of ranks, and for a label with too little text; before fetching and packing
-    where that is known by then.
+    ValueError for a run that fits no number of ranks, before packing, and for a label with too little packed text.
     """
     for graph in graphs:
         require_memory(graph.nodes, graph.flags)
-        require_supply(graph.nodes, graph.preset, graph.flags, graph.recipes)
     for graph in graphs:
         for recipe in graph.corpora:
             corpus = provide(recipe, graph.flags, store)

@@ -16,11 +16,12 @@ from gram_platform.planner import AUTO, MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import Preset
-from gram_platform.studies.dry_run import describe, require_enough_data
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import main
 from gram_platform.studies.session import execution_of, provide_data
+from gram_platform.studies.supply import require_enough_data
 
 
 def flags(*arguments):

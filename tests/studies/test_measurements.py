@@ -20,10 +20,11 @@ from gram_platform.pages.report.localization import increases_frame, shaded_html
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.dry_run import describe, shortages
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
 from gram_platform.studies.measurements import MEASUREMENTS, Samples, TokenIncreases
+from gram_platform.studies.supply import shortages
 from gram_platform.tracking import default_tracking_uri
 from tests.studies.processes import submit
 

@@ -8,12 +8,13 @@ import pytest
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.dry_run import describe, require_supply
+from gram_platform.studies.device import settled
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import dual_use, scaling
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import main
-from gram_platform.studies.session import provide_data
+from gram_platform.studies.supply import require_supply
 
 MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"
 needs_mini = pytest.mark.skipif(not MINI.is_dir(), reason="the small dual-use corpus lies beside the repository only")
@@ -56,7 +57,7 @@ def test_the_papers_data_alone_stops_at_the_second_size(storage):
     assert "100M needs 2,100," in line
     assert line.endswith("stops at 100M, 200M, 400M, 800M, 2B, 5B")
     with pytest.raises(ValueError, match=r"dual-use-papers.*(?s:.*)domain core: .* stops at 100M"):
-        provide_data((graph,), Store(storage).open_for_writing())
+        settled((graph,), Store(storage).open_for_writing())
     assert not (storage / "data").exists()
 
 
@@ -94,4 +95,4 @@ def test_a_shortage_that_depends_on_the_tokenizer_is_no_error(storage, tmp_path)
     (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
     assert line.startswith("possible shortage: domain core: about 47,")
     assert line.endswith("may stop at small")
-    require_supply(graph.nodes, graph.preset, flags, graph.recipes)
+    require_supply((graph,))
