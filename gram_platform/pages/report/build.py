@@ -1,5 +1,7 @@
 """Builds the report of a study as one HTML page: the six main numbers, and the sections of studies with variants."""
 
+import math
+
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
@@ -29,7 +31,8 @@ from gram_platform.pages.report.sections import (
     plain_sections,
     renamed,
 )
-from gram_platform.pages.results.record import Results
+from gram_platform.pages.report.unit import unit_error, unit_sections
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.paper import PAPER_SCALES
 
 FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
@@ -55,10 +58,11 @@ def build_report(intro: str, study: Results) -> str:
 def report_sections(study: Results) -> list[Section]:
     """Builds the sections of the study's page, in the report and on the site.
 
-    They are: six numbers, main figure, claims, missing results, tables, other figures, runs.
+    They are: a warning about the unit, six numbers, main figure, claims, missing results, tables, other figures, runs.
     """
     main, others = varied_sections(study) if study.record.varies else plain_sections(study)
     return [
+        *unit_sections(study.record),
         *headline_sections(study),
         *main,
         *claim_sections(study),
@@ -94,7 +98,7 @@ def headline_sections(study: Results) -> list[Section]:
     text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds. Core and retain: higher is better; "
     text += "forget: lower is better."
     text += " Some results are missing: see Missing." if len(study.analysis.missing) else ""
-    methods = [(method_style(row["method"]).colour, _tiles(row)) for row in rows.to_dict("records")]
+    methods = [(method_style(row["method"]).colour, _tiles(row, study.record)) for row in rows.to_dict("records")]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
@@ -130,13 +134,15 @@ def _methods(rows: pd.DataFrame) -> str:
     return " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in pairs)
 
 
-def _tiles(row: dict) -> list[tuple[str, str, str]]:
-    """Returns (label, number, interval) as in the tables for each class with a value."""
+def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
+    """Returns (label, number, margins) for each class with a value: the interval as in the tables, the unit's error."""
     label, tiles = method_style(row["method"]).label, []
     for name in SHOWN:
         value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
+        error = unit_error(record, row["size"], name).ratio
+        margins = [interval or "no interval", *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"])]
         if value:
-            tiles.append((f"{label} {name}", value, interval))
+            tiles.append((f"{label} {name}", value, ", ".join(margins)))
     return tiles
 
 

@@ -14,6 +14,7 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.unit import unit_warning
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
@@ -128,7 +129,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         found = shown_columns(results.claims, [*names, EXPLANATION])
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, [*parts, unit_warning(record)]))
 
 
 # ------------------------------------------------------------------------------------------------------ frames
