@@ -81,18 +81,35 @@ def paired_differences(left: Mapping[Hashable, float], right: Mapping[Hashable, 
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
-def smallest_detectable(differences: Sequence[float]) -> float:
+def widened(interval: Interval, margin: float) -> Interval:
+    """Adds a margin in quadrature to the interval's half-width, of 0 if the interval has no ends; NaN adds nothing."""
+    mean, low, high = interval
+    if math.isnan(margin):
+        return interval
+    half = math.hypot(0.0 if math.isnan(low) else (high - low) / 2.0, margin)
+    return Interval(mean, mean - half, mean + half)
+
+
+def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER, at this spread and seed count.
 
-    Exact under normal noise (noncentral t). NaN for one value.
+    The interval is the t-interval, `widened` by the margin. Exact under normal noise: the noncentral t without a
+    margin, else its integral over the spread's distribution. NaN for one value.
     """
     array = _finite("differences", differences)
     num = len(array)
     if num < 2:
         return math.nan
-    critical = stats.t.ppf(TAIL, num - 1)
-    shift = optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
-    return float(shift * array.std(ddof=1) / math.sqrt(num))
+    critical, error = float(stats.t.ppf(TAIL, num - 1)), float(array.std(ddof=1)) / math.sqrt(num)
+    if math.isnan(margin) or margin == 0.0:
+        shift = optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
+        return float(shift * array.std(ddof=1) / math.sqrt(num))
+    variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)  # over the true variance
+    halves = np.hypot(critical * error * np.sqrt(variances), margin)
+    if error == 0.0:
+        return margin
+    most = margin + (10.0 * critical + 10.0) * error
+    return float(optimize.brentq(lambda d: stats.norm.sf((halves - d) / error).mean() - POWER, 0.0, most))
 
 
 def bootstrap(

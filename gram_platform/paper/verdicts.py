@@ -3,8 +3,10 @@
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if the 90% t-interval
 of the mean difference lies wholly inside the range, "disagree" if wholly outside. Most ranges are "above zero". "No
 worse than" is one-sided, with the same margin in every study: core and retain may be a little lower, forget and
-elicited a little higher. One seed has no interval: the verdict then rests on the difference alone, and says so. Each
-verdict comes with the smallest true difference that as many seeds with this spread would show.
+elicited a little higher. Where the unit's error is known, that of a curve that no seed fits, it is added in quadrature
+to the interval's half-width, and the verdict uses the wider interval. One seed has no interval: the verdict then rests
+on the difference and the unit's error alone, and says so. Each verdict comes with the smallest true difference that as
+many seeds with this spread would show.
 """
 
 import math
@@ -15,7 +17,7 @@ from functools import cache
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import Interval, paired_differences, smallest_detectable, t_interval
+from gram_platform.analysis.intervals import Interval, paired_differences, smallest_detectable, t_interval, widened
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, interval_text, pair_means
@@ -26,11 +28,14 @@ from gram_platform.paper.paper import published_per_seed
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
-COLUMNS = ["claim", "verdict", "difference", "low", "high", "num_seeds", "detectable"]
+UNIT_ERROR = "unit_error"  # column of claims
+COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
 EXPLANATION = "explanation"  # column of claims
 Values = Mapping[Hashable, float]  # {seed: value}
+UnitErrors = Mapping[tuple[str, str], float]  # {(size, class): root mean square error of a ratio, of the unit}
 VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
 PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
+NO_UNIT_ERRORS: UnitErrors = {}
 LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
     (
@@ -49,25 +54,34 @@ class Judgement:
     claim: str
     verdict: str  # one of VERDICTS
     difference: float  # mean of left - right over the seeds of both
-    low: float  # of the t-interval; NaN with one seed
+    low: float  # of the interval over seeds, without the unit's error; NaN with one seed
     high: float
+    unit_error: float  # in compute ratio; the verdict's interval is `intervals.widened` by it; NaN if it is not known
     num_seeds: int
     detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
 
 
-def judge(claim: str, left: Values, right: Values, within: pd.Interval = POSITIVE) -> Judgement:
+def judge(
+    claim: str, left: Values, right: Values, within: pd.Interval = POSITIVE, unit_error: float = math.nan
+) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    ValueError if they share no seed or a value is not finite.
+    `unit_error`: the error of the difference that the seeds do not show, in compute ratio (NaN: not known).
+    ValueError if they share no seed, a value is not finite, or the error is below 0 or infinite.
     """
+    if unit_error < 0.0 or math.isinf(unit_error):
+        raise invalid(UNIT_ERROR, unit_error, "a finite number of at least 0, or NaN if it is not known")
     differences = list(paired_differences(left, right).values())
     interval = t_interval(differences)
-    return Judgement(claim, _verdict(interval, within), *interval, len(differences), smallest_detectable(differences))
+    verdict = _verdict(widened(interval, unit_error), within, len(differences))
+    detectable = smallest_detectable(differences, unit_error)
+    return Judgement(claim, verdict, *interval, unit_error, len(differences), detectable)
 
 
-def _verdict(interval: Interval, within: pd.Interval) -> str:
+def _verdict(interval: Interval, within: pd.Interval, num_seeds: int) -> str:
     mean, low, high = interval
-    low, high, ending = (mean, mean, NO_INTERVAL) if math.isnan(low) else (low, high, "")
+    low, high = (mean, mean) if math.isnan(low) else (low, high)
+    ending = NO_INTERVAL if num_seeds == 1 else ""
     if within.left < low and high < within.right:
         return AGREE + ending
     return DISAGREE + ending if high < within.left or low > within.right else CANNOT_TELL
@@ -111,8 +125,10 @@ def separation_claims(per_seed: pd.DataFrame) -> list[Judgement]:
     return judgements
 
 
-def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
+def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO_UNIT_ERRORS) -> pd.DataFrame:
     """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that it leaves open.
+
+    `unit_error`: of the sizes and classes where it is known; a claim has the largest of those that it compares.
 
     Returns the columns of `claims_frame`, `paper` (the difference in the paper's table), `source`, and the `size` and
     `variant` of the judgement. A side is the seed's mean over one profile, or over the profiles with at most one
@@ -126,8 +142,15 @@ def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
                 row = {"paper": math.nan, "source": claim.source, "size": size, VARIANT: variant}
                 if not claim.left.size:  # the paper's tables have one size
                     row["paper"] = paper_difference(study, claim, variant, _values(per_seed, VARIANT))
-                rows.append(row | vars(judge(claim.text, left, right, claim.within)))
+                error = _unit_error(unit_error, claim, size, _values(per_seed, "size"))
+                rows.append(row | vars(judge(claim.text, left, right, claim.within, error)))
     return pd.DataFrame(rows, columns=PAPER_COLUMNS)
+
+
+def _unit_error(errors: UnitErrors, claim: Claim, size: str, sizes: tuple[str, ...]) -> float:
+    """Returns the largest error of the ratios that a claim compares at `size`, NaN if none is known."""
+    keys = [(chosen(side.size or size, sizes), side.name) for side in claim.terms]
+    return max((errors[key] for key in keys if key in errors), default=math.nan)
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:

@@ -20,6 +20,7 @@ from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
     EXPLANATION,
+    UNIT_ERROR,
     claims_frame,
     explained,
     paper_claims,
@@ -125,8 +126,9 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.compare_with in CLAIMS:
-        names = ["verdict", "difference", "low", "high", "detectable", "paper", "size", VARIANT, "claim", "published"]
-        found = shown_columns(results.claims, [*names, EXPLANATION])
+        numbers = ["difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
+        names = ["verdict", *numbers, "size", VARIANT, "claim", "published", EXPLANATION]
+        found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
     return "\n\n".join(filter(None, [*parts, unit_warning(record)]))
