@@ -21,6 +21,7 @@ from gram_platform.analysis.intervals import Interval, paired_differences, small
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, interval_text, pair_means
+from gram_platform.analysis.unit_error import NOT_KNOWN, UnitErrors
 from gram_platform.config.identity import invalid
 from gram_platform.paper.claims import CLAIMS, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
 from gram_platform.paper.paper import published_per_seed
@@ -32,7 +33,6 @@ UNIT_ERROR = "unit_error"  # column of claims
 COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
 EXPLANATION = "explanation"  # column of claims
 Values = Mapping[Hashable, float]  # {seed: value}
-UnitErrors = Mapping[tuple[str, str], float]  # {(size, class): root mean square error of a ratio, of the unit}
 VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
 PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
 NO_UNIT_ERRORS: UnitErrors = {}
@@ -114,21 +114,23 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
     return dict(zip(rows["seed"], rows[name].astype(float), strict=True))
 
 
-def separation_claims(per_seed: pd.DataFrame) -> list[Judgement]:
+def separation_claims(per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_ERRORS) -> list[Judgement]:
     """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in `tables.Analysis`."""
     judgements = []
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
         retain, forget = (seed_values(per_seed, name, **where) for name in ("retain", "forget"))
         if set(retain) & set(forget):
-            judgements.append(judge(f"{method}, {size}: retain is above forget", retain, forget))
+            error = _of_two_ratios(unit_error, (size, "retain"), (size, "forget"))
+            text = f"{method}, {size}: retain is above forget"
+            judgements.append(judge(text, retain, forget, unit_error=error))
     return judgements
 
 
 def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO_UNIT_ERRORS) -> pd.DataFrame:
     """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that it leaves open.
 
-    `unit_error`: of the sizes and classes where it is known; a claim has the largest of those that it compares.
+    `unit_error`: of the sizes and classes where it is known, see `_unit_error`.
 
     Returns the columns of `claims_frame`, `paper` (the difference in the paper's table), `source`, and the `size` and
     `variant` of the judgement. A side is the seed's mean over one profile, or over the profiles with at most one
@@ -148,9 +150,19 @@ def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO
 
 
 def _unit_error(errors: UnitErrors, claim: Claim, size: str, sizes: tuple[str, ...]) -> float:
-    """Returns the largest error of the ratios that a claim compares at `size`, NaN if none is known."""
-    keys = [(chosen(side.size or size, sizes), side.name) for side in claim.terms]
-    return max((errors[key] for key in keys if key in errors), default=math.nan)
+    """Returns the error of a claim's difference that is the unit's; NaN if none is known.
+
+    A claim about one class, at one size and variant, reads both sides off the same curves, and has the error of such a
+    difference. Others have the errors of both sides' ratios, added in quadrature.
+    """
+    if len({(side.size, side.variant, side.name) for side in claim.terms}) == 1:
+        return errors.get((chosen(claim.left.size or size, sizes), claim.left.name), NOT_KNOWN).difference
+    return _of_two_ratios(errors, *((chosen(end.size or size, sizes), end.name) for end in (claim.left, claim.right)))
+
+
+def _of_two_ratios(errors: UnitErrors, *ends: tuple[str, str]) -> float:
+    known = [errors[end].ratio for end in ends if end in errors]
+    return math.hypot(*known) if known else math.nan
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
+from gram_platform.analysis.unit_error import UnitError
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
     VERDICTS,
@@ -113,13 +114,15 @@ def test_one_seed_is_judged_within_the_units_error():
             judge("wrong", {"0": 0.1}, {"0": 0.0}, unit_error=wrong)
 
 
-def test_a_claim_has_the_largest_of_the_units_errors_that_it_compares():
+def test_a_claim_has_the_units_errors_of_what_it_compares():
+    """Two methods on one class are read off the same curves; two classes, or two sizes, are two ratios."""
     per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
-    errors = {("tiny", "core"): 0.01, ("tiny", "forget"): 0.05, ("tiny", "retain"): 0.02, ("medium", "forget"): 0.5}
+    ratios = {("tiny", "core"): 0.2, ("tiny", "forget"): 0.04, ("tiny", "retain"): 0.03, ("medium", "forget"): 0.5}
+    errors = {place: UnitError(ratio, ratio / 10.0) for place, ratio in ratios.items()}
     claims = paper_claims(per_seed, "scaling", errors).set_index(["claim", "size"])["unit_error"]
-    assert claims["GRAM: retain is above forget", "tiny"] == 0.05
-    assert claims["GRAM's core is no more than 0.06 below filtering's", "tiny"] == 0.01
-    assert claims["GRAM's forget falls with size", ""] == 0.5  # from tiny to medium
+    assert claims["GRAM: retain is above forget", "tiny"] == pytest.approx(0.05)
+    assert claims["GRAM's core is no more than 0.06 below filtering's", "tiny"] == pytest.approx(0.02)
+    assert claims["GRAM's forget falls with size", ""] == pytest.approx(math.hypot(0.04, 0.5))  # from tiny to medium
     assert math.isnan(claims["GRAM: retain is above forget", "small"])
     wide = paper_claims(per_seed, "scaling", errors).set_index(["claim", "size"])["verdict"]
     assert wide["GRAM: retain is above forget", "tiny"] == "agree"

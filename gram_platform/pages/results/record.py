@@ -68,9 +68,7 @@ class StudyRecord(Description):
     measurement: str = LOSSES  # of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
-    unit_errors: tuple[
-        Mapping, ...
-    ] = ()  # of `analysis.unit_error`: rows of size, class, ratio, difference, measured_on
+    unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
 
     @property
     def ids(self) -> set[str]:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
+from gram_platform.analysis.unit_error import errors_by_class
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.methods.nodes import node_name
@@ -103,10 +104,11 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
     A study without claims in the paper is judged on retain above forget. Known explanations stand beside a "disagree".
     """
+    errors = errors_by_class(record.unit_errors)
     if record.compare_with in CLAIMS:
-        claims = with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
+        claims = with_published(paper_claims(analysis.per_seed, record.compare_with, errors), record.compare_with)
     else:
-        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed))
+        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed, errors))
     return explained(claims, record.name, record.preset)
 
 
