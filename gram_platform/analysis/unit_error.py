@@ -1,11 +1,10 @@
 """Measures how far the unit of compute ratios is off, which the seeds of a study cannot show.
 
 A baseline that was trained for a known share of the steps, with a warm-up and a decay of its own, should have that
-share as its compute ratio. The difference has a part that varies between seeds, which intervals over seeds contain, and
-a part that is common to them: the losses have another shape than the fitted curve, and the reference is the same. The
-errors here are root mean squares of the common part over the shares. Its square at one share is estimated by the
-squared mean over seeds minus that mean's variance (method of moments): noise between seeds does not count as an error
-of the unit.
+share as its compute ratio. The difference has a part that varies with the rated seeds and with the reference's seeds,
+which intervals over seeds contain, and a part that is common: the losses have another shape than the fitted curve. The
+errors here are root mean squares of the common part over the shares, by the method of moments: the squared mean over
+seeds, less the variance of that mean, and less the variance of the reference's mean times the share squared.
 
 A difference of two ratios that are read off the same curves has a smaller error: that of the difference between
 neighbouring shares. `unit_errors.csv` holds the errors that were measured for the package.
@@ -21,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import require_columns
-from gram_platform.analysis.ratios import ELICITED, VARIANT
+from gram_platform.analysis.ratios import ALL, ELICITED, VARIANT
 from gram_platform.config.identity import invalid
 
 REFERENCE = "reference"  # the variant whose baselines are the unit
@@ -32,7 +31,7 @@ FITS = 0.05  # a unit whose errors are below needs no warning
 NEAR = 3.0
 ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
 MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "of_one_seed", "num_shares", "num_seeds"]
-FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
+FILE_COLUMNS = ["corpus", "undecayed", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 class UnitError(NamedTuple):
@@ -54,14 +53,18 @@ def measured_errors(per_seed: pd.DataFrame) -> pd.DataFrame:
     ValueError for a variant that is no share.
     """
     require_columns("per_seed", per_seed, [VARIANT, "size", "seed", "profile", "core", "retain"])
-    rows, rated = [], per_seed[(per_seed[VARIANT] != REFERENCE) & (per_seed["profile"] == "all")]
-    for size, of_size in rated.groupby("size", sort=False):
+    rows, whole = [], per_seed[per_seed["profile"] == ALL]
+    for size, of_size in whole.groupby("size", sort=False):
         for name, column in (("core", "core"), (AUXILIARY, "retain")):
-            errors = _errors(of_size, column)
+            is_reference = of_size[VARIANT] == REFERENCE
+            errors, reference = _errors(of_size[~is_reference], column), of_size.loc[is_reference, column]
             if len(errors) > 1:
+                noise = reference.var(ddof=1) / len(reference) if len(reference) > 1 else 0.0
                 num_seeds = int(errors.notna().sum(axis="columns").min())
                 row = {"size": size, "class": name, "num_shares": len(errors), "num_seeds": num_seeds}
-                row |= {"ratio": _common(errors), "difference": _common(errors.diff().iloc[1:])}
+                shares = errors.index.to_series()
+                row["ratio"] = _common(errors, noise * shares**2)
+                row["difference"] = _common(errors.diff().iloc[1:], noise * shares.diff().iloc[1:] ** 2)
                 rows.append(row | {"of_one_seed": float(np.sqrt(np.nanmean(errors.to_numpy() ** 2)))})
     return pd.DataFrame(rows, columns=MEASURED_COLUMNS)
 
@@ -77,14 +80,16 @@ def _errors(rated: pd.DataFrame, column: str) -> pd.DataFrame:
     return errors[errors.notna().sum(axis="columns") > 1]
 
 
-def _common(values: pd.DataFrame) -> float:
+def _common(values: pd.DataFrame, noise: pd.Series) -> float:
     """Returns the root mean square over rows of the part that is common to a row's values, one for each seed.
 
-    0 if the seeds' noise explains all of it; NaN without a row of two values.
+    `noise`: each row's variance that the reference's seeds explain. 0 if noise explains all; NaN without a row of two
+    values.
     """
     known = values[values.notna().sum(axis="columns") > 1]
-    squares = known.mean(axis="columns") ** 2 - known.var(axis="columns", ddof=1) / known.notna().sum(axis="columns")
-    return math.sqrt(max(0.0, float(squares.mean()))) if len(squares) else math.nan
+    of_means = known.var(axis="columns", ddof=1) / known.notna().sum(axis="columns")
+    squares = known.mean(axis="columns") ** 2 - of_means - noise
+    return math.sqrt(max(0.0, float(squares.mean()))) if len(known) else math.nan
 
 
 # ------------------------------------------------------------------------------------------ of a set-up

@@ -87,6 +87,7 @@ class Preset(Setup):
     masks_documents: bool = False  # attention does not cross documents
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_seeds`
+    undecayed_unit: bool = False  # compute ratios off the baseline's losses before its decay, not the paper's curve
     first_seed: int = 0  # a set-up is reported on other seeds than it was chosen on
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS

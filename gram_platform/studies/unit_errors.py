@@ -2,7 +2,7 @@
 
     python -m gram_platform.studies.unit_errors stories=STORAGE installed=STORAGE
 
-prints the rows of `analysis/unit_errors.csv` from storages with a finished study `calibration`
+prints the rows of `analysis/unit_errors.csv` from storages with a study `calibration`
 (experiments/calibration.py), each under the name of its corpus.
 """
 
@@ -27,43 +27,46 @@ CALIBRATION = "calibration"  # the study that measures the unit
 def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
     """Returns the unit's errors at every size where they are known: `size, class, ratio, difference, measured_on`.
 
-    A finished calibration on the same data in the storage comes first, then what was measured for the package; of each
-    at the nearest size, see `nearest_errors`.
+    A calibration on the same data in the storage comes first, then what was measured for the package; of each at the
+    nearest size, see `nearest_errors`.
     """
     corpus, store, found = graph.flags.corpus, Store(graph.flags.storage), []
     own = measured_in(store, corpus, graph.data_id)
+    own, shipped = (rows[rows["undecayed"] == graph.preset.undecayed_unit] for rows in (own, shipped_errors()))
     steps = {n.size: n.config.num_steps for n in graph.entries if n.is_run and n.method == BASELINE}
     for size in {setting.size.name: setting.size for setting in graph.settings if setting.size.name in steps}.values():
         near = (corpus, total_parameters(size.dense()), steps[size.name])
-        for row in nearest_errors(own, *near) or nearest_errors(shipped_errors(), *near):
+        for row in nearest_errors(own, *near) or nearest_errors(shipped, *near):
             error = {name: row[name] for name in ("class", "ratio", "difference")}
             found.append({"size": size.name, **error, "measured_on": f"{row['corpus']}, {row['size']}"})
     return tuple(found)
 
 
 def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows unless it is whole and on this data."""
+    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this data."""
     none = pd.DataFrame(columns=FILE_COLUMNS)
     record = readable_record(store, CALIBRATION)
     if record is None or data_id not in ("", record.params.get("data_id")):
         return none
     results = read_results(record, store, None)
-    if results is None or len(results.analysis.missing):
+    if results is None:
         return none
     steps = results.analysis.fits.groupby("size")["last_step"].max()
     errors = measured_errors(results.analysis.per_seed).dropna(subset=["ratio", "difference"])
     numbers = {"parameters": errors["size"].map(record.parameters), "steps": errors["size"].map(steps).astype(int)}
-    return errors.assign(corpus=corpus, **numbers)[FILE_COLUMNS]
+    return errors.assign(corpus=corpus, undecayed=record.undecayed_share > 0.0, **numbers)[FILE_COLUMNS]
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the CSV of the calibrations in NAME=STORAGE; ValueError for one without a whole calibration."""
+    """Prints the CSV of the calibrations in NAME=STORAGE; ValueError for one without two rated shares."""
     parts = []
     for argument in arguments:
         corpus, _, storage = argument.partition("=")
         parts.append(measured_in(Store(storage), corpus))
         if parts[-1].empty:
-            raise invalid("storage", argument, f"NAME=STORAGE, the storage of a finished study {CALIBRATION}")
+            raise invalid(
+                "storage", argument, f"NAME=STORAGE, a storage whose study {CALIBRATION} has two seeds of two shares"
+            )
     say(table_csv(pd.concat(parts), "%.4f") if parts else __doc__)
     return 0
 

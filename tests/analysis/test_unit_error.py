@@ -17,8 +17,11 @@ from gram_platform.analysis.unit_error import (
 SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
-def calibration(bend: float, noise: float, num_seeds: int = 3, rng_seed: int = 0) -> pd.DataFrame:
-    """Rated baselines whose ratio is off by `bend` x share x (1 - share), core by half; every value with noise."""
+def calibration(bend: float, noise: float, num_seeds: int = 3, rng_seed: int = 0, spread: float = 0.0) -> pd.DataFrame:
+    """Rated baselines whose ratio is off by `bend` x share x (1 - share), core by half; every value with noise.
+
+    The reference's three seeds are `spread` apart in retain.
+    """
     rng, rows = np.random.default_rng(rng_seed), []
     for share in SHARES:
         for seed in range(num_seeds):
@@ -26,9 +29,10 @@ def calibration(bend: float, noise: float, num_seeds: int = 3, rng_seed: int = 0
             core, retain = share + off / 2.0, share + off
             view = {"variant": f"{share:g}", "size": "1M", "seed": str(seed), "profile": "all"}
             rows.append({**view, "core": core + rng.normal(0, noise), "retain": retain + rng.normal(0, noise)})
-    reference = {**rows[0], "variant": "reference", "core": 5.0}
+    apart = {**rows[0], "core": 1.0, "retain": 1.0, "variant": "reference"}
+    references = [{**apart, "seed": str(n), "retain": 1.0 + ends} for n, ends in enumerate((-spread, 0.0, spread))]
     mean = {**rows[0], "profile": "mean", "core": 5.0}  # of one seed twice, if it counted
-    return pd.DataFrame([*rows, reference, mean])
+    return pd.DataFrame([*rows, *references, mean])
 
 
 def by_class(frame: pd.DataFrame) -> pd.DataFrame:
@@ -54,6 +58,15 @@ def test_noise_between_seeds_is_no_error_of_the_unit():
     assert by_class(calibration(0.0, 0.08, rng_seed=1)).loc["auxiliary", "of_one_seed"] > 0.05
 
 
+def test_noise_of_the_reference_is_no_error_of_the_unit():
+    """Every ratio shifts with the reference: at a share s, by s times the error of the reference's mean."""
+    alone, noisy = (by_class(calibration(0.4, 0.0, spread=spread)).loc["auxiliary"] for spread in (0.0, 0.09))
+    shares = np.array(SHARES)
+    for name, factors in (("ratio", shares), ("difference", np.diff(shares))):
+        assert alone[name] ** 2 - noisy[name] ** 2 == pytest.approx(0.09**2 / 3 * np.mean(factors**2))
+    assert by_class(calibration(0.4, 0.0, spread=1.0)).loc["auxiliary", "ratio"] == 0.0
+
+
 def test_a_share_needs_two_seeds_and_a_size_two_shares():
     assert measured_errors(calibration(0.4, 0.0, num_seeds=1)).empty
     one = calibration(0.4, 0.0)
@@ -67,7 +80,16 @@ def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error():
     places = [("stories", 1e5, 0.05), ("stories", 3e5, 0.07), ("code", 1e5, 0.09), ("code", 3e5, 0.06)]
     rows = pd.DataFrame(
         [
-            {"corpus": c, "parameters": p, "steps": p / 100, "size": f"{p:g}", "class": n, "ratio": r, **numbers}
+            {
+                "corpus": c,
+                "undecayed": False,
+                "parameters": p,
+                "steps": p / 100,
+                "size": f"{p:g}",
+                "class": n,
+                "ratio": r,
+                **numbers,
+            }
             for c, p, r in places
             for n in ("core", "auxiliary")
         ]
