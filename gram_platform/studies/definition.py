@@ -111,6 +111,11 @@ class Preset(Setup):
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
 
     @property
+    def undecayed_share(self) -> float:
+        """The share of a baseline's steps before its decay, of which `undecayed_unit` reads the losses; else 0."""
+        return 1.0 - self.decay_fraction if self.undecayed_unit else 0.0
+
+    @property
     def most_eval_sequences(self) -> int:
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 

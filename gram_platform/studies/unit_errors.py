@@ -7,6 +7,7 @@ prints the rows of `analysis/unit_errors.csv` from storages with a study `calibr
 """
 
 import sys
+from dataclasses import replace
 
 import pandas as pd
 
@@ -20,6 +21,7 @@ from gram_platform.pages.results.record import readable_record
 from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
+from gram_platform.studies.definition import shown_place
 
 CALIBRATION = "calibration"  # the study that measures the unit
 
@@ -30,43 +32,45 @@ def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
     A calibration on the same data in the storage comes first, then what was measured for the package; of each at the
     nearest size, see `nearest_errors`.
     """
-    corpus, store, found = graph.flags.corpus, Store(graph.flags.storage), []
-    own = measured_in(store, corpus, graph.data_id)
-    own, shipped = (rows[rows["undecayed"] == graph.preset.undecayed_unit] for rows in (own, shipped_errors()))
+    corpus, found = graph.flags.corpus, []
+    own = measured_in(Store(graph.flags.storage), corpus, graph.preset.undecayed_share, graph.data_id)
+    shipped = shipped_errors().loc[lambda rows: rows["undecayed"] == graph.preset.undecayed_unit]
     steps = {n.size: n.config.num_steps for n in graph.entries if n.is_run and n.method == BASELINE}
     for size in {setting.size.name: setting.size for setting in graph.settings if setting.size.name in steps}.values():
         near = (corpus, total_parameters(size.dense()), steps[size.name])
         for row in nearest_errors(own, *near) or nearest_errors(shipped, *near):
             error = {name: row[name] for name in ("class", "ratio", "difference")}
-            found.append({"size": size.name, **error, "measured_on": f"{row['corpus']}, {row['size']}"})
+            found.append({"size": size.name, **error, "measured_on": f"{shown_place(row['corpus'])}, {row['size']}"})
     return tuple(found)
 
 
-def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this data."""
-    none = pd.DataFrame(columns=FILE_COLUMNS)
+def measured_in(store: Store, corpus: str, undecayed_share: float, data_id: str = "") -> pd.DataFrame:
+    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this data.
+
+    `undecayed_share`: of the unit to measure, see `baseline_references`.
+    """
     record = readable_record(store, CALIBRATION)
-    if record is None or data_id not in ("", record.params.get("data_id")):
-        return none
-    results = read_results(record, store, None)
+    is_here = record is not None and data_id in ("", record.params.get("data_id"))
+    results = read_results(replace(record, undecayed_share=undecayed_share), store, None) if is_here else None
     if results is None:
-        return none
+        return pd.DataFrame(columns=FILE_COLUMNS)
     steps = results.analysis.fits.groupby("size")["last_step"].max()
     errors = measured_errors(results.analysis.per_seed).dropna(subset=["ratio", "difference"])
     numbers = {"parameters": errors["size"].map(record.parameters), "steps": errors["size"].map(steps).astype(int)}
-    return errors.assign(corpus=corpus, undecayed=record.undecayed_share > 0.0, **numbers)[FILE_COLUMNS]
+    return errors.assign(corpus=corpus, undecayed=undecayed_share > 0.0, **numbers)[FILE_COLUMNS]
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the CSV of the calibrations in NAME=STORAGE; ValueError for one without two rated shares."""
+    """Prints the CSV of both units by the calibrations in NAME=STORAGE; ValueError for one without two rated shares."""
     parts = []
     for argument in arguments:
-        corpus, _, storage = argument.partition("=")
-        parts.append(measured_in(Store(storage), corpus))
+        corpus, _, place = argument.partition("=")
+        store = Store(place)
+        parts.append(measured_in(store, corpus, 0.0))
         if parts[-1].empty:
-            raise invalid(
-                "storage", argument, f"NAME=STORAGE, a storage whose study {CALIBRATION} has two seeds of two shares"
-            )
+            raise invalid("storage", argument, f"NAME=STORAGE with two seeds of two shares of the study {CALIBRATION}")
+        decays = {r.config()["optimizer"]["decay_fraction"] for r in map(store.run, store.list_runs()) if r.result()}
+        parts.append(measured_in(store, corpus, 1.0 - max(decays)))
     say(table_csv(pd.concat(parts), "%.4f") if parts else __doc__)
     return 0
 
