@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, interval_columns
-from gram_platform.analysis.ratios import ALL, BASELINE, PREFIX, VARIANT, baseline_references, size_key
+from gram_platform.analysis.ratios import ALL, BASELINE, PREFIX, VARIANT, baseline_references
 from gram_platform.config import CORE
 
 FIT, UNIT = "fit", "unit"
@@ -89,15 +89,15 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame = pd.concat([by_class(errors), single], ignore_index=True)
-    frame = frame[frame["share"] >= LOWEST_SHARE - 1e-2]  # a length is rounded to whole steps
+    frame = frame[frame["share"].astype(float).round(2) >= LOWEST_SHARE]  # a length is rounded to whole steps
     rows = []
     for key, cell in frame.groupby(CELL, sort=False):
         row = dict(zip(CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
         worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
         numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "common_rms": _common_rms(cell), "worst": worst}
         rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
-    domains = (CORE, AUXILIARY, SINGLE)
-    rows.sort(key=lambda row: (size_key(row["size"]), domains.index(row["domain"]), row["error_of"]))
+    sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
+    rows.sort(key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"]))
     return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
 
@@ -116,4 +116,6 @@ def share_table(errors: pd.DataFrame) -> pd.DataFrame:
     for key, cell in unit.groupby(names, sort=False):
         row = dict(zip(names, key, strict=True)) | interval_columns("compute_ratio", cell["compute_ratio"])
         rows.append(row | {"num_seeds": len(cell)})
+    sizes = list(dict.fromkeys(errors["size"]))
+    rows.sort(key=lambda row: (sizes.index(row["size"]), row["domain"] != CORE, row["share"]))
     return pd.DataFrame(rows, columns=[*names, *(f"compute_ratio{end}" for end in ENDS), "num_seeds"])

@@ -76,10 +76,13 @@ def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:
     """Writes `share_table` with a row per size and share, and a column for each class."""
-    table = share_table(errors)
-    texts = table.assign(share=table["share"].round(3), text=interval_texts(table, "compute_ratio"))
-    wide = texts.pivot_table(index=["size", "share"], columns="domain", values="text", aggfunc="first", sort=False)
-    return wide.reset_index().rename_axis(columns=None).sort_values(["size", "share"], ignore_index=True)
+    table, rows = share_table(errors), {}
+    texts = interval_texts(table, "compute_ratio")
+    for (size, domain, share), text in zip(
+        table[["size", "domain", "share"]].itertuples(index=False), texts, strict=True
+    ):
+        rows.setdefault((size, share), {"size": size, "share": round(share, 3)})[domain] = text
+    return pd.DataFrame(list(rows.values()))
 
 
 def calibration_sections(record: StudyRecord, results: CalibrationResults) -> list[Section]:
