@@ -35,10 +35,11 @@ from gram_platform.pages.report.unit import unit_error, unit_sections
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.paper import PAPER_SCALES
 
-FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
-domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
-higher is better. Forget: the auxiliary domains that the profile switches off; lower is better. Profile mean: the
-average over the profiles of core with at most one auxiliary domain.
+FOOTER = f"""Compute ratio: the place of a loss on the baseline's learning curve, which is the fitted curve's step at
+that loss over its step at the baseline's final loss; 1 is the baseline at its end. It is no share of a finished,
+shorter training: the study calibration measures how far the two are apart. Core: the core domain. Retain: the auxiliary
+domains that the profile keeps; higher is better. Forget: the auxiliary domains that the profile switches off; lower is
+better. Profile mean: the average over the profiles of core with at most one auxiliary domain.
 
 Intervals are 90% t-intervals over training seeds; one seed has none. They leave out the uncertainty of the baseline's
 curve. A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
