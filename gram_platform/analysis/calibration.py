@@ -94,15 +94,18 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     for key, cell in frame.groupby(CELL, sort=False):
         row = dict(zip(CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
         worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
-        numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "common_rms": _common_rms(cell), "worst": worst}
+        numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "common_rms": common_rms(cell), "worst": worst}
         rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
     sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
     rows.sort(key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"]))
     return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
 
-def _common_rms(cell: pd.DataFrame) -> float:
-    """Root mean square over shares of the errors' means over seeds, without the part of the seeds' spread in it."""
+def common_rms(cell: pd.DataFrame) -> float:
+    """Returns the root mean square over shares of the errors' means over seeds, less the seeds' own spread.
+
+    `cell` has `share, seed, error`. 0 if the spread explains all; NaN without a share of two seeds.
+    """
     found = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "var", "count"])
     found = found[found["count"] > 1]
     squares = found["mean"] ** 2 - found["var"] / found["count"]

@@ -17,8 +17,8 @@ from gram_platform.analysis.unit_error import FILE_COLUMNS, measured_errors, nea
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
+from gram_platform.pages.report.calibration import read_calibration
 from gram_platform.pages.results.record import readable_record
-from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
@@ -51,11 +51,11 @@ def measured_in(store: Store, corpus: str, undecayed_share: float, data_id: str 
     """
     record = readable_record(store, CALIBRATION)
     is_here = record is not None and data_id in ("", record.params.get("data_id"))
-    results = read_results(replace(record, undecayed_share=undecayed_share), store, None) if is_here else None
+    results = read_calibration(replace(record, undecayed_share=undecayed_share), store, None) if is_here else None
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
     steps = results.analysis.fits.groupby("size")["last_step"].max()
-    errors = measured_errors(results.analysis.per_seed).dropna(subset=["ratio", "difference"])
+    errors = measured_errors(results.errors)
     numbers = {"parameters": errors["size"].map(record.parameters), "steps": errors["size"].map(steps).astype(int)}
     return errors.assign(corpus=corpus, undecayed=undecayed_share > 0.0, **numbers)[FILE_COLUMNS]
 
