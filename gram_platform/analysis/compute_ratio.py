@@ -75,7 +75,7 @@ class LearningCurve:
         shifted = (floats("step", step) - self.first_step) / self.offset
         if not np.all(shifted > -1.0):
             raise invalid("step", step, f"steps above -s0 = {-self.s0:g}")
-        return like(step, np.exp(self.log_loss_first - self.alpha * np.log1p(shifted)))
+        return _like(step, np.exp(self.log_loss_first - self.alpha * np.log1p(shifted)))
 
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array; ValueError unless positive.
@@ -83,10 +83,10 @@ class LearningCurve:
         Clips nothing: a loss below the curve's last gives more than `last_step`, and one far above the first can give
         less than 0 if s0 > 0. Infinite if too large for a float.
         """
-        losses = positive_losses("loss", loss)
+        losses = _positive("loss", loss)
         with np.errstate(over="ignore"):
             growth = np.expm1((self.log_loss_first - np.log(losses)) / self.alpha)
-            return like(loss, self.first_step + self.offset * growth)
+            return _like(loss, self.first_step + self.offset * growth)
 
 
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
@@ -95,7 +95,7 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError if they are not finite numbers, differ in
     length, hold fewer than three distinct steps, or if the losses do not fall (no alpha > 0 fits).
     """
-    s, y = measured_points(steps, losses)
+    s, y = _points(steps, losses)
     offsets = np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)  # candidates of s0 + min(s) [G]
     rss = _profile(offsets, s, y)
     if not np.isfinite(rss).any():
@@ -124,13 +124,13 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
     `baseline_losses` holds each baseline seed's final loss on the same domain; all losses in nats a token. Above 1 is
     better than the baseline. ValueError for losses <= 0, or if the baseline's mean step equivalent is <= 0.
     """
-    baseline = np.atleast_1d(positive_losses("baseline_losses", baseline_losses))
+    baseline = np.atleast_1d(_positive("baseline_losses", baseline_losses))
     if baseline.size == 0:
         raise invalid("baseline_losses", [], "the final loss of at least one baseline seed")
     reference = float(np.mean(curve.step(baseline)))
     if not 0.0 < reference < math.inf:
         raise invalid("baseline_losses", baseline.tolist(), "losses that the curve reaches after a positive step")
-    return like(loss, np.asarray(curve.step(loss)) / reference)
+    return _like(loss, np.asarray(curve.step(loss)) / reference)
 
 
 # ---------------------------------------------------------------------------------------------- the search of s0
@@ -196,19 +196,19 @@ def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tup
 # --------------------------------------------------------------------------------------------------- validation
 
 
-def like(reference, values: np.ndarray):
+def _like(reference, values: np.ndarray):
     """Returns a float for a number, an array for an array."""
     return float(values) if np.ndim(reference) == 0 else values
 
 
-def positive_losses(field: str, values) -> np.ndarray:
+def _positive(field: str, values) -> np.ndarray:
     array = floats(field, values)
     if not np.all(np.isfinite(array) & (array > 0.0)):
         raise invalid(field, values, "finite positive losses")
     return array
 
 
-def measured_points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps and log losses [N], ordered by step."""
     s, values = floats("steps", steps), floats("losses", losses)
     if s.ndim != 1 or values.shape != s.shape:

@@ -13,7 +13,6 @@ import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
 from gram_platform.analysis.intervals import require_columns
-from gram_platform.analysis.undecayed_curve import UndecayedCurve, fit_undecayed_curve
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 from gram_platform.methods import METHODS
@@ -39,7 +38,7 @@ Notes = list[tuple[str, str]]  # (what is missing, why)
 class Reference:
     """The baselines of one size on one domain, which compute ratios compare with; can be pickled."""
 
-    curve: LearningCurve | UndecayedCurve  # all baseline seeds, pooled
+    curve: LearningCurve  # all baseline seeds, pooled
     baseline_losses: tuple[float, ...]  # final losses (nats a token), one per baseline seed
 
     def ratio(self, loss: float) -> float:
@@ -59,12 +58,9 @@ class Reference:
         return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
-def baseline_references(
-    evaluations: pd.DataFrame, curves: pd.DataFrame, undecayed_share: float = 0.0
-) -> tuple[dict, Notes]:
+def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tuple[dict, Notes]:
     """Returns `{(size, domain): Reference}` of every size with a finished baseline, and notes on other sizes and seeds.
 
-    `undecayed_share`: of the steps, before the decay, in place of the paper's law (see `undecayed_curve`); 0: the law.
     A baseline seed counts if it has both a curve and final losses; the curves of all seeds that count are pooled.
     """
     references, notes = {}, []
@@ -81,13 +77,13 @@ def baseline_references(
             continue
         for domain in domains_of(evaluations[evaluations["size"] == size]):
             try:
-                references[size, domain] = _reference(domain, finals[PREFIX + domain], points, undecayed_share)
+                references[size, domain] = _reference(domain, finals[PREFIX + domain], points)
             except ValueError as error:
                 notes.append((f"size {size}, domain {domain}", f"the baseline's curve could not be fitted: {error}"))
     return references, notes
 
 
-def _reference(domain: str, finals: pd.Series, points: pd.DataFrame, undecayed_share: float) -> Reference:
+def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
     """Fits one domain's pooled curve from the points of one size and the baselines' final losses `{seed: loss}`."""
     unknown = finals.index[finals.isna()].tolist()
     if unknown:
@@ -95,10 +91,8 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame, undecayed_s
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
-    losses = tuple(float(loss) for loss in finals)
-    points = mine["step"].to_numpy(float), mine["loss"].to_numpy(float)
-    curve = fit_undecayed_curve(*points, undecayed_share, losses) if undecayed_share else fit_learning_curve(*points)
-    reference = Reference(curve, losses)
+    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
+    reference = Reference(curve, tuple(float(loss) for loss in finals))
     compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # raises now if there are no ratios
     return reference
 

@@ -61,7 +61,6 @@ def analyse(
     declared: pd.DataFrame | None = None,
     unit: pd.DataFrame | None = None,
     own_baseline: bool = False,
-    undecayed_share: float = 0.0,
 ) -> Analysis:
     """Returns all tables of a study from tidy frames of stored losses.
 
@@ -77,17 +76,17 @@ def analyse(
     ones are named in `missing`, and no mean is taken without them.
     `unit`: the evaluations whose baselines are the reference (default: `evaluations`).
     `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration does; `fits` then
-    has a row per seed. `undecayed_share`: see `baseline_references`.
+    has a row per seed.
     ValueError for a missing column or a repeated row.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     declared = evaluations if declared is None else checked_evaluations(declared)
     unit, attacks = evaluations if unit is None else checked_evaluations(unit), checked_attacks(attacks)
     frames = (evaluations, curves, attacks, unit)
-    compared = [_compared(*frames, undecayed_share)]
+    compared = [_compared(*frames)]
     if own_baseline and len(unit):
         seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])
-        compared = [_compared(*(f[f["seed"] == seed] for f in frames), undecayed_share, seed) for seed in seeds]
+        compared = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in seeds]
     all_ratios, all_fits, all_notes = zip(*compared, strict=True)
     ratios = ordered(pd.concat([part for part in all_ratios if len(part)] or all_ratios[:1]), sizes)
     fits = ordered(pd.concat(all_fits), sizes)
@@ -99,18 +98,13 @@ def analyse(
 
 
 def _compared(
-    evaluations: pd.DataFrame,
-    curves: pd.DataFrame,
-    attacks: pd.DataFrame,
-    unit: pd.DataFrame,
-    undecayed_share: float,
-    seed: str = "",
+    evaluations: pd.DataFrame, curves: pd.DataFrame, attacks: pd.DataFrame, unit: pd.DataFrame, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
     """Returns the ratios of views and attacks to the baselines of `unit`, the baselines' fits, and notes.
 
     All frames are checked. `seed` names the only seed in them, if each seed has its own baseline.
     """
-    references, notes = baseline_references(unit, curves, undecayed_share)
+    references, notes = baseline_references(unit, curves)
     notes = _of_seed(notes, seed, set(evaluations["size"]) - {size for size, _ in references}) if seed else notes
     ratios, unknown = compute_ratio_frame(evaluations, references)
     elicited, unattacked = elicited_ratios(attacks, ratios, references)

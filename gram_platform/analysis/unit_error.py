@@ -25,7 +25,7 @@ FITS = 0.05  # a unit whose errors are below needs no warning
 NEAR = 3.0
 ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
 MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "num_shares", "num_seeds"]
-FILE_COLUMNS = ["corpus", "undecayed", "parameters", "steps", *MEASURED_COLUMNS]
+FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 class UnitError(NamedTuple):

@@ -32,7 +32,6 @@ def analyse_variants(
     declared: pd.DataFrame | None = None,
     unit: str = "",
     own_baseline: bool = False,
-    undecayed_share: float = 0.0,
 ) -> Analysis:
     """Joins the tables of all variants, with a column `variant`, in the order of `variants`.
 
@@ -50,7 +49,6 @@ def analyse_variants(
             _of(declared, variant),
             reference,
             own_baseline,
-            undecayed_share,
         )
         for variant in variants
     }

@@ -87,7 +87,6 @@ class Preset(Setup):
     masks_documents: bool = False  # attention does not cross documents
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_seeds`
-    undecayed_unit: bool = False  # compute ratios off the baseline's losses before its decay, not the paper's curve
     first_seed: int = 0  # a set-up is reported on other seeds than it was chosen on
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
@@ -109,11 +108,6 @@ class Preset(Setup):
     def eval_sequences(self, size: str) -> int:
         """Returns the validation sequences of each domain at a size."""
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
-
-    @property
-    def undecayed_share(self) -> float:
-        """The share of a baseline's steps before its decay, of which `undecayed_unit` reads the losses; else 0."""
-        return 1.0 - self.decay_fraction if self.undecayed_unit else 0.0
 
     @property
     def most_eval_sequences(self) -> int:

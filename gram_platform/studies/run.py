@@ -327,7 +327,6 @@ def record_of(graph: Graph) -> StudyRecord:
         measurement=graph.preset.measurement.name,
         probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
         by_modules=graph.preset.every_subset,
-        undecayed_share=graph.preset.undecayed_share,
         unit_errors=unit_errors_of(graph),
     )
 

@@ -7,13 +7,13 @@ prints the rows of `analysis/unit_errors.csv` from storages with a study `calibr
 """
 
 import sys
-from dataclasses import replace
 
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import table_csv
 from gram_platform.analysis.unit_error import FILE_COLUMNS, measured_errors, nearest_errors, shipped_errors
+from gram_platform.config.endings import exit_codes
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
@@ -33,47 +33,41 @@ def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
     nearest size, see `nearest_errors`.
     """
     corpus, found = graph.flags.corpus, []
-    own = measured_in(Store(graph.flags.storage), corpus, graph.preset.undecayed_share, graph.data_id)
-    shipped = shipped_errors().loc[lambda rows: rows["undecayed"] == graph.preset.undecayed_unit]
+    own = measured_in(Store(graph.flags.storage), corpus, graph.data_id)
     steps = {n.size: n.config.num_steps for n in graph.entries if n.is_run and n.method == BASELINE}
     for size in {setting.size.name: setting.size for setting in graph.settings if setting.size.name in steps}.values():
         near = (corpus, total_parameters(size.dense()), steps[size.name])
-        for row in nearest_errors(own, *near) or nearest_errors(shipped, *near):
+        for row in nearest_errors(own, *near) or nearest_errors(shipped_errors(), *near):
             error = {name: row[name] for name in ("class", "ratio", "difference")}
             found.append({"size": size.name, **error, "measured_on": f"{shown_place(row['corpus'])}, {row['size']}"})
     return tuple(found)
 
 
-def measured_in(store: Store, corpus: str, undecayed_share: float, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this data.
-
-    `undecayed_share`: of the unit to measure, see `baseline_references`.
-    """
+def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
+    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this data."""
     record = readable_record(store, CALIBRATION)
     is_here = record is not None and data_id in ("", record.params.get("data_id"))
-    results = read_calibration(replace(record, undecayed_share=undecayed_share), store, None) if is_here else None
+    results = read_calibration(record, store, None) if is_here else None
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
     steps = results.analysis.fits.groupby("size")["last_step"].max()
     errors = measured_errors(results.errors)
     numbers = {"parameters": errors["size"].map(record.parameters), "steps": errors["size"].map(steps).astype(int)}
-    return errors.assign(corpus=corpus, undecayed=undecayed_share > 0.0, **numbers)[FILE_COLUMNS]
+    return errors.assign(corpus=corpus, **numbers)[FILE_COLUMNS]
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the CSV of both units by the calibrations in NAME=STORAGE; ValueError for one without two rated shares."""
+    """Prints the CSV of the calibrations in NAME=STORAGE; ValueError for one without two rated shares."""
     parts = []
     for argument in arguments:
         corpus, _, place = argument.partition("=")
-        store = Store(place)
-        parts.append(measured_in(store, corpus, 0.0))
+        parts.append(measured_in(Store(place), corpus))
         if parts[-1].empty:
             raise invalid("storage", argument, f"NAME=STORAGE with two seeds of two shares of the study {CALIBRATION}")
-        decays = {r.config()["optimizer"]["decay_fraction"] for r in map(store.run, store.list_runs()) if r.result()}
-        parts.append(measured_in(store, corpus, 1.0 - max(decays)))
     say(table_csv(pd.concat(parts), "%.4f") if parts else __doc__)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with exit_codes():
+        sys.exit(main(sys.argv[1:]))

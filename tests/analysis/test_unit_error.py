@@ -66,7 +66,6 @@ def test_a_share_needs_two_seeds_and_a_size_two_shares():
 def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error():
     numbers = {"difference": 0.02, "num_shares": 4, "num_seeds": 3}
     places = [("stories", 1e5, 0.05), ("stories", 3e5, 0.07), ("code", 1e5, 0.09), ("code", 3e5, 0.06)]
-    numbers |= {"undecayed": False}
     rows = [
         {"corpus": c, "parameters": p, "steps": p / 100, "size": f"{p:g}", "class": name, "ratio": r, **numbers}
         for c, p, r in places

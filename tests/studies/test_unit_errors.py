@@ -5,7 +5,6 @@ import json
 import pytest
 
 from gram_platform.analysis.unit_error import shipped_errors
-from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.flags import parse
@@ -18,24 +17,15 @@ def graph_of(tmp_path, *flags: str) -> Graph:
     return build_graph(scaling.STUDY, parse(scaling.STUDY, [*flags, "--storage", str(tmp_path)]))
 
 
-def test_a_demo_has_the_shipped_errors_of_its_unit_and_a_smoke_study_none(tmp_path):
+def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
     shipped = shipped_errors()
     shipped = shipped[(shipped["corpus"] == "stories") & (shipped["size"] == "0.28M")]
-    for flags, undecayed in (((), False), (("--set", "undecayed_unit=true"), True)):
-        record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M", *flags))
-        assert record.undecayed_share == (0.9 if undecayed else 0.0)
-        found = {row["class"]: (row["ratio"], row["difference"]) for row in record.unit_errors}
-        rows = shipped[shipped["undecayed"] == undecayed]
-        assert found == {row["class"]: (row["ratio"], row["difference"]) for row in rows.to_dict("records")}
-        assert {row["measured_on"] for row in record.unit_errors} == {"stories, 0.28M"}
+    record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M"))
+    found = {row["class"]: (row["ratio"], row["difference"]) for row in record.unit_errors}
+    assert found == {row["class"]: (row["ratio"], row["difference"]) for row in shipped.to_dict("records")}
+    assert {row["measured_on"] for row in record.unit_errors} == {"stories, 0.28M"}
     assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
     assert record_of(graph_of(tmp_path, "--preset", "paper", "--sizes", "50M")).unit_errors == ()
-
-
-def test_the_unit_is_no_part_of_a_runs_identity(tmp_path):
-    flags = "--preset", "demo", "--sizes", "0.28M"
-    plain, named = graph_of(tmp_path, *flags), graph_of(tmp_path, *flags, "--set", "undecayed_unit=true")
-    assert [node.id for node in plain.nodes] == [node.id for node in named.nodes]
 
 
 def test_a_storage_without_a_calibration_has_no_errors_to_print(tmp_path):
@@ -50,14 +40,10 @@ def test_a_calibration_in_the_storage_counts_for_studies_on_its_data(tmp_path, c
     assert main([f"mine={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = [line for line in lines if line.startswith("mine,")]
-    assert [line.split(",")[1] for line in printed] == ["False"] * 2 + ["True"] * 2
-    small = ["--methods", "baseline", "--set", "undecayed_unit=true"]
-    assert run_study(scaling.STUDY, parse(scaling.STUDY, [*flags, *small])) == 0
+    assert len(printed) == 2
+    assert run_study(scaling.STUDY, parse(scaling.STUDY, [*flags, "--methods", "baseline"])) == 0
     assert "not calibrated" not in capsys.readouterr().out
-    store = Store(str(tmp_path))
-    stored = json.loads(store.study_dir("scaling").read("study.json"))
+    stored = json.loads(Store(str(tmp_path)).study_dir("scaling").read("study.json"))
     assert {row["measured_on"] for row in stored["unit_errors"]} == {"stories-smoke, tiny"}
-    for row, line in zip(stored["unit_errors"], printed[2:], strict=True):
+    for row, line in zip(stored["unit_errors"], printed, strict=True):
         assert f"{row['ratio']:.4f},{row['difference']:.4f}" in line
-    record = record_of(build_graph(scaling.STUDY, parse(scaling.STUDY, [*flags, *small])))
-    assert read_results(record, store, None).analysis.fits["alpha"].isna().all()

@@ -29,7 +29,6 @@ SHAPE = {  # of its fields
     "parameters": {str: float},
     "entries": [{"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags}],
     "costs": [dict],
-    "undecayed_share": float,
     "unit_errors": [{"size": str, "class": str, "ratio": float, "difference": float, "measured_on": str}],
 }
 
@@ -69,7 +68,6 @@ class StudyRecord(Description):
     measurement: str = LOSSES  # of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
-    undecayed_share: float = 0.0  # of the baseline's steps, where the study names the unit of `undecayed_curve`
     unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
 
     @property

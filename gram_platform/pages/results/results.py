@@ -94,10 +94,9 @@ def analysed(
 ) -> Analysis:
     """Computes the tables of a study with or without variants; the frames are those of `analyse`."""
     if not record.variants:
-        how = {"own_baseline": record.own_baseline, "undecayed_share": record.undecayed_share}
-        return analyse(evaluations, curves, record.sizes, attacks, declared, **how)
+        return analyse(evaluations, curves, record.sizes, attacks, declared, own_baseline=record.own_baseline)
     frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
-    return analyse_variants(*frames, record.unit, record.own_baseline, record.undecayed_share)
+    return analyse_variants(*frames, record.unit, record.own_baseline)
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
