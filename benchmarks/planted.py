@@ -19,7 +19,7 @@ from gram_platform.config import CORE
 from gram_platform.config.identity import invalid
 
 Row = tuple[str, str, str]  # method, profile and class of a row of the table
-POWER_LAW = "power law"
+POWER_LAW, POINT = "power law", "point "
 METHODS = ("filtering", "gram")  # whose losses are planted
 
 
@@ -40,8 +40,8 @@ class Measured:
     units: Mapping[tuple[str, str], Unit]  # {(size, domain): unit}
     ratios: Mapping[tuple[str, Row], float]  # {(size, row of the table): mean compute ratio}
     domains: Mapping[Row, tuple[str, ...]]  # of each row
-    # log loss minus the mean over seeds: a row per size and seed, a column per point of a curve `(domain, number)` and
-    # per loss `(domain, row)`
+    # log loss minus the mean over seeds: a row per size and seed, a column per point of a curve, `(domain, POINT)` with
+    # its number, and per loss, `(domain, name of the row)`
     deviations: pd.DataFrame
     freedom: int  # degrees of freedom of the deviations
 
@@ -62,30 +62,29 @@ def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measur
     rows = ratios[ratios["method"].isin([*METHODS, BASELINE]) & ratios["profile"].isin([profile, ALL])]
     if set(METHODS) - set(rows.loc[rows["profile"] == profile, "method"]):
         raise invalid("profile", profile, f"one that {' and '.join(METHODS)} have: {', '.join(set(ratios['profile']))}")
-    units, parts = {}, []
+    units, parts, domains = {}, {}, {}
     for size in dict.fromkeys(curves["size"]):
-        of_size, seeds = {}, curves.loc[curves["size"] == size, "seed"].nunique()
+        of_size = {}
         for domain, points in curves[curves["size"] == size].groupby("domain"):
             curve = fit_learning_curve(points["step"], points["loss"])
             logs = np.log(points.pivot(index="step", columns="seed", values="loss"))
             residuals = logs.sub(np.log(curve.loss(logs.index.to_numpy(float))), axis=0)
             misfit = residuals.mean(axis=1)
-            of_size |= {(domain, number): row for number, (_, row) in enumerate(residuals.sub(misfit, 0).iterrows())}
+            of_size |= {
+                (domain, f"{POINT}{number}"): row for number, (_, row) in enumerate(residuals.sub(misfit, 0).iterrows())
+            }
             here = rows[(rows["size"] == size) & (rows["domain"] == domain)]
             for key, group in here.groupby(["method", "profile", "class"]):
                 losses = np.log(group.set_index("seed")["loss"])
-                of_size[domain, key] = losses - losses.mean()
+                of_size[domain, " ".join(key)] = losses - losses.mean()
+                domains.setdefault(key, {})[domain] = None
                 if key[0] == BASELINE:
                     end = float(losses.mean())
             units[size, domain] = Unit(curve, logs.index.to_numpy(float), misfit.to_numpy(), end)
-        parts.append(pd.DataFrame(of_size).assign(size=size).set_index("size", append=True))
-        assert len(parts[-1]) == seeds
+        parts[size] = pd.DataFrame(of_size)
     deviations = pd.concat(parts).dropna(axis="columns")
     means = rows.groupby(["size", "method", "profile", "class"])["compute_ratio"].mean()
-    domains: dict[Row, tuple[str, ...]] = {}
-    for domain, key in deviations.columns:
-        if isinstance(key, tuple):
-            domains[key] = (*domains.get(key, ()), domain)
+    domains = {row: tuple(d for d in found if (d, " ".join(row)) in deviations) for row, found in domains.items()}
     found = {(size, tuple(row)): float(ratio) for (size, *row), ratio in means.items() if tuple(row) in domains}
     return Measured(units, found, domains, deviations, len(deviations) - len(parts))
 
@@ -158,7 +157,7 @@ class Planted:
 
     def column(self, domain: str, row: Row) -> int:
         """Returns the place of a row's loss among the deviations."""
-        return self.source.deviations.columns.get_loc((domain, row))
+        return self.source.deviations.columns.get_loc((domain, " ".join(row)))
 
     def end(self, domain: str) -> Row:
         """Returns the row of the baselines' own losses."""
@@ -177,7 +176,7 @@ class Planted:
 
     def _growth(self, unit: Unit, domain: str, row: Row) -> float:
         """Returns by how much the seeds' spread raises the mean of s + s0."""
-        variance = (self.source.deviations[domain, row] ** 2).sum() / self.source.freedom
+        variance = (self.source.deviations[domain, " ".join(row)] ** 2).sum() / self.source.freedom
         return math.exp(0.5 * variance / unit.curve.alpha**2)
 
     def _baselines(self) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -189,7 +188,7 @@ class Planted:
             end, columns = self.end(domain), self.source.deviations.columns
             mean = self.log_losses(domain, end, np.ones(len(numbers)))[:, None]
             losses[PREFIX + domain] = np.exp(mean + self.noise[:, :, self.column(domain, end)]).ravel()
-            points = [place for place, (d, key) in enumerate(columns) if d == domain and isinstance(key, int)]
+            points = [place for place, (d, key) in enumerate(columns) if d == domain and key.startswith(POINT)]
             units = [self.source.units[size, domain] for size in self.sizes]
             steps = np.array([unit.steps[: len(points)] for unit in units])  # [studies, T]
             true = np.array([self.shape(unit, of_unit) for unit, of_unit in zip(units, steps, strict=True)])

@@ -41,8 +41,8 @@ average over the profiles of core with at most one auxiliary domain.
 A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
 {POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps: read compute ratios on such a domain with care."""
 
-INTERVALS = """Intervals are 90% t-intervals over training seeds, by the leave-one-seed-out jackknife: the losses of a seed
-and its part of the baseline's curve are left out together, so the intervals contain the error of the curve between
+INTERVALS = """Intervals are 90% t-intervals over training seeds, by the leave-one-seed-out jackknife: the losses of a
+seed and its part of the baseline's curve are left out together, so the intervals contain the error of the curve between
 seeds. What all seeds share they do not: a decay, steps or a floor that the curve lacks. One seed has no interval."""
 FIXED_INTERVALS = f"""Intervals are the 90% {CURVE_FIXED}, as in the paper: they leave out the uncertainty of the
 baseline's curve. One seed has none."""
