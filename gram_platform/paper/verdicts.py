@@ -4,9 +4,9 @@ A claim says that a seed-paired difference, left - right, lies in a range. The v
 of the mean difference lies wholly inside the range, "disagree" if wholly outside. Most ranges are "above zero". "No
 worse than" is one-sided, with the same margin in every study: core and retain may be a little lower, forget and
 elicited a little higher. Where the unit's error is known, that of a curve that no seed fits, it is added in quadrature
-to the interval's half-width, and the verdict uses the wider interval. One seed has no interval: the verdict then rests
-on the difference and the unit's error alone, and says so. Each verdict comes with the smallest true difference that as
-many seeds with this spread would show.
+to the interval's half-width, and the verdict uses the wider interval. One seed has no interval, nor has a difference
+without pseudo-values: the verdict then rests on the difference and the unit's error alone, and says so. Each verdict
+comes with the smallest true difference that as many seeds with this spread would show.
 """
 
 import math
@@ -17,10 +17,17 @@ from functools import cache
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import Interval, paired_differences, smallest_detectable, t_interval, widened
+from gram_platform.analysis.intervals import (
+    Interval,
+    paired_differences,
+    pseudo_frame,
+    smallest_detectable,
+    t_interval,
+    widened,
+)
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, interval_text, pair_means
+from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, averaged_profiles, interval_text, pair_means
 from gram_platform.analysis.unit_error import NOT_KNOWN, UnitErrors
 from gram_platform.config.identity import invalid
 from gram_platform.paper.claims import CLAIMS, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
@@ -62,29 +69,40 @@ class Judgement:
 
 
 def judge(
-    claim: str, left: Values, right: Values, within: pd.Interval = POSITIVE, unit_error: float = math.nan
+    claim: str,
+    left: Values,
+    right: Values,
+    within: pd.Interval = POSITIVE,
+    unit_error: float = math.nan,
+    pseudo: tuple[Values, Values] | None = None,
 ) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    `unit_error`: the error of the difference that the seeds do not show, in compute ratio (NaN: not known).
-    ValueError if they share no seed, a value is not finite, or the error is below 0 or infinite.
+    `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the values, as where the
+    curve is fixed); a seed without them leaves no interval. `unit_error`: the error of the difference that the seeds do
+    not show, in compute ratio (NaN: not known). ValueError if the sides share no seed, a value is not finite, or the
+    error is below 0 or infinite.
     """
     if unit_error < 0.0 or math.isinf(unit_error):
         raise invalid(UNIT_ERROR, unit_error, "a finite number of at least 0, or NaN if it is not known")
-    differences = list(paired_differences(left, right).values())
-    interval = t_interval(differences)
-    verdict = _verdict(widened(interval, unit_error), within, len(differences))
-    detectable = smallest_detectable(differences, unit_error)
-    return Judgement(claim, verdict, *interval, unit_error, len(differences), detectable)
+    differences = paired_differences(left, right)
+    values, spread = list(differences.values()), list(differences.values())
+    if pseudo is not None:
+        spread = [pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences]
+    interval = t_interval(values, spread)
+    verdict = _verdict(widened(interval, unit_error), within)
+    if math.isnan(interval.low) and verdict != CANNOT_TELL:
+        verdict += NO_INTERVAL
+    detectable = math.nan if math.isnan(interval.low) else smallest_detectable(spread, unit_error)
+    return Judgement(claim, verdict, *interval, unit_error, len(values), detectable)
 
 
-def _verdict(interval: Interval, within: pd.Interval, num_seeds: int) -> str:
+def _verdict(interval: Interval, within: pd.Interval) -> str:
     mean, low, high = interval
     low, high = (mean, mean) if math.isnan(low) else (low, high)
-    ending = NO_INTERVAL if num_seeds == 1 else ""
     if within.left < low and high < within.right:
-        return AGREE + ending
-    return DISAGREE + ending if high < within.left or low > within.right else CANNOT_TELL
+        return AGREE
+    return DISAGREE if high < within.left or low > within.right else CANNOT_TELL
 
 
 def verdict_counts(verdicts: Iterable[str]) -> str:
@@ -116,14 +134,16 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
 
 def separation_claims(per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_ERRORS) -> list[Judgement]:
     """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in `tables.Analysis`."""
-    judgements = []
+    judgements, spread = [], pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
-        retain, forget = (seed_values(per_seed, name, **where) for name in ("retain", "forget"))
-        if set(retain) & set(forget):
+        sides, pseudo = (
+            tuple(seed_values(frame, name, **where) for name in ("retain", "forget")) for frame in (per_seed, spread)
+        )
+        if set.intersection(*map(set, sides)):
             error = _of_two_ratios(unit_error, (size, "retain"), (size, "forget"))
             text = f"{method}, {size}: retain is above forget"
-            judgements.append(judge(text, retain, forget, unit_error=error))
+            judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
 
 
@@ -136,7 +156,7 @@ def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO
     `variant` of the judgement. A side is the seed's mean over one profile, or over the profiles with at most one
     auxiliary domain that both methods have. Claims of which no seed has both sides are left out.
     """
-    rows = []
+    rows, spread = [], pseudo_frame(per_seed, CLASSES)
     for claim in CLAIMS[study]:
         for size, variant in _places(per_seed, claim):
             left, right = _sides(per_seed, claim, size, variant)
@@ -145,7 +165,8 @@ def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO
                 if not claim.left.size:  # the paper's tables have one size
                     row["paper"] = paper_difference(study, claim, variant, _values(per_seed, VARIANT))
                 error = _unit_error(unit_error, claim, size, _values(per_seed, "size"))
-                rows.append(row | vars(judge(claim.text, left, right, claim.within, error)))
+                pseudo = _sides(spread, claim, size, variant)
+                rows.append(row | vars(judge(claim.text, left, right, claim.within, error, pseudo)))
     return pd.DataFrame(rows, columns=PAPER_COLUMNS)
 
 

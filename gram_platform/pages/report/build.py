@@ -5,7 +5,8 @@ import math
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.ratios import ELICITED, VARIANT
+from gram_platform.analysis.intervals import CURVE_FIXED
+from gram_platform.analysis.ratios import ELICITED, PSEUDO, VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
@@ -41,9 +42,14 @@ shorter training: the study calibration measures how far the two are apart. Core
 domains that the profile keeps; higher is better. Forget: the auxiliary domains that the profile switches off; lower is
 better. Profile mean: the average over the profiles of core with at most one auxiliary domain.
 
-Intervals are 90% t-intervals over training seeds; one seed has none. They leave out the uncertainty of the baseline's
-curve. A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
+A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
 {POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps: read compute ratios on such a domain with care."""
+
+INTERVALS = """Intervals are 90% t-intervals over training seeds, by the leave-one-seed-out jackknife: the losses of a
+seed and its part of the baseline's curve are left out together, so the intervals contain the error of the curve between
+seeds. What all seeds share they do not: a decay, steps or a floor that the curve lacks. One seed has no interval."""
+FIXED_INTERVALS = f"""Intervals are the 90% {CURVE_FIXED}, as in the paper: they leave out the uncertainty of the
+baseline's curve. One seed has none."""
 
 ATTACK = """Elicited: forget after an attack, which finetunes the profile's model on a small sample of the forgotten
 domain; lower is better. The loss is that of the attack's best checkpoint on validation data: this choice follows the
@@ -81,7 +87,8 @@ def report_sections(study: Results) -> list[Section]:
 def report_footer(study: Results) -> str:
     """Defines the terms of the page, those of attacks only if there are attacks."""
     has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
-    return f"{ATTACK}\n\n{FOOTER}" if has_attacks else FOOTER
+    intervals = INTERVALS if PSEUDO in study.analysis.ratios else FIXED_INTERVALS
+    return "\n\n".join([*([ATTACK] if has_attacks else []), FOOTER, intervals])
 
 
 SHOWN = ("core", "retain", "forget")

@@ -5,6 +5,7 @@ from typing import Literal
 
 import pandas as pd
 
+from gram_platform.analysis.intervals import JACKKNIFE
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.unit_error import errors_by_class
@@ -91,12 +92,14 @@ def analysed(
     curves: pd.DataFrame,
     attacks: pd.DataFrame,
     declared: pd.DataFrame,
+    intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Computes the tables of a study with or without variants; the frames are those of `analyse`."""
+    """Computes the tables of a study with or without variants; the frames and `intervals` are those of `analyse`."""
+    own_baseline = record.own_baseline
     if not record.variants:
-        return analyse(evaluations, curves, record.sizes, attacks, declared, own_baseline=record.own_baseline)
+        return analyse(evaluations, curves, record.sizes, attacks, declared, None, own_baseline, intervals)
     frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
-    return analyse_variants(*frames, record.unit, record.own_baseline)
+    return analyse_variants(*frames, record.unit, own_baseline, intervals)
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
