@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import ROW, VARIANT, ordered
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, Analysis, analyse, per_seed_frame
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE
@@ -75,7 +76,7 @@ def published_frames(study: str) -> Published:
 @cache
 def published_analysis(study: str) -> Analysis:
     frames = published_frames(study)
-    return analyse(frames.evaluations, frames.curves, SIZES, frames.attacks)
+    return analyse(frames.evaluations, frames.curves, SIZES, frames.attacks, intervals=CURVE_FIXED)
 
 
 def published_table() -> pd.DataFrame:

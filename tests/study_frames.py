@@ -1,7 +1,10 @@
 """Frames of a study's shape with planted curves and compute ratios, so that every number in a table is known."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from gram_platform.analysis.tables import Analysis
 from gram_platform.pages.results.record import Results, StudyRecord
@@ -59,6 +62,15 @@ def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
                 points = {"step": steps, "domain": domain, "loss": loss_at(size, domain, steps)}
                 frames.append(pd.DataFrame({**run, **points}))
     return pd.concat(frames, ignore_index=True)
+
+
+def jackknife(ratios: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and interval of planted ratios [n] whose mean over the baselines' [n] is taken without each seed in turn."""
+    num, both = len(ratios), (np.array(ratios), np.array(baseline))
+    left_out = [np.divide(*(np.delete(values, seed).mean() for values in both)) for seed in range(num)]
+    pseudo = num * np.mean(ratios) / np.mean(baseline) - (num - 1) * np.array(left_out)
+    mean, half = float(np.mean(ratios)), stats.t.ppf(0.95, num - 1) * pseudo.std(ddof=1) / np.sqrt(num)
+    return mean, mean - half, mean + half
 
 
 def study_of(

@@ -1,4 +1,4 @@
-"""Computes compute ratios: a loss as the share of the baseline's training steps at which the baseline reaches it.
+"""Computes compute ratios: the place of a loss on the baseline's learning curve, 1 where its own final loss lies.
 
 Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha (A, alpha > 0, no
 floor) is fitted to the baseline's validation curve, all seeds pooled, by least squares on the log loss. The inverse

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ CONFIDENCE = 0.90  # of every interval, in the paper and here
 TAIL = 0.5 + CONFIDENCE / 2.0  # the quantile of an interval's upper end
 POWER = 0.8  # with which a difference of the smallest detectable size is shown
 ENDS = ("", "_low", "_high")  # suffixes of the three columns of a mean and its interval
+JACKKNIFE, CURVE_FIXED = "leave-one-seed-out jackknife", "t over seeds with the curve fixed"  # kinds of intervals
+PSEUDO_SUFFIX = "_pseudo"  # of the columns of pseudo-values, beside those of values; absent where the curve is fixed
 
 # ------------------------------------------------------------------------------------------------------- checks
 
@@ -52,25 +55,44 @@ class Interval(NamedTuple):
     high: float
 
 
-def t_interval(values: Sequence[float]) -> Interval:
+def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed; NaN ends if n is 1.
 
+    `pseudo_values` [n]: the jackknife's, of the same seeds, whose standard deviation replaces that of the values
+    (`ratios.pseudo_values`). The values' mean stays the centre. The ends are NaN if a pseudo-value is.
     ValueError if there is no value or one is not finite: leave out unknown values first.
     """
     array = _finite("values", values)
+    spread = array if pseudo_values is None else floats("pseudo_values", list(pseudo_values))
+    if spread.shape != array.shape:
+        raise invalid("pseudo_values", f"{len(spread)} numbers", f"one for each of {len(array)} values")
     mean, num = float(array.mean()), len(array)
     if num < 2:
         return Interval(mean, math.nan, math.nan)
-    half = float(stats.t.ppf(TAIL, num - 1) * array.std(ddof=1) / math.sqrt(num))
+    half = float(stats.t.ppf(TAIL, num - 1) * spread.std(ddof=1) / math.sqrt(num))
     return Interval(mean, mean - half, mean + half)
 
 
-def interval_columns(name: str, values: Sequence[float]) -> dict[str, float]:
+def interval_columns(
+    name: str, values: Sequence[float], pseudo_values: Sequence[float] | None = None
+) -> dict[str, float]:
     """Returns {name, name_low, name_high}: mean and t-interval of the values [n] that are not NaN; NaN without any."""
     array = floats(name, list(values))
-    known = array[~np.isnan(array)]
-    interval = t_interval(known) if len(known) else (math.nan,) * 3
+    spread = array if pseudo_values is None else floats("pseudo_values", list(pseudo_values))
+    is_known = ~np.isnan(array)
+    interval = t_interval(array[is_known], spread[is_known]) if is_known.any() else (math.nan,) * 3
     return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
+
+
+def with_pseudo_values(values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Adds the columns `names` of `pseudo`, a frame with the same rows, to `values` with PSEUDO_SUFFIX."""
+    return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
+
+
+def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Returns the frame with its pseudo-values in the columns `names`; the frame itself if the curve is fixed."""
+    found = {name: values[name + PSEUDO_SUFFIX] for name in names if name + PSEUDO_SUFFIX in values}
+    return values.assign(**found)
 
 
 def paired_differences(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> dict[Hashable, float]:
@@ -81,18 +103,41 @@ def paired_differences(left: Mapping[Hashable, float], right: Mapping[Hashable, 
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
-def smallest_detectable(differences: Sequence[float]) -> float:
+def widened(interval: Interval, margin: float) -> Interval:
+    """Adds a margin in quadrature to the interval's half-width, of 0 if the interval has no ends; NaN adds nothing."""
+    mean, low, high = interval
+    if math.isnan(margin):
+        return interval
+    half = math.hypot(0.0 if math.isnan(low) else (high - low) / 2.0, margin)
+    return Interval(mean, mean - half, mean + half)
+
+
+def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER, at this spread and seed count.
 
-    Exact under normal noise (noncentral t). NaN for one value.
+    The interval is the t-interval, `widened` by the margin. Exact under normal noise: the noncentral t without a
+    margin, else its integral over the spread's distribution. NaN for one value.
     """
     array = _finite("differences", differences)
     num = len(array)
     if num < 2:
         return math.nan
-    critical = stats.t.ppf(TAIL, num - 1)
-    shift = optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
-    return float(shift * array.std(ddof=1) / math.sqrt(num))
+    critical, error = float(stats.t.ppf(TAIL, num - 1)), float(array.std(ddof=1)) / math.sqrt(num)
+    if math.isnan(margin) or margin == 0.0:
+        return float(_detectable_shift(num) * array.std(ddof=1) / math.sqrt(num))
+    variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)  # over the true variance
+    halves = np.hypot(critical * error * np.sqrt(variances), margin)
+    if error == 0.0:
+        return margin
+    most = margin + (10.0 * critical + 10.0) * error
+    return float(optimize.brentq(lambda d: stats.norm.sf((halves - d) / error).mean() - POWER, 0.0, most))
+
+
+@cache
+def _detectable_shift(num: int) -> float:
+    """Returns the smallest detectable difference of `num` seeds in standard errors."""
+    critical = float(stats.t.ppf(TAIL, num - 1))
+    return optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
 
 
 def bootstrap(

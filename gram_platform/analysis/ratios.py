@@ -1,12 +1,16 @@
 """Computes ratios from stored losses: fits the baselines' pooled curves, then rates each view and domain by them.
 
+The error of the curve is the jackknife's, which leaves out one seed at a time: its losses, and its share of the
+baselines that the curve and the reference steps come from (`pseudo_values`). Source: Tukey's pseudo-values, whose
+t-interval over n seeds has n - 1 degrees of freedom.
+
 Takes and returns tidy frames. A value that cannot be computed comes back as a note (what, why), never as a number.
 """
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -22,6 +26,7 @@ MEAN = "mean"  # profile of the rows that average over profiles
 ELICITED = "elicited"
 ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
+PSEUDO = "pseudo_value"  # column of the jackknife, beside compute_ratio
 VARIANT = "variant"  # column of what a study varies beside these, if anything
 PREFIX = "loss/"
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; `loss`: NaN before there is a result
@@ -40,6 +45,8 @@ class Reference:
 
     curve: LearningCurve  # all baseline seeds, pooled
     baseline_losses: tuple[float, ...]  # final losses (nats a token), one per baseline seed
+    # for the jackknife: {seed: the reference without it, None if no curve fits the others}; empty with one seed
+    without: Mapping[str, "Reference | None"] = field(default_factory=dict)
 
     def ratio(self, loss: float) -> float:
         """Returns the compute ratio of a loss; NaN unless the loss is a finite positive number.
@@ -51,6 +58,11 @@ class Reference:
         ratio = compute_ratio(self.curve, loss, self.baseline_losses)
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
+    def ratios(self, losses: np.ndarray) -> np.ndarray:
+        """Returns the compute ratios of losses [N] that have one by the pooled curve; NaN if this curve is too flat."""
+        found = compute_ratio(self.curve, losses, self.baseline_losses)
+        return np.where(np.abs(found) < LARGEST, found, math.nan)
+
     def why_unknown(self, loss: float) -> str:
         """Says why tables have no ratio of a loss; empty if they have one."""
         if math.isinf(self.ratio(loss)):
@@ -58,10 +70,11 @@ class Reference:
         return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
-def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tuple[dict, Notes]:
+def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False) -> tuple[dict, Notes]:
     """Returns `{(size, domain): Reference}` of every size with a finished baseline, and notes on other sizes and seeds.
 
     A baseline seed counts if it has both a curve and final losses; the curves of all seeds that count are pooled.
+    `leave_out`: fits each curve without each seed too, for the jackknife.
     """
     references, notes = {}, []
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -77,10 +90,29 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame) -> tupl
             continue
         for domain in domains_of(evaluations[evaluations["size"] == size]):
             try:
-                references[size, domain] = _reference(domain, finals[PREFIX + domain], points)
+                found = _reference(domain, finals[PREFIX + domain], points)
             except ValueError as error:
                 notes.append((f"size {size}, domain {domain}", f"the baseline's curve could not be fitted: {error}"))
+                continue
+            if leave_out and len(finals) > 1:
+                without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
+                found = replace(found, without=without)
+                notes += [(f"intervals of size {size}, domain {domain}", why) for why in unfitted]
+            references[size, domain] = found
     return references, notes
+
+
+def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple[dict, list[str]]:
+    """Returns `{seed: the reference without it}` of one domain, None where no curve fits, and the reasons."""
+    found: dict[str, Reference | None] = {}
+    reasons = []
+    for seed in finals.index:
+        try:
+            found[seed] = _reference(domain, finals.drop(seed), points)
+        except ValueError as error:
+            found[seed] = None
+            reasons.append(f"the baseline's curve could not be fitted without seed {seed}: {error}")
+    return found, reasons
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
@@ -170,6 +202,55 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
         seeds = (f"seed {seed}: {', '.join(domains)}" for seed, domains in group.groupby("seed")["domain"])
         notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
+
+
+# -------------------------------------------------------------------------------------------------------- jackknife
+
+
+def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
+    """Returns the jackknife's pseudo-value [N] of every row of `ratios`, in which unknown ratios are NaN.
+
+    A row of the table is a mean over its n seeds' ratios x. Its pseudo-value of seed i is n times the mean, less n - 1
+    times the mean over the other seeds by the reference without i. That is
+
+        x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
+
+    the plain value if the reference is fixed. Means over domains and profiles, and differences between rows, are linear
+    in these, so that their pseudo-values are the means and differences of these. If the reference has m seeds and the
+    row n others or fewer, n - 1 becomes sqrt((m - 1) (max(m, n) - 1) n / m), with which the reference's part of the
+    variance stays unbiased. NaN if the ratio is, or if there is none by the reference without a seed that both have.
+    """
+    values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
+    names = list(dict.fromkeys(seed for reference in references.values() for seed in reference.without))
+    places = {seed: place for place, seed in enumerate(names)}
+    changes = np.zeros((len(ratios), len(names)))  # of each ratio by each seed's absence from its reference
+    num_baselines = np.ones(len(ratios))
+    for key, rows in ratios.reset_index(drop=True).groupby(["size", "domain"]).groups.items():
+        reference, known = references.get(key), rows[~np.isnan(values[rows])].to_numpy()
+        for seed, left in reference.without.items() if reference else ():
+            found = left.ratios(losses[known]) if left else math.nan
+            changes[known, places[seed]] = values[known] - found
+            num_baselines[known] = len(reference.without)
+    group = ratios.groupby([*ROW, "domain", "class"], sort=False).ngroup().to_numpy()
+    own = np.array([places.get(seed, -1) for seed in ratios["seed"]], int)
+    return values + _of_the_others(values, changes, group, own, num_baselines)
+
+
+def _of_the_others(
+    values: np.ndarray, changes: np.ndarray, group: np.ndarray, own: np.ndarray, num_baselines: np.ndarray
+) -> np.ndarray:
+    """Returns the second term of `pseudo_values` [N]; `group` [N] numbers the table's rows, `own` [N] the seeds."""
+    is_known = ~np.isnan(values)
+    num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)  # of the row's seeds
+    is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)
+    added = np.zeros(len(values))
+    for place in range(changes.shape[1]):
+        total = np.bincount(group, np.where(is_known, changes[:, place], 0.0))
+        mine = np.flatnonzero(is_left_out & (own == place))
+        n, m = num[mine], num_baselines[mine]
+        weight = np.sqrt((m - 1.0) * (np.maximum(m, n) - 1.0) * n / m)
+        added[mine] = weight * (total[group[mine]] - changes[mine, place]) / (n - 1.0)
+    return added
 
 
 # ----------------------------------------------------------------------------------------------------------- frames

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, require_columns
+from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, require_columns, with_pseudo_values
 from gram_platform.analysis.ratios import BASELINE, MEAN
-from gram_platform.analysis.tables import TABLE_COLUMNS, Analysis, analyse, joined_notes, over_seeds, pair_means
+from gram_platform.analysis.tables import CLASSES, TABLE_COLUMNS, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
@@ -31,7 +31,7 @@ class SweepAnalysis:
 
     table: pd.DataFrame  # SWEEP_COLUMNS: a row per knob, value, method and size, means over profiles
     profiles: pd.DataFrame  # PROFILE_COLUMNS: the baselines, then every profile of every point, `mean` as in `table`
-    per_seed: pd.DataFrame  # POINT, seed, SWEEP_CLASSES: averaged by `table`
+    per_seed: pd.DataFrame  # POINT, seed, SWEEP_CLASSES (averaged by `table`), these with PSEUDO_SUFFIX
     fits: pd.DataFrame  # the baselines' curves: see fits_frame
     missing: pd.DataFrame  # what, why
 
@@ -58,12 +58,14 @@ def analyse_sweeps(
     for knob, value in points:
         frames = [None if frame is None else _at(frame, knob, value) for frame in (evaluations, attacks, declared)]
         analysis = analyse(frames[0], curves, sizes, frames[1], frames[2])
-        parts.append(_seed_rows(analysis).assign(knob=knob, value=value))
+        rows, pseudo = (_seed_rows(f) for f in (analysis.per_seed, pseudo_frame(analysis.per_seed, CLASSES)))
+        parts.append(with_pseudo_values(rows, pseudo, SWEEP_CLASSES).assign(knob=knob, value=value))
         methods = analysis.table[analysis.table["method"] != BASELINE]
         tables.append(methods.assign(knob=knob, value=value))
         notes[knob, value] = analysis.missing
-    per_seed = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["seed", *SWEEP_CLASSES])
-    per_seed = per_seed.reindex(columns=[*POINT, "seed", *SWEEP_CLASSES])
+    per_seed = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    pseudo = [name + PSEUDO_SUFFIX for name in SWEEP_CLASSES]
+    per_seed = per_seed.reindex(columns=[*POINT, "seed", *SWEEP_CLASSES, *pseudo])
     table = _summary(per_seed, evaluations)
     missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
@@ -93,10 +95,9 @@ def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
     return frame[is_here | (frame["method"] == BASELINE)].drop(columns=["knob", "value"])
 
 
-def _seed_rows(analysis: Analysis) -> pd.DataFrame:
+def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Returns `method, size, seed` and SWEEP_CLASSES: means over profiles, and core with one module and with none."""
-    rows, seed = analysis.per_seed, ["method", "size", "seed"]
-    rows = rows[rows["method"] != BASELINE]
+    rows, seed = per_seed[per_seed["method"] != BASELINE], ["method", "size", "seed"]
     means = rows[rows["profile"] == MEAN]
     if means.empty:
         return pd.DataFrame(columns=[*seed, *SWEEP_CLASSES])

@@ -3,7 +3,8 @@
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of `tab:synthetic`. Within a
 seed, a class is the mean over all pairs of a profile and a domain (`pair_means`), not a mean of the profiles' means:
 core alone forgets more domains than core with one, and weighs more. Over seeds, it is the mean of the seed means with a
-90% t-interval. A value that cannot be computed is absent, and `missing` names it.
+90% t-interval, whose width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`), or of the seed
+means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and `missing` names it.
 """
 
 import itertools
@@ -15,12 +16,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns, t_interval
+from gram_platform.analysis.intervals import (
+    ENDS,
+    JACKKNIFE,
+    interval_columns,
+    pseudo_frame,
+    t_interval,
+    with_pseudo_values,
+)
 from gram_platform.analysis.ratios import (
     ALL,
     ELICITED,
     MEAN,
     NO_BASELINE,
+    PSEUDO,
     ROW,
     VARIANT,
     VIEW,
@@ -33,6 +42,7 @@ from gram_platform.analysis.ratios import (
     elicited_ratios,
     fits_frame,
     ordered,
+    pseudo_values,
 )
 
 CLASSES = ("core", "retain", "forget", ELICITED)
@@ -47,8 +57,8 @@ class Analysis:
     """Holds every table of a study."""
 
     table: pd.DataFrame  # TABLE_COLUMNS: table.csv
-    per_seed: pd.DataFrame  # ROW, seed, CLASSES (averaged by `table`), retained, NUM_DOMAINS: see per_seed_frame
-    ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame
+    per_seed: pd.DataFrame  # averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX
+    ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame; JACKKNIFE adds PSEUDO
     fits: pd.DataFrame  # one row a size and domain: see fits_frame
     missing: pd.DataFrame  # what, why
 
@@ -61,6 +71,7 @@ def analyse(
     declared: pd.DataFrame | None = None,
     unit: pd.DataFrame | None = None,
     own_baseline: bool = False,
+    intervals: str = JACKKNIFE,
 ) -> Analysis:
     """Returns all tables of a study from tidy frames of stored losses.
 
@@ -77,20 +88,24 @@ def analyse(
     `unit`: the evaluations whose baselines are the reference (default: `evaluations`).
     `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration does; `fits` then
     has a row per seed.
+    `intervals`: JACKKNIFE, or CURVE_FIXED as in the paper. The two are equal where each seed has its own baseline.
     ValueError for a missing column or a repeated row.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     declared = evaluations if declared is None else checked_evaluations(declared)
     unit, attacks = evaluations if unit is None else checked_evaluations(unit), checked_attacks(attacks)
     frames = (evaluations, curves, attacks, unit)
-    compared = [_compared(*frames)]
+    compared = [_compared(frames, intervals)]
     if own_baseline and len(unit):
         seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])
-        compared = [_compared(*(f[f["seed"] == seed] for f in frames), seed) for seed in seeds]
+        compared = [_compared([f[f["seed"] == seed] for f in frames], intervals, seed) for seed in seeds]
     all_ratios, all_fits, all_notes = zip(*compared, strict=True)
     ratios = ordered(pd.concat([part for part in all_ratios if len(part)] or all_ratios[:1]), sizes)
     fits = ordered(pd.concat(all_fits), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
+    if PSEUDO in ratios:
+        pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
+        per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
     per_seed = ordered(per_seed, sizes)
     notes = {*itertools.chain(*all_notes), *incomplete, *_absent_views(declared, evaluations, set(fits["size"]))}
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
@@ -98,18 +113,22 @@ def analyse(
 
 
 def _compared(
-    evaluations: pd.DataFrame, curves: pd.DataFrame, attacks: pd.DataFrame, unit: pd.DataFrame, seed: str = ""
+    frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
     """Returns the ratios of views and attacks to the baselines of `unit`, the baselines' fits, and notes.
 
-    All frames are checked. `seed` names the only seed in them, if each seed has its own baseline.
+    `frames`: evaluations, curves, attacks and unit, checked. `seed` names the only one in them, if each seed has its
+    own baseline.
     """
-    references, notes = baseline_references(unit, curves)
+    evaluations, curves, attacks, unit = frames
+    references, notes = baseline_references(unit, curves, leave_out=intervals == JACKKNIFE)
     notes = _of_seed(notes, seed, set(evaluations["size"]) - {size for size, _ in references}) if seed else notes
     ratios, unknown = compute_ratio_frame(evaluations, references)
     elicited, unattacked = elicited_ratios(attacks, ratios, references)
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
     joined = joined.assign(compute_ratio=joined["compute_ratio"].astype(float).where(np.isfinite))
+    if intervals == JACKKNIFE:
+        joined = joined.assign(**{PSEUDO: pseudo_values(joined, references)})
     fits = fits_frame(references)
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 
@@ -121,7 +140,7 @@ def _of_seed(notes: Notes, seed: str, lacking: set[str]) -> Notes:
 
 
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per method, size, profile and seed with each class's mean compute ratio; and notes.
+    """Returns ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS, a row per view and seed; and notes.
 
     A class with one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not; 0 if
     the view lacks the class. `retained` is the view's, by which `averaged_profiles` finds the profiles of the mean.
@@ -176,13 +195,15 @@ def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Seque
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals, in the frame's order.
 
     `names` and `values`: the columns that name a row, and the averaged ones, in place of ROW and CLASSES. A value that
-    the frame lacks is NaN. `num_seeds` counts those of the value that has the fewest, of the values that have any.
+    the frame lacks is NaN. The intervals are of the frame's pseudo-values, if it has them. `num_seeds` counts those of
+    the value that has the fewest, of the values that have any.
     """
-    rows = []
-    for key, group in per_seed.reindex(columns=[*names, *values]).groupby(list(names), sort=False):
+    columns, rows = [*names, *values], []
+    frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
+    for key, group in frame.groupby(list(names), sort=False):
         row = dict(zip(names, key, strict=True))
         for name in values:
-            row |= interval_columns(name, group[name])
+            row |= interval_columns(name, group[name], spread.loc[group.index, name])
         counts = group[list(values)].count()
         rows.append({**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)})
     return pd.DataFrame(rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"])
@@ -219,7 +240,7 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
     rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     known = ratios[ratios["compute_ratio"].notna()]
     for key, group in known.groupby(keys, sort=False):
-        mean, low, high = t_interval(group["compute_ratio"])
+        mean, low, high = t_interval(group["compute_ratio"], group.get(PSEUDO))
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
         rows.append((*key, mean, low, high, len(group), runs))
     return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])

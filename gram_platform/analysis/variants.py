@@ -6,7 +6,15 @@ from dataclasses import fields
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, interval_columns, paired_differences, t_interval
+from gram_platform.analysis.intervals import (
+    ENDS,
+    JACKKNIFE,
+    interval_columns,
+    paired_differences,
+    pseudo_frame,
+    t_interval,
+    with_pseudo_values,
+)
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config import core_first
@@ -32,6 +40,7 @@ def analyse_variants(
     declared: pd.DataFrame | None = None,
     unit: str = "",
     own_baseline: bool = False,
+    intervals: str = JACKKNIFE,
 ) -> Analysis:
     """Joins the tables of all variants, with a column `variant`, in the order of `variants`.
 
@@ -49,6 +58,7 @@ def analyse_variants(
             _of(declared, variant),
             reference,
             own_baseline,
+            intervals,
         )
         for variant in variants
     }
@@ -71,11 +81,19 @@ def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
     """Returns a row per method, size, number of active modules and seed: CELL, seed, COMPOSED, `num_profiles`.
 
+    The pseudo-values of COMPOSED stand beside them, plain values where the curve is fixed.
+
     `per_seed` comes from `tables.per_seed_frame`; `declared` holds the study's views (`method, size, profile,
     retained`; default: those in `per_seed`). At each number, compares the methods that have such profiles, on those
     that they share; a seed that lacks one has no row. Baselines have no modules, so no rows.
     """
     shared = _shared_profiles(per_seed if declared is None else declared)
+    pseudo = _by_number(pseudo_frame(per_seed, COMPOSED), shared)
+    return with_pseudo_values(_by_number(per_seed, shared), pseudo, COMPOSED)
+
+
+def _by_number(per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]) -> pd.DataFrame:
+    """Returns the columns of `by_number` but for the pseudo-values."""
     views, rows = _views(per_seed), []
     for (method, size, number), cell in views.groupby(CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
@@ -100,19 +118,21 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
     without a seed with both values, are left out.
     """
     counts = _views(per_seed).loc[lambda views: views["profile"] == ALL].groupby("size")[MODULES].max()
-    rows = []
+    rows, pseudo = [], pseudo_frame(numbers, COMPOSED)
     for method, size in dict.fromkeys(zip(numbers["method"], numbers["size"], strict=True)):
         for name in COMPOSED:
             ends = _ends(numbers, method, size, name, counts.get(size, 0))
             if ends.empty:
                 continue
-            of_gram = _ends(numbers, "gram", size, name, counts[size])["drop"]
+            spread = _ends(pseudo, method, size, name, counts[size])
+            of_gram, gram_spread = (_ends(f, "gram", size, name, counts[size])["drop"] for f in (numbers, pseudo))
             row = {"method": method, "size": size, "class": name, "num_seeds": len(ends)}
             for column in ends:
-                row |= interval_columns(column, ends[column])
+                row |= interval_columns(column, ends[column], spread[column].reindex(ends.index))
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
             saved = paired_differences(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
-            rows.append(row | interval_columns("less_than_gram", list(saved.values())))
+            saved_spread = (gram_spread - spread["drop"]).reindex(list(saved))
+            rows.append(row | interval_columns("less_than_gram", list(saved.values()), saved_spread))
     return pd.DataFrame(rows, columns=DROP_COLUMNS)
 
 

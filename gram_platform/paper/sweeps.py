@@ -9,7 +9,7 @@ At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) l
 .826); the paper does not say why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.intervals import pseudo_frame
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import interval_cell, interval_text
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike
@@ -197,12 +198,19 @@ def _curves(group: pd.DataFrame) -> dict[str, Curve]:
 def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_method: bool) -> list[dict]:
     values = next(iter(seeds.values())).index
     whole = {seed: curve[list(claim.names)].astype(float) for seed, curve in seeds.items()}
-    found = {seed: float(claim.difference(curve)) for seed, curve in whole.items() if curve.notna().all(axis=None)}
-    found = {seed: difference for seed, difference in found.items() if np.isfinite(difference)}
+    spread = {seed: pseudo_frame(curve, claim.names)[list(claim.names)] for seed, curve in seeds.items()}
+    found, pseudo = _differences(claim, whole), _differences(claim, spread)
     if len(values) < 2 or not found:
         return []
     named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
     text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()}) + suffix
     in_paper = claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
-    judgement = judge(text, found, dict.fromkeys(found, 0.0), claim.within)
+    zero = dict.fromkeys(found, 0.0)
+    judgement = judge(text, found, zero, claim.within, pseudo=(pseudo, zero))
     return [{**vars(judgement), "paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}]
+
+
+def _differences(claim: SweepClaim, seeds: Mapping[str, Curve]) -> dict[str, float]:
+    """Returns `{seed: difference}` of the seeds that have every value and a finite difference."""
+    found = {seed: float(claim.difference(curve)) for seed, curve in seeds.items() if curve.notna().all(axis=None)}
+    return {seed: difference for seed, difference in found.items() if np.isfinite(difference)}

@@ -3,8 +3,10 @@
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if the 90% t-interval
 of the mean difference lies wholly inside the range, "disagree" if wholly outside. Most ranges are "above zero". "No
 worse than" is one-sided, with the same margin in every study: core and retain may be a little lower, forget and
-elicited a little higher. One seed has no interval: the verdict then rests on the difference alone, and says so. Each
-verdict comes with the smallest true difference that as many seeds with this spread would show.
+elicited a little higher. Where the unit's error is known, that of a curve that no seed fits, it is added in quadrature
+to the interval's half-width, and the verdict uses the wider interval. One seed has no interval, nor has a difference
+without pseudo-values: the verdict then rests on the difference and the unit's error alone, and says so. Each verdict
+comes with the smallest true difference that as many seeds with this spread would show.
 """
 
 import math
@@ -15,10 +17,18 @@ from functools import cache
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import Interval, paired_differences, smallest_detectable, t_interval
+from gram_platform.analysis.intervals import (
+    Interval,
+    paired_differences,
+    pseudo_frame,
+    smallest_detectable,
+    t_interval,
+    widened,
+)
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import NUM_DOMAINS, averaged_profiles, interval_text, pair_means
+from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, averaged_profiles, interval_text, pair_means
+from gram_platform.analysis.unit_error import NOT_KNOWN, UnitErrors
 from gram_platform.config.identity import invalid
 from gram_platform.paper.claims import CLAIMS, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
 from gram_platform.paper.paper import published_per_seed
@@ -26,11 +36,13 @@ from gram_platform.paper.paper import published_per_seed
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
-COLUMNS = ["claim", "verdict", "difference", "low", "high", "num_seeds", "detectable"]
+UNIT_ERROR = "unit_error"  # column of claims
+COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
 EXPLANATION = "explanation"  # column of claims
 Values = Mapping[Hashable, float]  # {seed: value}
 VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
 PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
+NO_UNIT_ERRORS: UnitErrors = {}
 LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
     (
@@ -49,28 +61,48 @@ class Judgement:
     claim: str
     verdict: str  # one of VERDICTS
     difference: float  # mean of left - right over the seeds of both
-    low: float  # of the t-interval; NaN with one seed
+    low: float  # of the interval over seeds, without the unit's error; NaN with one seed
     high: float
+    unit_error: float  # in compute ratio; the verdict's interval is `intervals.widened` by it; NaN if it is not known
     num_seeds: int
     detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
 
 
-def judge(claim: str, left: Values, right: Values, within: pd.Interval = POSITIVE) -> Judgement:
+def judge(
+    claim: str,
+    left: Values,
+    right: Values,
+    within: pd.Interval = POSITIVE,
+    unit_error: float = math.nan,
+    pseudo: tuple[Values, Values] | None = None,
+) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    ValueError if they share no seed or a value is not finite.
+    `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the values, as where the
+    curve is fixed); a seed without them leaves no interval. `unit_error`: the error of the difference that the seeds do
+    not show, in compute ratio (NaN: not known). ValueError if the sides share no seed, a value is not finite, or the
+    error is below 0 or infinite.
     """
-    differences = list(paired_differences(left, right).values())
-    interval = t_interval(differences)
-    return Judgement(claim, _verdict(interval, within), *interval, len(differences), smallest_detectable(differences))
+    if unit_error < 0.0 or math.isinf(unit_error):
+        raise invalid(UNIT_ERROR, unit_error, "a finite number of at least 0, or NaN if it is not known")
+    differences = paired_differences(left, right)
+    values, spread = list(differences.values()), list(differences.values())
+    if pseudo is not None:
+        spread = [pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences]
+    interval = t_interval(values, spread)
+    verdict = _verdict(widened(interval, unit_error), within)
+    if math.isnan(interval.low) and verdict != CANNOT_TELL:
+        verdict += NO_INTERVAL
+    detectable = math.nan if math.isnan(interval.low) else smallest_detectable(spread, unit_error)
+    return Judgement(claim, verdict, *interval, unit_error, len(values), detectable)
 
 
 def _verdict(interval: Interval, within: pd.Interval) -> str:
     mean, low, high = interval
-    low, high, ending = (mean, mean, NO_INTERVAL) if math.isnan(low) else (low, high, "")
+    low, high = (mean, mean) if math.isnan(low) else (low, high)
     if within.left < low and high < within.right:
-        return AGREE + ending
-    return DISAGREE + ending if high < within.left or low > within.right else CANNOT_TELL
+        return AGREE
+    return DISAGREE if high < within.left or low > within.right else CANNOT_TELL
 
 
 def verdict_counts(verdicts: Iterable[str]) -> str:
@@ -100,25 +132,31 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
     return dict(zip(rows["seed"], rows[name].astype(float), strict=True))
 
 
-def separation_claims(per_seed: pd.DataFrame) -> list[Judgement]:
+def separation_claims(per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_ERRORS) -> list[Judgement]:
     """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in `tables.Analysis`."""
-    judgements = []
+    judgements, spread = [], pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
-        retain, forget = (seed_values(per_seed, name, **where) for name in ("retain", "forget"))
-        if set(retain) & set(forget):
-            judgements.append(judge(f"{method}, {size}: retain is above forget", retain, forget))
+        sides, pseudo = (
+            tuple(seed_values(frame, name, **where) for name in ("retain", "forget")) for frame in (per_seed, spread)
+        )
+        if set.intersection(*map(set, sides)):
+            error = _of_two_ratios(unit_error, (size, "retain"), (size, "forget"))
+            text = f"{method}, {size}: retain is above forget"
+            judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
 
 
-def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
+def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO_UNIT_ERRORS) -> pd.DataFrame:
     """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that it leaves open.
+
+    `unit_error`: of the sizes and classes where it is known, see `_unit_error`.
 
     Returns the columns of `claims_frame`, `paper` (the difference in the paper's table), `source`, and the `size` and
     `variant` of the judgement. A side is the seed's mean over one profile, or over the profiles with at most one
     auxiliary domain that both methods have. Claims of which no seed has both sides are left out.
     """
-    rows = []
+    rows, spread = [], pseudo_frame(per_seed, CLASSES)
     for claim in CLAIMS[study]:
         for size, variant in _places(per_seed, claim):
             left, right = _sides(per_seed, claim, size, variant)
@@ -126,8 +164,26 @@ def paper_claims(per_seed: pd.DataFrame, study: str) -> pd.DataFrame:
                 row = {"paper": math.nan, "source": claim.source, "size": size, VARIANT: variant}
                 if not claim.left.size:  # the paper's tables have one size
                     row["paper"] = paper_difference(study, claim, variant, _values(per_seed, VARIANT))
-                rows.append(row | vars(judge(claim.text, left, right, claim.within)))
+                error = _unit_error(unit_error, claim, size, _values(per_seed, "size"))
+                pseudo = _sides(spread, claim, size, variant)
+                rows.append(row | vars(judge(claim.text, left, right, claim.within, error, pseudo)))
     return pd.DataFrame(rows, columns=PAPER_COLUMNS)
+
+
+def _unit_error(errors: UnitErrors, claim: Claim, size: str, sizes: tuple[str, ...]) -> float:
+    """Returns the error of a claim's difference that is the unit's; NaN if none is known.
+
+    A claim about one class, at one size and variant, reads both sides off the same curves, and has the error of such a
+    difference. Others have the errors of both sides' ratios, added in quadrature.
+    """
+    if len({(side.size, side.variant, side.name) for side in claim.terms}) == 1:
+        return errors.get((chosen(claim.left.size or size, sizes), claim.left.name), NOT_KNOWN).difference
+    return _of_two_ratios(errors, *((chosen(end.size or size, sizes), end.name) for end in (claim.left, claim.right)))
+
+
+def _of_two_ratios(errors: UnitErrors, *ends: tuple[str, str]) -> float:
+    known = [errors[end].ratio for end in ends if end in errors]
+    return math.hypot(*known) if known else math.nan
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:

@@ -201,8 +201,9 @@ def _study(numbers: ProfileNumbers, others: Sequence[str]) -> str:
     facts = plain(" ".join(numbers.facts))
     lines = [f"### {plain(numbers.title)}", f"Study {code(numbers.study)} ({names}). {facts}"]
     lines.append(
-        "A compute ratio is the share of the baseline's training that reaches the same loss: 1 is the baseline at its "
-        "end. *elicited* is after an attack on what was removed; its loss is the attacker's best."
+        "A compute ratio is the place of a loss on the baseline's learning curve: 1 is the baseline at its end. It is "
+        "no share of a finished, shorter training. *elicited* is after an attack on what was removed; its loss is the "
+        "attacker's best."
     )
     if len(numbers.domains):
         lines.append(_markdown(numbers.domains))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from gram_platform.analysis.calibration import calibration_table
 from gram_platform.analysis.localization import TABLE_COLUMNS
 from gram_platform.analysis.ratios import ALL, BASELINE
 from gram_platform.analysis.tables import table_csv
@@ -14,7 +15,7 @@ from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, C
 from gram_platform.config.plugins import Table
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.pages.report import localization, samples
+from gram_platform.pages.report import calibration, localization, samples
 from gram_platform.pages.report.build import report_footer, report_sections
 from gram_platform.pages.report.page import figures_of, page_html, with_verdicts
 from gram_platform.pages.report.sections import renamed
@@ -74,6 +75,25 @@ class Losses:
         with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
         report = page_html(record.title, cls.intro(with_machines, results, tracker), sections, cls.footer(results))
         return publish(record, store, table, report, figures_of(sections), tracker, cls.lines(results))
+
+
+@dataclass(frozen=True)
+class Calibration(Losses):
+    """The same losses, of baselines of known shares of the steps: the errors of their compute ratios."""
+
+    name: ClassVar[str] = "calibration"
+
+    read = staticmethod(calibration.read_calibration)
+    text = staticmethod(calibration.calibration_text)
+    sections = staticmethod(calibration.calibration_sections)
+
+    @staticmethod
+    def table(record, results):
+        return calibration_table(results.errors)
+
+    @staticmethod
+    def footer(results):
+        return calibration.FOOTER
 
 
 def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]) -> list[Node]:
@@ -177,7 +197,7 @@ def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[
 
 MEASUREMENTS = Table(
     "gram.measurements",
-    {measurement.name: measurement for measurement in (Losses, TokenIncreases, Samples)},
+    {measurement.name: measurement for measurement in (Losses, Calibration, TokenIncreases, Samples)},
     is_usable=lambda kind: isinstance(kind, type) and issubclass(kind, Losses),
 )
 

@@ -50,6 +50,7 @@ from gram_platform.studies.session import (
     start_ray,
 )
 from gram_platform.studies.supply import require_supply
+from gram_platform.studies.unit_errors import unit_errors_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 
@@ -327,6 +328,7 @@ def record_of(graph: Graph) -> StudyRecord:
         measurement=graph.preset.measurement.name,
         probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
         by_modules=graph.preset.every_subset,
+        unit_errors=unit_errors_of(graph),
     )
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import analyse, domain_table, format_table
 from tests.stories_frames import AUXILIARY, PLANTED, SEEDS, SIZE, attacks, curves, evaluations, jitter
+from tests.study_frames import jackknife
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def test_planted_ratios_come_back_with_their_intervals(analysis):
             own = row(analysis.table, method, profile)
             seeds = [planted[3] + jitter(method, seed) for seed in SEEDS]
             found = [own[f"elicited{end}"] for end in ("", "_low", "_high")]
-            assert found == pytest.approx(list(t_interval(seeds)), rel=1e-6)
+            assert found == pytest.approx(jackknife(seeds, [1.0 + jitter("", seed) for seed in SEEDS]), rel=1e-6)
             assert own["forget"] == pytest.approx(planted[2], rel=1e-6)
     assert np.isnan(row(analysis.table, "baseline", "all")["elicited"])
     assert analysis.missing.empty

@@ -7,11 +7,13 @@ import pytest
 from scipy import stats
 
 from gram_platform.analysis.intervals import (
+    Interval,
     bootstrap,
     paired_differences,
     percentile_interval,
     smallest_detectable,
     t_interval,
+    widened,
 )
 
 
@@ -45,14 +47,25 @@ def test_pairs_are_by_seed():
         paired_differences({"0": 1.0}, {"1": 1.0})
 
 
+@pytest.mark.parametrize("margin", [math.nan, 0.5, 3.0])
 @pytest.mark.parametrize("spread", [(-math.sqrt(0.5), math.sqrt(0.5)), (-1.0, 0.0, 1.0)])  # standard deviation 1
-def test_smallest_detectable_difference_has_the_stated_power(spread):
+def test_smallest_detectable_difference_has_the_stated_power(spread, margin):
     num, rng = len(spread), np.random.default_rng(0)
-    delta = smallest_detectable(spread)
+    delta = smallest_detectable(spread, margin)
     samples = rng.standard_normal((20000, num)) + delta
     half = stats.t.ppf(0.95, num - 1) * samples.std(axis=1, ddof=1) / math.sqrt(num)
+    half = np.hypot(half, 0.0 if math.isnan(margin) else margin)
     assert np.mean(samples.mean(axis=1) - half > 0) == pytest.approx(0.8, abs=0.01)
-    assert smallest_detectable([2 * value for value in spread]) == pytest.approx(2 * delta)
+    assert smallest_detectable([2 * value for value in spread], 2 * margin) == pytest.approx(2 * delta)
+
+
+def test_a_detectable_difference_grows_from_that_of_the_seeds_alone_to_the_margin():
+    spread = (0.01, 0.03, 0.04)
+    assert smallest_detectable(spread, 1e-6) == pytest.approx(smallest_detectable(spread), rel=1e-2)
+    assert smallest_detectable((0.1, 0.1, 0.1), 0.07) == pytest.approx(0.07)
+    assert widened(Interval(0.5, 0.2, 0.8), 0.4) == pytest.approx((0.5, 0.0, 1.0))
+    assert widened(Interval(0.5, math.nan, math.nan), 0.4) == pytest.approx((0.5, 0.1, 0.9))
+    assert widened(Interval(0.5, 0.2, 0.8), math.nan) == Interval(0.5, 0.2, 0.8)
 
 
 def test_the_middle_nine_tenths_of_samples():

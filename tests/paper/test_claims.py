@@ -6,7 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
+from gram_platform.analysis.unit_error import UnitError
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
     VERDICTS,
@@ -88,6 +90,44 @@ def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
         assert math.isnan(judgement.detectable)
     with pytest.raises(ValueError, match=r"^seeds="):
         judge("none", {"0": 1.0}, {"1": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("unit_error", "verdict"), [(math.nan, "agree"), (0.0, "agree"), (0.07, "agree"), (0.1, "cannot tell")]
+)
+def test_the_units_error_widens_the_verdicts_interval_in_quadrature(unit_error, verdict):
+    left = values(0.11, 0.09, 0.10)  # half-width .0169: with .0985 the interval would reach 0
+    judgement = judge("left is above right", left, values(0.0, 0.0, 0.0), unit_error=unit_error)
+    assert judgement.verdict == verdict
+    assert (judgement.low, judgement.high) == pytest.approx(t_interval(list(left.values()))[1:])  # of the seeds alone
+    assert judgement.unit_error == pytest.approx(unit_error, nan_ok=True)
+    edge = math.sqrt(0.1**2 - (0.1 - judgement.low) ** 2)
+    below, above = (judge("edge", left, values(0.0, 0.0, 0.0), unit_error=edge + e).verdict for e in (-1e-6, 1e-6))
+    assert (below, above) == ("agree", "cannot tell")
+
+
+def test_one_seed_is_judged_within_the_units_error():
+    assert judge("one", {"0": 0.1}, {"0": 0.0}, unit_error=0.09).verdict == "agree (no interval)"
+    assert judge("one", {"0": 0.1}, {"0": 0.0}, unit_error=0.11).verdict == "cannot tell"
+    for wrong in (-0.1, math.inf):
+        with pytest.raises(ValueError, match=r"^unit_error="):
+            judge("wrong", {"0": 0.1}, {"0": 0.0}, unit_error=wrong)
+
+
+def test_a_claim_has_the_units_errors_of_what_it_compares():
+    """Two methods on one class are read off the same curves; two classes, or two sizes, are two ratios."""
+    per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
+    ratios = {("tiny", "core"): 0.2, ("tiny", "forget"): 0.04, ("tiny", "retain"): 0.03, ("medium", "forget"): 0.5}
+    errors = {place: UnitError(ratio, ratio / 10.0) for place, ratio in ratios.items()}
+    claims = paper_claims(per_seed, "scaling", errors).set_index(["claim", "size"])["unit_error"]
+    assert claims["GRAM: retain is above forget", "tiny"] == pytest.approx(0.05)
+    assert claims["GRAM's core is no more than 0.06 below filtering's", "tiny"] == pytest.approx(0.02)
+    assert claims["GRAM's forget falls with size", ""] == pytest.approx(math.hypot(0.04, 0.5))  # from tiny to medium
+    assert math.isnan(claims["GRAM: retain is above forget", "small"])
+    wide = paper_claims(per_seed, "scaling", errors).set_index(["claim", "size"])["verdict"]
+    assert wide["GRAM: retain is above forget", "tiny"] == "agree"
+    assert wide["GRAM's forget falls with size", ""] == "cannot tell"
+    assert paper_claims(per_seed, "scaling")["unit_error"].isna().all()
 
 
 def test_verdicts_are_counted_and_those_of_one_seed_named_only_if_there_are_any():

@@ -1,9 +1,12 @@
 """Builds the report of a study as one HTML page: the six main numbers, and the sections of studies with variants."""
 
+import math
+
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.ratios import ELICITED, VARIANT
+from gram_platform.analysis.intervals import CURVE_FIXED
+from gram_platform.analysis.ratios import ELICITED, PSEUDO, VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
@@ -29,17 +32,24 @@ from gram_platform.pages.report.sections import (
     plain_sections,
     renamed,
 )
-from gram_platform.pages.results.record import Results
+from gram_platform.pages.report.unit import unit_error, unit_sections
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.paper import PAPER_SCALES
 
-FOOTER = f"""Compute ratio: the share of the baseline's training steps after which the baseline has the same loss on a
-domain; 1 is the baseline at its end. Core: the core domain. Retain: the auxiliary domains that the profile keeps;
-higher is better. Forget: the auxiliary domains that the profile switches off; lower is better. Profile mean: the
-average over the profiles of core with at most one auxiliary domain.
+FOOTER = f"""Compute ratio: the place of a loss on the baseline's learning curve, which is the fitted curve's step at
+that loss over its step at the baseline's final loss; 1 is the baseline at its end. It is no share of a finished,
+shorter training: the study calibration measures how far the two are apart. Core: the core domain. Retain: the auxiliary
+domains that the profile keeps; higher is better. Forget: the auxiliary domains that the profile switches off; lower is
+better. Profile mean: the average over the profiles of core with at most one auxiliary domain.
 
-Intervals are 90% t-intervals over training seeds; one seed has none. They leave out the uncertainty of the baseline's
-curve. A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
+A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
 {POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps: read compute ratios on such a domain with care."""
+
+INTERVALS = """Intervals are 90% t-intervals over training seeds, by the leave-one-seed-out jackknife: the losses of a
+seed and its part of the baseline's curve are left out together, so the intervals contain the error of the curve between
+seeds. What all seeds share they do not: a decay, steps or a floor that the curve lacks. One seed has no interval."""
+FIXED_INTERVALS = f"""Intervals are the 90% {CURVE_FIXED}, as in the paper: they leave out the uncertainty of the
+baseline's curve. One seed has none."""
 
 ATTACK = """Elicited: forget after an attack, which finetunes the profile's model on a small sample of the forgotten
 domain; lower is better. The loss is that of the attack's best checkpoint on validation data: this choice follows the
@@ -55,10 +65,11 @@ def build_report(intro: str, study: Results) -> str:
 def report_sections(study: Results) -> list[Section]:
     """Builds the sections of the study's page, in the report and on the site.
 
-    They are: six numbers, main figure, claims, missing results, tables, other figures, runs.
+    They are: a warning about the unit, six numbers, main figure, claims, missing results, tables, other figures, runs.
     """
     main, others = varied_sections(study) if study.record.varies else plain_sections(study)
     return [
+        *unit_sections(study.record),
         *headline_sections(study),
         *main,
         *claim_sections(study),
@@ -76,7 +87,8 @@ def report_sections(study: Results) -> list[Section]:
 def report_footer(study: Results) -> str:
     """Defines the terms of the page, those of attacks only if there are attacks."""
     has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
-    return f"{ATTACK}\n\n{FOOTER}" if has_attacks else FOOTER
+    intervals = INTERVALS if PSEUDO in study.analysis.ratios else FIXED_INTERVALS
+    return "\n\n".join([*([ATTACK] if has_attacks else []), FOOTER, intervals])
 
 
 SHOWN = ("core", "retain", "forget")
@@ -94,7 +106,7 @@ def headline_sections(study: Results) -> list[Section]:
     text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds. Core and retain: higher is better; "
     text += "forget: lower is better."
     text += " Some results are missing: see Missing." if len(study.analysis.missing) else ""
-    methods = [(method_style(row["method"]).colour, _tiles(row)) for row in rows.to_dict("records")]
+    methods = [(method_style(row["method"]).colour, _tiles(row, study.record)) for row in rows.to_dict("records")]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
@@ -130,13 +142,15 @@ def _methods(rows: pd.DataFrame) -> str:
     return " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in pairs)
 
 
-def _tiles(row: dict) -> list[tuple[str, str, str]]:
-    """Returns (label, number, interval) as in the tables for each class with a value."""
+def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
+    """Returns (label, number, margins) for each class with a value: the interval as in the tables, the unit's error."""
     label, tiles = method_style(row["method"]).label, []
     for name in SHOWN:
         value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
+        error = unit_error(record, row["size"], name).ratio
+        margins = [interval or "no interval", *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"])]
         if value:
-            tiles.append((f"{label} {name}", value, interval))
+            tiles.append((f"{label} {name}", value, ", ".join(margins)))
     return tiles
 
 

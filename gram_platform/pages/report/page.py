@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from gram_platform.analysis.ratios import ELICITED, VARIANT
 from gram_platform.analysis.tables import interval_text
 from gram_platform.paper.paper import COST_TABLE
-from gram_platform.paper.verdicts import EXPLANATION, verdict_counts
+from gram_platform.paper.verdicts import EXPLANATION, UNIT_ERROR, verdict_counts
 
 LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
@@ -202,19 +202,28 @@ ATTACK_COLUMNS += ("elapsed", "error")
 CLAIM_COLUMNS = ("verdict", "claim", VARIANT, "size", "difference", "detectable", "num_seeds")
 CLAIM_COLUMNS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
-PARTIAL = (VARIANT, "published", "paper", EXPLANATION)  # columns of claims that may be empty
+PARTIAL = (VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns of claims that may be empty
 IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    """Puts the verdict first and writes numbers with three decimals, the difference with its interval."""
+    """Puts the verdict first and writes numbers with three decimals.
+
+    The difference has its interval over seeds and the unit's error, where that is known.
+    """
     readable = claims.copy()
     if "difference" in claims:
-        readable["difference"] = list(map(interval_text, claims["difference"], claims["low"], claims["high"]))
+        texts = map(interval_text, claims["difference"], claims["low"], claims["high"])
+        readable["difference"] = [text + unit for text, unit in zip(texts, _unit_texts(claims), strict=True)]
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
     return shown_columns(readable, CLAIM_COLUMNS)
+
+
+def _unit_texts(claims: pd.DataFrame) -> list[str]:
+    errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
+    return ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
 
 
 def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:

@@ -39,8 +39,9 @@ from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERV
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
 names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;
 "{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}"
-and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. Detectable: the smallest true difference that as
-many seeds with this spread would show four times in five."""
+and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error, that of a curve which no
+seed fits, measured on baselines of known length; the verdict adds it in quadrature to the interval's half-width.
+Detectable: the smallest true difference that as many seeds with this spread would show four times in five."""
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
 others (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two fewer than
 sizes fitted. Two fitted sizes leave none. An interval is too narrow if the largest size has fewer seeds than the

@@ -29,6 +29,7 @@ SHAPE = {  # of its fields
     "parameters": {str: float},
     "entries": [{"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags}],
     "costs": [dict],
+    "unit_errors": [{"size": str, "class": str, "ratio": float, "difference": float, "measured_on": str}],
 }
 
 
@@ -67,6 +68,7 @@ class StudyRecord(Description):
     measurement: str = LOSSES  # of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
+    unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
 
     @property
     def ids(self) -> set[str]:

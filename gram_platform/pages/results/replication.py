@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import (
     ATTACK_COLUMNS,
     BASELINE,
@@ -80,9 +81,13 @@ def _prepare(name: str, external: External, declared: Declaration, baselines: Ba
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a prepared study, beside the published ones if `is_beside`."""
+    """Computes the tables and claims of a prepared study, beside the published ones if `is_beside`.
+
+    The intervals take the curve as fixed, as the published ones do.
+    """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=["what", "why"])
-    analysis = analysed(record, prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
+    frames = (prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
+    analysis = analysed(record, *frames, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
     results = Results(record, analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder")
     if record.varies or not is_beside:

@@ -5,8 +5,10 @@ from typing import Literal
 
 import pandas as pd
 
+from gram_platform.analysis.intervals import JACKKNIFE
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
+from gram_platform.analysis.unit_error import errors_by_class
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
 from gram_platform.config import State
 from gram_platform.methods.nodes import node_name
@@ -14,11 +16,13 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.unit import unit_warning
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
     EXPLANATION,
+    UNIT_ERROR,
     claims_frame,
     explained,
     paper_claims,
@@ -88,12 +92,14 @@ def analysed(
     curves: pd.DataFrame,
     attacks: pd.DataFrame,
     declared: pd.DataFrame,
+    intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Computes the tables of a study with or without variants; the frames are those of `analyse`."""
+    """Computes the tables of a study with or without variants; the frames and `intervals` are those of `analyse`."""
+    own_baseline = record.own_baseline
     if not record.variants:
-        return analyse(evaluations, curves, record.sizes, attacks, declared, own_baseline=record.own_baseline)
+        return analyse(evaluations, curves, record.sizes, attacks, declared, None, own_baseline, intervals)
     frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
-    return analyse_variants(*frames, record.unit, record.own_baseline)
+    return analyse_variants(*frames, record.unit, own_baseline, intervals)
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
@@ -101,10 +107,11 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
     A study without claims in the paper is judged on retain above forget. Known explanations stand beside a "disagree".
     """
+    errors = errors_by_class(record.unit_errors)
     if record.compare_with in CLAIMS:
-        claims = with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
+        claims = with_published(paper_claims(analysis.per_seed, record.compare_with, errors), record.compare_with)
     else:
-        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed))
+        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed, errors))
     return explained(claims, record.name, record.preset)
 
 
@@ -124,11 +131,12 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.compare_with in CLAIMS:
-        names = ["verdict", "difference", "low", "high", "detectable", "paper", "size", VARIANT, "claim", "published"]
-        found = shown_columns(results.claims, [*names, EXPLANATION])
+        numbers = ["difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
+        names = ["verdict", *numbers, "size", VARIANT, "claim", "published", EXPLANATION]
+        found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, [*parts, unit_warning(record)]))
 
 
 # ------------------------------------------------------------------------------------------------------ frames

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.tables import table_csv
 from gram_platform.pages.report.build import report_footer, report_sections
 from gram_platform.pages.report.page import ASSETS, Section, asset, page_html, with_verdicts
@@ -17,8 +18,9 @@ from gram_platform.pages.site.sections import Card, cards_html, picture_of
 from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store.folders import open_folder
 
-INTRO = """Losses measured elsewhere, analysed as this platform analyses its runs: compute ratios, their 90% intervals
-over seeds, and verdicts on the paper's claims."""
+INTRO = f"""Losses measured elsewhere, analysed as this platform analyses its runs: compute ratios, their 90% intervals,
+and verdicts on the paper's claims. As in the paper, an interval is the {CURVE_FIXED}: unlike those of the platform's
+runs, it leaves the error of the baseline's curve out."""
 
 
 def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[str, str]:

@@ -1,0 +1,124 @@
+"""Compares the compute ratios of baselines with the shares of the steps that they are known to stand for.
+
+An error is a compute ratio minus a share. There are two:
+
+- of the fit: a reference seed is left out of the fit, and its validation losses after the warm-up and before the decay
+  are rated by the other seeds. The share is the loss's step over all steps.
+- of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay, are rated as any
+  model is. The share is their steps over the reference's.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from gram_platform.analysis.intervals import ENDS, interval_columns
+from gram_platform.analysis.ratios import ALL, BASELINE, PREFIX, VARIANT, baseline_references
+from gram_platform.config import CORE
+
+FIT, UNIT = "fit", "unit"
+AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
+LOWEST_SHARE = 0.25  # table rows leave out smaller shares, whose errors are small because the shares are
+ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
+CELL = ["error_of", "size", "domain"]
+TABLE_COLUMNS = [*CELL, *(f"bias{end}" for end in ENDS), "rms", "common_rms", "worst", "num_ratios", "num_seeds"]
+
+
+def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
+    """Returns a row per rated baseline and domain: ERROR_COLUMNS. A ratio that cannot be computed has no row.
+
+    `ratios` and `curves` are those of an analysis whose variants are the reference, named `unit`, and rated baselines.
+    """
+    num_steps = curves.groupby("run_id")["step"].max()  # a curve's last point is after training
+    whole = curves[curves[VARIANT] == unit].groupby("size")["step"].max()
+    rated = ratios[(ratios[VARIANT] != unit) & ratios["compute_ratio"].notna()]
+    shares = num_steps.reindex(rated["run_id"]).to_numpy(float) / whole.reindex(rated["size"]).to_numpy(float)
+    return _errors(rated.assign(error_of=UNIT, share=shares))
+
+
+def fit_errors(
+    ratios: pd.DataFrame, curves: pd.DataFrame, constant_rate: Mapping[str, tuple[float, float]]
+) -> pd.DataFrame:
+    """Returns a row per reference seed, domain and step at a constant learning rate: ERROR_COLUMNS.
+
+    `ratios` and `curves` hold the reference alone. `constant_rate`: of each size, the shares of the steps at which
+    warm-up ends and decay begins. A size with one seed has no row, since no other seed can rate it.
+    """
+    finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss").add_prefix(PREFIX).reset_index()
+    finals = finals.assign(method=BASELINE, profile=ALL)
+    parts = [pd.DataFrame(columns=ERROR_COLUMNS)]
+    for size, seed in zip(finals["size"], finals["seed"], strict=True):
+        of_size = curves[curves["size"] == size]
+        others = finals[(finals["size"] == size) & (finals["seed"] != seed)]
+        if others.empty:
+            continue
+        references, _ = baseline_references(others, of_size[of_size["seed"] != seed])
+        points = of_size[of_size["seed"] == seed]
+        points = points.assign(error_of=FIT, share=points["step"] / of_size["step"].max())
+        start, end = constant_rate[size]
+        points = points[points["share"].between(start, end) & points["domain"].isin([d for _, d in references])]
+        rated = [references[size, row.domain].ratio(row.loss) for row in points.itertuples()]
+        parts.append(_errors(points.assign(compute_ratio=rated)))
+    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
+
+
+def _errors(rated: pd.DataFrame) -> pd.DataFrame:
+    known = rated[np.isfinite(rated["compute_ratio"].astype(float))]
+    return known.assign(error=known["compute_ratio"] - known["share"])[ERROR_COLUMNS].reset_index(drop=True)
+
+
+def by_class(errors: pd.DataFrame) -> pd.DataFrame:
+    """Returns the errors of core and, under the domain AUXILIARY, their mean over the auxiliary domains within a seed.
+
+    Both are what a table's classes are off by: ratios are averaged over domains before they are compared.
+    """
+    core = errors[errors["domain"] == CORE]
+    names = ["error_of", "size", "seed", "share"]
+    means = errors[errors["domain"] != CORE].groupby(names, sort=False)[["compute_ratio", "error"]].mean().reset_index()
+    return pd.concat([core, means.assign(domain=AUXILIARY)], ignore_index=True)[ERROR_COLUMNS]
+
+
+def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per error, size and class, and one for single auxiliary domains: TABLE_COLUMNS.
+
+    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: root mean square of all errors. `common_rms`: that
+    of the errors' means over seeds, of which an unbiased estimate of the seeds' part is taken off; it is what more
+    seeds do not reduce. NaN with one seed. `worst`: the largest error, with its sign.
+    """
+    single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
+    frame = pd.concat([by_class(errors), single], ignore_index=True)
+    frame = frame[frame["share"].astype(float).round(2) >= LOWEST_SHARE]  # a length is rounded to whole steps
+    rows = []
+    for key, cell in frame.groupby(CELL, sort=False):
+        row = dict(zip(CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
+        worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
+        numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "common_rms": common_rms(cell), "worst": worst}
+        rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
+    sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
+    rows.sort(key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"]))
+    return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+
+
+def common_rms(cell: pd.DataFrame) -> float:
+    """Returns the root mean square over shares of the errors' means over seeds, less the seeds' own spread.
+
+    `cell` has `share, seed, error`. 0 if the spread explains all; NaN without a share of two seeds.
+    """
+    found = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "var", "count"])
+    found = found[found["count"] > 1]
+    squares = found["mean"] ** 2 - found["var"] / found["count"]
+    return math.sqrt(max(0.0, squares.mean())) if len(squares) else math.nan
+
+
+def share_table(errors: pd.DataFrame) -> pd.DataFrame:
+    """Averages rated baselines over seeds: a row per size, class and share with `compute_ratio` and its interval."""
+    rows, names = [], ["size", "domain", "share"]
+    unit = by_class(errors[errors["error_of"] == UNIT])
+    for key, cell in unit.groupby(names, sort=False):
+        row = dict(zip(names, key, strict=True)) | interval_columns("compute_ratio", cell["compute_ratio"])
+        rows.append(row | {"num_seeds": len(cell)})
+    sizes = list(dict.fromkeys(errors["size"]))
+    rows.sort(key=lambda row: (sizes.index(row["size"]), row["domain"] != CORE, row["share"]))
+    return pd.DataFrame(rows, columns=[*names, *(f"compute_ratio{end}" for end in ENDS), "num_seeds"])

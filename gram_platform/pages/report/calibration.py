@@ -1,0 +1,99 @@
+"""Reports the calibration study: how far compute ratios are from the shares of the steps that they stand for."""
+
+from dataclasses import dataclass, fields
+
+import pandas as pd
+
+from gram_platform.analysis.calibration import (
+    CELL,
+    LOWEST_SHARE,
+    calibration_table,
+    fit_errors,
+    share_table,
+    unit_errors,
+)
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import frame_text, interval_texts
+from gram_platform.pages.figures.calibration import calibration_figure
+from gram_platform.pages.figures.style import drawn
+from gram_platform.pages.report.page import Section, readable_runs
+from gram_platform.pages.report.sections import curve_sections, missing_sections
+from gram_platform.pages.results.record import Results, StudyRecord
+from gram_platform.pages.results.results import read_results
+from gram_platform.store import Store
+from gram_platform.tracking.frame import Frames
+
+ERRORS = f"""An error is a compute ratio minus the true share of the steps. Fit: validation losses of a reference seed
+at a constant rate, rated by the other seeds' curve and final losses; the share is the loss's step over all steps.
+Unit: finished baselines of other lengths on other seeds, each with its own warm-up and decay. Both from a share of
+{LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Common rms: of the errors' means over
+seeds, without the seeds' own spread; more seeds do not reduce it."""
+SHARES = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
+FOOTER = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its last steps, and
+divided by what the baseline's final losses read as. So it is no share of the steps by construction, neither of an
+unfinished run nor of a finished one: this page measures how far it is from each."""
+
+
+@dataclass(frozen=True)
+class CalibrationResults(Results):
+    """The results of the study with the errors of its compute ratios, in ERROR_COLUMNS."""
+
+    errors: pd.DataFrame | None = None
+
+
+def read_calibration(
+    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
+) -> CalibrationResults | None:
+    """Reads losses as `read_results`, and schedules from the storage; None while there is no reference."""
+    results = read_results(record, store, tracking_uri, why_not, frames)
+    if results is None or not (results.analysis.ratios[VARIANT] == record.unit).any():
+        return None
+    ratios, curves = results.analysis.ratios, results.curves
+    reference, points = (frame[frame[VARIANT] == record.unit] for frame in (ratios, curves))
+    constant_rate = {}
+    for size, run_id in zip(points["size"], points["run_id"], strict=True):
+        if size not in constant_rate:
+            optimizer = store.run(run_id).config()["optimizer"]
+            constant_rate[size] = optimizer["warmup_fraction"], 1.0 - optimizer["decay_fraction"]
+    errors = [unit_errors(ratios, curves, record.unit), fit_errors(reference, points, constant_rate)]
+    errors = pd.concat([part for part in errors if len(part)] or errors[:1], ignore_index=True)
+    values = {field.name: getattr(results, field.name) for field in fields(Results)}
+    return CalibrationResults(**values, errors=errors)
+
+
+def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
+    """Writes the errors, then what finished baselines are read as, for a terminal."""
+    errors, shares = readable_errors(results.errors), readable_shares(results.errors)
+    return f"{frame_text(errors)}\n\n{SHARES}\n{frame_text(shares)}"
+
+
+def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
+    """Writes `calibration_table` with the bias and its interval as one text."""
+    table = calibration_table(errors)
+    numbers = ["rms", "common_rms", "worst", "num_ratios", "num_seeds"]
+    return table[CELL].assign(bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers})
+
+
+def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:
+    """Writes `share_table` with a row per size and share, and a column for each class."""
+    table, rows = share_table(errors), {}
+    texts = interval_texts(table, "compute_ratio")
+    for (size, domain, share), text in zip(
+        table[["size", "domain", "share"]].itertuples(index=False), texts, strict=True
+    ):
+        rows.setdefault((size, share), {"size": size, "share": round(share, 3)})[domain] = text
+    return pd.DataFrame(list(rows.values()))
+
+
+def calibration_sections(record: StudyRecord, results: CalibrationResults) -> list[Section]:
+    """Builds the sections of the page: errors, what is missing, readings of finished baselines, curves, runs."""
+    sizes = dict.fromkeys(results.errors["size"])
+    figures = drawn({f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes})
+    errors, shares = readable_errors(results.errors), readable_shares(results.errors)
+    return [
+        Section("Errors", ERRORS, figures, table=errors, table_is_open=True),
+        *missing_sections(results.analysis.missing),
+        Section("Shares of the steps", SHARES, table=shares, table_is_open=True),
+        *curve_sections(results),
+        Section("Runs", table=readable_runs(results.runs)),
+    ]

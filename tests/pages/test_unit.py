@@ -1,0 +1,71 @@
+"""Checks how pages and the terminal name the error of the unit."""
+
+import re
+
+import pytest
+
+from gram_platform.analysis.tables import analyse
+from gram_platform.pages.report.build import report_sections
+from gram_platform.pages.report.unit import unit_warning
+from gram_platform.pages.results.record import Results, StudyRecord, record_from_plain
+from gram_platform.pages.results.results import judged, summary_text
+from tests.pages.test_report import runs_frame
+from tests.study_frames import curves, evaluations, study_of
+
+
+def rows(size: str, core: float, auxiliary: float) -> tuple[dict, ...]:
+    numbers = {"size": size, "difference": 0.02, "measured_on": "stories, 0.28M"}
+    return tuple(
+        {**numbers, "class": name, "ratio": ratio} for name, ratio in (("core", core), ("auxiliary", auxiliary))
+    )
+
+
+def study(*errors: dict, preset: str = "demo") -> Results:
+    """A study of the smallest planted size whose unit has these errors, with its claims."""
+    analysis = analyse(evaluations(("tiny",)), curves(("tiny",)))
+    about = {"sizes": ("tiny",), "params": {"preset": preset} if preset else {}, "unit_errors": errors}
+    found = study_of(analysis, curves(("tiny",)), runs_frame(), **about)
+    return study_of(analysis, found.curves, found.runs, judged(found.record, analysis), **about)
+
+
+def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_terminal():
+    found = study(*rows("tiny", 0.07, 0.11))
+    first, glance = report_sections(found)[:2]
+    assert first.is_warning
+    assert glance.title == "At a glance"
+    assert "at tiny a compute ratio of core by \u00b10.07 and of auxiliary domains by \u00b10.11" in first.text
+    assert "a difference of two methods by \u00b10.02" in first.text
+    assert "stories, 0.28M" in first.text
+    assert summary_text(found.record, found).endswith(first.text)
+    shown = re.findall(r"<small>(.*?)</small>", glance.markup)
+    assert [text.rpartition(", ")[2] for text in shown[:3]] == ["unit \u00b10.07", "unit \u00b10.11", "unit \u00b10.11"]
+    assert found.claims["unit_error"].round(4).unique().tolist() == [0.1556]  # retain and forget: .11 twice
+
+
+def test_a_unit_that_fits_is_not_warned_of_but_shown():
+    found = study(*rows("tiny", 0.03, 0.04))
+    assert unit_warning(found.record) == ""
+    assert report_sections(found)[0].title == "At a glance"
+    assert "unit \u00b10.03" in report_sections(found)[0].markup
+
+
+def test_an_unknown_unit_is_said_to_be_so():
+    assert unit_warning(study().record).startswith("The unit is not calibrated at tiny:")
+    assert "unit \u00b1" not in report_sections(study())[1].markup
+    assert study().claims["unit_error"].isna().all()
+
+
+def test_numbers_of_others_are_not_warned_of():
+    assert unit_warning(study(preset="").record) == ""
+
+
+def test_a_record_keeps_its_errors_and_an_older_one_has_none():
+    record = study(*rows("tiny", 0.07, 0.11)).record
+    plain = {**vars(record), "unit_errors": list(record.unit_errors), "sizes": ["tiny"], "entries": []}
+    plain |= {name: list(plain[name]) for name in ("facts", "costs", "variants", "probed")}
+    assert record_from_plain(plain).unit_errors == record.unit_errors
+    older = {key: value for key, value in plain.items() if key != "unit_errors"}
+    assert record_from_plain(older).unit_errors == ()
+    with pytest.raises(ValueError, match="unit_errors"):
+        record_from_plain({**plain, "unit_errors": [{"size": "tiny"}]})
+    assert isinstance(record, StudyRecord)
