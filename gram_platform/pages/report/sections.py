@@ -13,6 +13,7 @@ from gram_platform.analysis.tables import (
     table_csv,
 )
 from gram_platform.analysis.trends import trend_table
+from gram_platform.config.ladder import FEWEST_SIZES
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
@@ -42,9 +43,8 @@ names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds
 and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. Detectable: the smallest true difference that as
 many seeds with this spread would show four times in five."""
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
-others (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two fewer than
-sizes fitted. Two fitted sizes leave none. An interval is too narrow if the largest size has fewer seeds than the
-others."""
+others, three at least (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two
+fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the others."""
 COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
 tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
 paper's costs are those of its dual-use models."""
@@ -134,10 +134,11 @@ def _profile_sections(study: Results) -> list[Section]:
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget of every method with three sizes or more; [] without one."""
+    """Predicts core and forget of every method with three sizes or more besides the largest; [] without one."""
     table = study.table
     shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
     found = trend_table(shown, study.record.parameters)
+    found = found[found["num_fitted"] >= FEWEST_SIZES]
     if found.empty:
         return []
     table = _readable_trends(found)
