@@ -37,11 +37,12 @@ from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper, beside_published, printed, published_means
 from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
-JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
-names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;
-"{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}"
-and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. Detectable: the smallest true difference that as
-many seeds with this spread would show four times in five."""
+JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the profile beside it, which
+was fixed before there were data; mean is over the profiles of core with at most one auxiliary domain. It lies above
+zero if the claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the
+claim's side; "{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval:
+"{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. Detectable: the smallest true
+difference that as many seeds with this spread would show four times in five."""
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
 others, three at least (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two
 fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the others."""

@@ -5,10 +5,10 @@ from typing import Literal
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
+from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
-from gram_platform.config import State
+from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.modules import readable_drops, readable_shares
@@ -19,6 +19,7 @@ from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
     EXPLANATION,
+    PROFILE,
     claims_frame,
     explained,
     paper_claims,
@@ -99,12 +100,16 @@ def analysed(
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, beside their verdicts on the published numbers.
 
-    A study without claims in the paper is judged on retain above forget. Known explanations stand beside a "disagree".
+    A study without claims in the paper is judged on retain above forget, as means over profiles. Known explanations
+    stand beside a "disagree".
     """
     if record.compare_with in CLAIMS:
-        claims = with_published(paper_claims(analysis.per_seed, record.compare_with), record.compare_with)
+        profile = record.profile if record.profile in set(analysis.per_seed["profile"]) - {CORE} else ""
+        claims = paper_claims(analysis.per_seed, record.compare_with, profile)
+        claims = with_published(claims, record.compare_with)
     else:
-        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed))
+        judgements = [] if record.variants else separation_claims(analysis.per_seed)
+        claims = claims_frame(judgements).assign(**{PROFILE: MEAN})
     return explained(claims, record.name, record.preset)
 
 
@@ -124,7 +129,8 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.compare_with in CLAIMS:
-        names = ["verdict", "difference", "low", "high", "detectable", "paper", "size", VARIANT, "claim", "published"]
+        names = ["verdict", "difference", "low", "high", "detectable", "paper", PROFILE, "size", VARIANT, "claim"]
+        names += ["published"]
         found = shown_columns(results.claims, [*names, EXPLANATION])
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
