@@ -229,7 +229,8 @@ class Law:
 # the presets hold: the evidence ends at 4B, so 5B by the law, 12.4 times beyond, needs --trust-law (FINDINGS.md).
 PAPER_SOURCE = "the paper, `app:lr-bs-scaling`: 50M to 400M"
 PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, PAPER_SOURCE, 4, 50e6, 400e6)
-# Fitted to small models on generated stories, where the best batch does not depend on size; not for large models.
+# Fitted to small models on generated stories, where the best batch does not depend on size; not for large models. No
+# preset reads it: the demo's rates are written above.
 DEMO_LAW = Law(
     name="demo",
     lr_coefficient=6.607885487742214,
@@ -241,6 +242,7 @@ DEMO_LAW = Law(
     num_sizes=3,
     smallest=88_704,
     largest=268_096,
+    no_law="0.1M: curvature within the noise (1.8 standard errors, two seeds)",
 )
 LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 

@@ -72,7 +72,7 @@ class Graph:
     @property
     def law_doubts(self) -> tuple[str, ...]:
         """Why the law that --trust-law lets set rates and batches should not set them; () without such a law."""
-        return load_law(self.flags.law).doubts(parameters_of(self.preset, self.flags)) if self.flags.law else ()
+        return load_law(self.flags.law).doubts(parameters_of(self.preset, self.flags)) if self.flags.trust_law else ()
 
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]

@@ -369,7 +369,9 @@ def test_a_law_against_its_evidence_is_refused_unless_it_is_trusted(tmp_path, ev
 
 def test_sizes_within_ten_times_of_a_laws_need_no_trust(tmp_path):
     path = tmp_path / "law.json"
-    path.write_text(json.dumps({**dataclasses.asdict(DEMO_LAW), "smallest": 1e3, "largest": 1.5e4}))
+    path.write_text(
+        json.dumps({**dataclasses.asdict(DEMO_LAW), **NO_EVIDENCE, "num_sizes": 3, "smallest": 1e3, "largest": 1.5e4})
+    )
     graph = build_graph(STUDY, flags("--preset", "smoke", "--storage", str(tmp_path / "s"), "--law", str(path)))
     assert graph.law_doubts == ()
     assert not any("evidence" in fact for fact in record_of(graph).facts)
@@ -381,7 +383,17 @@ def test_the_papers_law_predicts_its_ladder_to_2b():
     for size, parameters in ((name, total_parameters(s.dense())) for name, s in PAPER_SIZES.items()):
         assert PAPER_LAW.predicts(parameters) == (size != "5B")
     assert PAPER_LAW.doubts({"5B": 4_967_623_680})[0].endswith("5B is 12.4 times")
-    assert all(DEMO_LAW.predicts(total_parameters(size.dense())) for size in GRID_DEMO_SIZES.values())
+
+
+def test_the_demos_law_is_none_and_no_preset_needs_it(tmp_path):
+    """The surface of 0.1M is bent by less than two standard errors; the demo's rates are numbers of its sizes."""
+    common = ("--storage", str(tmp_path / "s"))
+    assert not any(DEMO_LAW.predicts(total_parameters(size.dense())) for size in GRID_DEMO_SIZES.values())
+    with pytest.raises(ValueError, match=r"^law='demo': .*no law: 0\.1M: curvature within the noise"):
+        build_graph(STUDY, flags(*common, "--law", "demo"))
+    trusted = build_graph(STUDY, flags(*common, "--law", "demo", "--trust-law"))
+    assert trusted.settings[0].size.peak_lr == DEMO_LAW.lr(88_704)
+    assert build_graph(STUDY, flags(*common)).settings[0].size.peak_lr == 3.9e-3
 
 
 def test_unknown_laws_and_searches_are_refused_by_name(tmp_path):
