@@ -25,8 +25,8 @@ the loss on sizes by name (50e6); ours, of the loss on parameter counts, gives 0
     print(gram.analyse_grid(trials, seq_len=1024, as_published=True).laws)
 
 Expect in the demo (0.1M to 0.3M, 2 seeds): LR N^-0.61, 90% t-interval [-0.99, -0.23]; the best batch stays at 6
-sequences of 64 tokens at all three sizes, N^-0.004 [-1.29, 1.28]; no minimum at an edge; every surface's curvature
-could be noise when seeds shared one level in the fit (not run again since). See FINDINGS.md.
+sequences of 64 tokens at all three sizes, N^-0.004 [-1.29, 1.28]; no minimum at an edge; the curvature at 0.1M is 1.8
+standard errors, within the noise, so this is no law. In `smoke` two sizes make none either. See FINDINGS.md.
 """
 
 from gram_platform.studies.library.lr_bs_grid import SEARCH

@@ -253,6 +253,11 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
     return ", ".join(found)
 
 
+def is_flat(curvature_t: float) -> bool:
+    """Tells whether a surface's smallest curvature may be noise alone; so may one whose error is not known (NaN)."""
+    return not curvature_t >= NOISE_T
+
+
 def _flags(optimum: Optimum, edges: str) -> str:
     if not optimum.convex:
         return "not convex: best cell shown"
@@ -261,7 +266,7 @@ def _flags(optimum: Optimum, edges: str) -> str:
         flags.append("outside the cells used")
     if math.isnan(optimum.curvature_t):
         flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
-    elif optimum.curvature_t < NOISE_T:
+    elif is_flat(optimum.curvature_t):
         flags.append("curvature within the noise")
     return _joined_notes(*flags)
 

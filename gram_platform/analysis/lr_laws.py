@@ -1,14 +1,15 @@
 """Fits the laws of learning rate and batch to a grid: which optima enter, seed intervals, how the window moves them.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; `as_published` does as the authors'
-code did. An optimum at the edge of its grid is an extrapolation: a law leaves it out if two or more others remain.
-Otherwise it takes all of them and is marked `rests_on_edges` [ours]. On real grids the exponents move by a factor of
-two with the window, so read no law without `window_table`.
+code did. An optimum at the edge of its grid is an extrapolation, and one of a surface whose curvature may be noise has
+no place: both are left out if three or more others remain. Otherwise all enter, and what is fitted is no law: `no_law`
+says why, and nothing is predicted from it [ours]. On real grids the exponents move by a factor of two with the window,
+so read no law without `window_table`.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,18 +17,19 @@ import pandas as pd
 from scipy import stats
 
 from gram_platform.analysis.intervals import TAIL, Interval, bootstrap, percentile_interval, positive
-from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table, used_trials
+from gram_platform.analysis.lr_grid import POOLED, cells, is_flat, optima_table, surface_table, used_trials
 from gram_platform.analysis.power_law import fit_quadratic
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.ladder import PAPER_LAW, Law, Size
+from gram_platform.config.ladder import FEWEST_SIZES, PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
 NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]
 LAW_COLUMNS = ["quantity", *NUMBERS, "num_resamples", "num_failed"]
-LAW_COLUMNS += ["num_sizes", "sizes", "left_out", "rests_on_edges", "reason"]
+OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]  # what rate and batch have in common
+LAW_COLUMNS += OF_BOTH
 LINE_POINTS = 40
 
 
@@ -40,8 +42,8 @@ class GridAnalysis:
     surfaces: pd.DataFrame
     laws: pd.DataFrame
     windows: pd.DataFrame
-    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our laws (NaN without them), their
-    # 90% bootstrap band, and the paper's law; batches in the trials' sequences
+    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our laws, their 90% bootstrap band and
+    # the paper's law, each NaN where it does not predict; batches in the trials' sequences
     lines: pd.DataFrame
 
 
@@ -66,7 +68,7 @@ def analyse_grid(
         surfaces=surface_table(trials, window, as_published=as_published),
         laws=_law_rows(laws, shared),
         windows=window_table(trials, (window, *WINDOWS), as_published),
-        lines=_line_rows(optima, laws, seq_len),
+        lines=_line_rows(optima, None if shared["no_law"] else laws, seq_len),
     )
 
 
@@ -79,8 +81,8 @@ def laws_table(
     """Returns LAW_COLUMNS, a row for `lr` and one for `batch`: exponents with t-interval and bootstrap over seeds.
 
     The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured coverage. `sizes` lists
-    those whose optimum entered, `left_out` the rest and why. With fewer than two sizes the numbers are NaN and `reason`
-    says why.
+    those whose optimum entered, the parameters of the `smallest` and `largest` beside them, `left_out` the rest and
+    why. `no_law` says what the fit lacks to be a law, "" for one; with fewer than two sizes the numbers are NaN.
     """
     optima = optima_table(trials, window, as_published)
     return _law_rows(*_fit(trials, optima, window, num_resamples, as_published))
@@ -103,8 +105,7 @@ def window_table(
             law = laws.loc[quantity]
             names = {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
             row |= {f"{quantity}_{name}": law[column] for column, name in names.items()}
-        shared = ("num_sizes", "sizes", "left_out", "rests_on_edges", "reason")
-        rows.append({**row, **{name: laws.loc["lr", name] for name in shared}})
+        rows.append({**row, **{name: laws.loc["lr", name] for name in OF_BOTH}})
     return pd.DataFrame(rows)
 
 
@@ -119,20 +120,34 @@ def _fit(
     pooled = optima[optima["seed"] == POOLED].set_index("size")
     refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
     usable = [size for size, why in refused.items() if not why]
-    inside = [size for size in usable if not pooled.loc[size, "on_edge"]]
-    entered = usable if len(inside) < 2 else inside
+    weak = {size: why for size in usable if (why := _why_weak(pooled.loc[size]))}
+    sure = [size for size in usable if size not in weak]
+    entered = sure if len(sure) >= FEWEST_SIZES else usable
     used = used_trials(trials, as_published)
     used = used[used["size"].isin(entered)]
-    num_sizes = used["parameters"].nunique()
-    reason = "" if num_sizes > 1 else f"cannot be fitted: two sizes with a minimum are needed, there are {num_sizes}"
+    left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
     shared = {
         "num_sizes": len(entered),
         "sizes": " ".join(entered),
-        "left_out": "; ".join(f"{s}: {why or 'at the edge'}" for s, why in refused.items() if s not in entered),
-        "rests_on_edges": len(inside) < len(entered),
-        "reason": reason,
+        "smallest": used["parameters"].min(),
+        "largest": used["parameters"].max(),
+        "left_out": left_out,
+        "no_law": _why_no_law(entered, weak, left_out),
     }
-    return None if reason else bootstrap_laws(used, window, num_resamples, as_published=as_published), shared
+    return bootstrap_laws(used, window, num_resamples, as_published=as_published) if len(entered) > 1 else None, shared
+
+
+def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) -> str:
+    """Says what keeps a fit to these sizes from being a law; "" for a law."""
+    few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
+    reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
+    return "; ".join(filter(None, [*reasons, *(f"{size}: {weak[size]}" for size in entered if size in weak)]))
+
+
+def _why_weak(row: pd.Series) -> str:
+    """Says why the evidence does not place an optimum; "" for one inside its grid, with a curvature above its noise."""
+    places = [f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"] if row["on_edge"] else []
+    return ", ".join([*places, *(["curvature within the noise"] if is_flat(row["curvature_t"]) else [])])
 
 
 def _why_no_optimum(row: pd.Series) -> str:
@@ -164,7 +179,9 @@ def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", seq_len: int) 
     for quantity in QUANTITIES:
         for n in along:
             value, low, high = (math.nan,) * 3 if laws is None else laws.predict(quantity, n)
-            paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
+            paper = math.nan
+            if PAPER_LAW.predicts(n):
+                paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
             rows.append((quantity, float(n), value, low, high, float(paper)))
     return pd.DataFrame(rows, columns=["quantity", "parameters", "value", "low", "high", "paper"])
 
@@ -283,21 +300,23 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
 
 
 def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Makes a law of the ladder from the two rows of `laws_table`; None if they could not be fitted."""
+    """Makes a law of the ladder from the two rows of `laws_table`, with its `no_law`; None if nothing was fitted."""
     rows = laws.set_index("quantity")
-    if rows["reason"].astype(bool).any():
-        return None
     numbers = [float(rows.loc[quantity, column]) for quantity in QUANTITIES for column in ("coefficient", "exponent")]
-    return Law(name, *numbers, seq_len, source)
+    if any(map(math.isnan, numbers)):
+        return None
+    of_both = rows.loc["lr", ["num_sizes", "smallest", "largest", "no_law"]].to_dict()
+    return Law(name, *numbers, seq_len, source, **{key: _plain(value) for key, value in of_both.items()})
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
     """Returns a law file for `ladder.load_law`, with the rows of `laws_table` as evidence; NaN becomes null.
 
-    Without a law it holds only the evidence with the reason, and `load_law` refuses it.
+    Without a fit it holds `no_law` and the evidence, and `load_law` refuses it.
     """
     evidence = [{key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")]
-    return {**({} if law is None else dataclasses.asdict(law)), "evidence": evidence}
+    known = {"no_law": evidence[0]["no_law"]} if law is None else dataclasses.asdict(law)
+    return {**known, "evidence": evidence}
 
 
 def _plain(value: object) -> object:
@@ -307,16 +326,20 @@ def _plain(value: object) -> object:
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """Returns a row per size: LR and batch by our law (NaN without one), by the paper's law, and in the ladder.
+    """Returns a row per size: LR and batch by our law, by the paper's law, and in the ladder.
 
-    Batches are in the size's sequences; laws are converted by tokens.
+    NaN without a law, and where a law does not predict: `times_beyond` tells how far ours is. Batches are in the size's
+    sequences; laws are converted by tokens.
     """
     rows = []
     for size in sizes:
-        num_parameters = total_parameters(size.dense())
-        row = {"size": size.name, "parameters": num_parameters, "seq_len": size.seq_len}
+        n = total_parameters(size.dense())
+        row = {"size": size.name, "parameters": n, "seq_len": size.seq_len}
         for name, source in (("", law), ("paper_", PAPER_LAW)):
-            row[f"{name}lr"] = source.lr(num_parameters) if source else math.nan
-            row[f"{name}batch"] = source.batch(num_parameters, size.seq_len) if source else math.nan
-        rows.append({**row, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
+            values = (math.nan, math.nan)
+            if source is not None and source.predicts(n):
+                values = (source.lr(n), source.batch(n, size.seq_len))
+            row |= dict(zip((f"{name}lr", f"{name}batch"), values, strict=True))
+        beyond = math.nan if law is None or law.flaw else law.times_beyond(n)
+        rows.append({**row, "times_beyond": beyond, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
     return pd.DataFrame(rows)

@@ -4,16 +4,22 @@ No claim says more than the paper's numbers show: "matches" is "no worse by more
 elicited is claimed only on Simple Stories: in the paper's scaling study it holds from 200M on, while at 50M and 100M
 elicited is above retain. If a side names no size or variant, the claim is judged at each of the study's. FIRST and LAST
 stand for a study's first and last.
+
+Every claim has one profile, written here before there are data: the paper's where it names one, else the mean. The
+paper's ladder retains core and virology alone, and its partial labels remove every domain; its bars on stories and dual
+use, and its tables of domain numbers, architecture and titration, are means over profiles. Its figure of composability
+names virology too, but what retain loses with every module on compares like with like as a mean alone [ours].
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import ALL
+from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import CLASSES
+from gram_platform.config import CORE
 from gram_platform.paper.paper import (
     ACCUMULATION,
     ARCHITECTURE,
@@ -44,13 +50,16 @@ def alike(name: str) -> pd.Interval:
     return pd.Interval(-MARGINS[name], MARGINS[name], closed="neither")
 
 
+COMPARED = "compared"  # core and the domain that the study retains; virology in the paper's ladder
+
+
 @dataclass(frozen=True)
 class Side:
-    """A class of a method's compute ratios, averaged within a seed over profiles."""
+    """A class of a method's compute ratios at a profile, within a seed."""
 
     method: str
     name: str  # of CLASSES
-    profile: str = ""  # "": the mean over profiles with at most one auxiliary domain that both sides' methods have
+    profile: str = ""  # "": the claim's
     variant: str = ""  # "": each in turn
     size: str = ""  # "": each in turn
     less: "Side | None" = None  # subtracted seed by seed: makes the side a drop or a gain
@@ -65,6 +74,8 @@ class Claim:
     right: Side
     source: str  # label in the paper
     within: pd.Interval = POSITIVE
+    # of the sides: MEAN is over the profiles with at most one auxiliary domain that the methods of both sides have
+    profile: str = MEAN
 
     @property
     def terms(self) -> tuple[Side, ...]:
@@ -85,6 +96,11 @@ def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Cl
     return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
 
 
+def at(profile: str, *claims: Claim) -> tuple[Claim, ...]:
+    """Returns the claims, each at this profile."""
+    return tuple(replace(claim, profile=profile) for claim in claims)
+
+
 def drop(method: str, name: str) -> Side:
     """Returns the side "what a class loses from at most one module to all"."""
     return Side(method, name, less=Side(method, name, profile=ALL))
@@ -102,7 +118,6 @@ FIRST, LAST = "first", "last"
 LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 PARTIAL, TITRATED = "fig:partial-labels", "fig:titration"  # sources
-ANYWHERE: Mapping[str, str] = {}
 
 
 def _classes(text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE) -> Claim:
@@ -110,9 +125,9 @@ def _classes(text: str, method: str, left: str, right: str, source: str, within:
     return Claim(text, Side(method, left), Side(method, right), source, within)
 
 
-def _methods(text: str, name: str, left: str, right: str, source: str, at: Mapping[str, str] = ANYWHERE) -> Claim:
-    """Compares a class of two methods, `at` one profile and variant."""
-    return Claim(text, Side(left, name, **at), Side(right, name, **at), source)
+def _methods(text: str, name: str, left: str, right: str, source: str, variant: str = "") -> Claim:
+    """Compares a class of two methods, at a variant."""
+    return Claim(text, Side(left, name, variant=variant), Side(right, name, variant=variant), source)
 
 
 def _variants(text: str, method: str, name: str, left: str, right: str, source: str) -> Claim:
@@ -120,7 +135,7 @@ def _variants(text: str, method: str, name: str, left: str, right: str, source: 
     return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), source)
 
 
-STORIES_CLAIMS = (  # on means over the profiles of core with at most one auxiliary domain
+STORIES_CLAIMS = (
     _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:grmoe_vs_filtering"),
     _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:grmoe_vs_filtering"),
     *follows("GRAM", "gram", "filtering", "filtering", "tab:synthetic"),
@@ -150,7 +165,8 @@ STORIES_CLAIMS = (  # on means over the profiles of core with at most one auxili
         not_above("elicited"),
     ),
 )
-SCALING_CLAIMS = (
+SCALING_CLAIMS = at(
+    COMPARED,
     _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:scaling"),
     _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:scaling"),
     *(
@@ -188,13 +204,13 @@ DUAL_USE_CLAIMS = (
     Claim(
         "Summed LoRAs lose core",
         Side("ft_lora", "core"),
-        Side("ft_lora", "core", profile="all"),
+        Side("ft_lora", "core", profile=ALL),
         "fig:arbsub-forget",
     ),
     Claim(
         "Summed LoRAs lose retain",
         Side("ft_lora", "retain"),
-        Side("ft_lora", "retain", profile="all"),
+        Side("ft_lora", "retain", profile=ALL),
         "fig:arbsub-forget",
     ),
 )
@@ -213,8 +229,9 @@ AUX_SCALING_CLAIMS = (
     ),
     _variants("Forget rises as domains are added", "gram", "forget", LAST, FIRST, "fig:aux-scaling-main"),
 )
-HALF = {"profile": "core", "variant": "0.5"}  # of the labels
-PARTIAL_LABELS_CLAIMS = (
+HALF = "0.5"  # of the labels
+PARTIAL_LABELS_CLAIMS = at(
+    CORE,
     *(
         _methods(f"Half the labels: {label} has more {text} than GRAM", name, method, "gram", PARTIAL, HALF)
         for method, label in LABELS[1:]
@@ -222,15 +239,15 @@ PARTIAL_LABELS_CLAIMS = (
     ),
     Claim(
         f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
-        Side("gram", "core", **HALF),
-        Side("filtering", "core", **HALF),
+        Side("gram", "core", variant=HALF),
+        Side("filtering", "core", variant=HALF),
         PARTIAL,
         not_below("core"),
     ),
     Claim(
         "Filtering forgets less with half the labels than with all",
-        Side("filtering", "forget", **HALF),
-        Side("filtering", "forget", "core", "1"),
+        Side("filtering", "forget", variant=HALF),
+        Side("filtering", "forget", variant="1"),
         "fig:partial-full",
     ),
 )
@@ -259,9 +276,10 @@ ACCUMULATION_CLAIMS = (
     ),
     Claim(
         "Baseline: uniform accumulation lowers auxiliary domains",
-        Side("baseline", "retain", "all", "heterogeneous"),
-        Side("baseline", "retain", "all", "uniform"),
+        Side("baseline", "retain", variant="heterogeneous"),
+        Side("baseline", "retain", variant="uniform"),
         "tab:hetacc-200m",
+        profile=ALL,
     ),
 )
 TITRATION_CLAIMS = tuple(

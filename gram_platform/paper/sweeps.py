@@ -18,11 +18,12 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import pseudo_frame
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import interval_cell, interval_text
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike
 from gram_platform.paper.paper import STORIES_SIZE
-from gram_platform.paper.verdicts import COLUMNS, judge
+from gram_platform.paper.verdicts import COLUMNS, PROFILE, judge
 
 Point = tuple[float, float, float]  # (mean, low, high)
 SWEEP_SEEDS = 3
@@ -101,7 +102,7 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])
 
 
-CLAIM_COLUMNS = [*COLUMNS, "paper", "source"]
+CLAIM_COLUMNS = [*COLUMNS, PROFILE, "paper", "source"]
 
 Curve = pd.DataFrame  # of one seed, or the paper: indexed by the knob's value, ascending; a column for each class
 
@@ -176,8 +177,9 @@ SWEEP_CLAIMS = (
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Judges the paper's claims on the three sweeps, on the seeds that have every value of the knob.
 
-    Returns a row per claim, method and size, as `claims_frame`, with `paper` (the difference in the paper's figure, NaN
-    if that lacks a value) and `source`. A claim for which no seed has all values is left out.
+    Returns a row per claim, method and size, as `claims_frame`, with `profile` (all are means over profiles, except
+    the two kinds of core that a claim names), `paper` (the difference in the paper's figure, NaN if that lacks a value)
+    and `source`. A claim for which no seed has all values is left out.
     """
     rows, varied = [], per_seed.groupby(["knob", "method", "size"], sort=False)
     is_plain = per_seed.drop_duplicates(["knob", "method", "size"]).groupby("knob").size().max() == 1
@@ -207,7 +209,7 @@ def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_m
     in_paper = claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
     zero = dict.fromkeys(found, 0.0)
     judgement = judge(text, found, zero, claim.within, pseudo=(pseudo, zero))
-    return [{**vars(judgement), "paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}]
+    return [{**vars(judgement), PROFILE: MEAN, "paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}]
 
 
 def _differences(claim: SweepClaim, seeds: Mapping[str, Curve]) -> dict[str, float]:

@@ -12,7 +12,7 @@ comes with the smallest true difference that as many seeds with this spread woul
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pandas as pd
@@ -26,11 +26,11 @@ from gram_platform.analysis.intervals import (
     widened,
 )
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
-from gram_platform.analysis.ratios import BASELINE, MEAN, VARIANT
+from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, averaged_profiles, interval_text, pair_means
 from gram_platform.analysis.unit_error import NOT_KNOWN, UnitErrors
 from gram_platform.config.identity import invalid
-from gram_platform.paper.claims import CLAIMS, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
+from gram_platform.paper.claims import CLAIMS, COMPARED, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
 from gram_platform.paper.paper import published_per_seed
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
@@ -39,9 +39,10 @@ VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INT
 UNIT_ERROR = "unit_error"  # column of claims
 COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
 EXPLANATION = "explanation"  # column of claims
+PROFILE = "profile"  # another: where they are judged
 Values = Mapping[Hashable, float]  # {seed: value}
-VERDICT_COLUMNS = ["claim", "size", VARIANT, "verdict", "difference", "low", "high"]
-PAPER_COLUMNS = [*COLUMNS, "paper", "source", "size", VARIANT]
+VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
+PAPER_COLUMNS = [*COLUMNS, PROFILE, "paper", "source", "size", VARIANT]
 NO_UNIT_ERRORS: UnitErrors = {}
 LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
@@ -147,21 +148,35 @@ def separation_claims(per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_E
     return judgements
 
 
-def paper_claims(per_seed: pd.DataFrame, study: str, unit_error: UnitErrors = NO_UNIT_ERRORS) -> pd.DataFrame:
+def shared_profile(rows: pd.DataFrame) -> str:
+    """Returns the profile of most methods and sizes that retains a domain, in a table or `per_seed` frame; else MEAN.
+
+    The baseline does not count.
+    """
+    rows = rows[~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)]
+    counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
+    return MEAN if counts.empty else str(counts.idxmax())
+
+
+def paper_claims(
+    per_seed: pd.DataFrame, study: str, compared: str = "", unit_error: UnitErrors = NO_UNIT_ERRORS
+) -> pd.DataFrame:
     """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that it leaves open.
 
-    `unit_error`: of the sizes and classes where it is known, see `_unit_error`.
+    `compared` is the profile that the study compares, else the shared one. `unit_error`: of the sizes and classes where
+    it is known, see `_unit_error`.
 
-    Returns the columns of `claims_frame`, `paper` (the difference in the paper's table), `source`, and the `size` and
-    `variant` of the judgement. A side is the seed's mean over one profile, or over the profiles with at most one
-    auxiliary domain that both methods have. Claims of which no seed has both sides are left out.
+    Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in the paper's table),
+    `source`, and the `size` and `variant` of the judgement. Claims of which no seed has both sides are left out.
     """
-    rows, spread = [], pseudo_frame(per_seed, CLASSES)
-    for claim in CLAIMS[study]:
+    rows, spread, compared = [], pseudo_frame(per_seed, CLASSES), compared or shared_profile(per_seed)
+    for claim in (_at_compared(claim, compared) for claim in CLAIMS[study]):
         for size, variant in _places(per_seed, claim):
             left, right = _sides(per_seed, claim, size, variant)
             if set(left) & set(right):
-                row = {"paper": math.nan, "source": claim.source, "size": size, VARIANT: variant}
+                profiles = dict.fromkeys(side.profile or claim.profile for side in claim.terms)
+                row = {PROFILE: " and ".join(profiles), "paper": math.nan, "source": claim.source}
+                row |= {"size": size, VARIANT: variant}
                 if not claim.left.size:  # the paper's tables have one size
                     row["paper"] = paper_difference(study, claim, variant, _values(per_seed, VARIANT))
                 error = _unit_error(unit_error, claim, size, _values(per_seed, "size"))
@@ -186,6 +201,10 @@ def _of_two_ratios(errors: UnitErrors, *ends: tuple[str, str]) -> float:
     return math.hypot(*known) if known else math.nan
 
 
+def _at_compared(claim: Claim, compared: str) -> Claim:
+    return replace(claim, profile=compared) if claim.profile == COMPARED else claim
+
+
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
     """Returns the sizes and variants at which to judge a claim; "" where the claim names them."""
     sizes = ("",) if claim.left.size else _values(per_seed, "size")
@@ -198,22 +217,24 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
-    """Returns `{seed: value}` of both sides of a claim, averaged over the same profiles unless it names one.
+    """Returns `{seed: value}` of both sides of a claim at its profile; a mean is over the profiles that both have.
 
-    The baseline has its `mean` instead. If the sides compare two classes, each is averaged over those of the shared
-    profiles that have it. Empty if the claim compares the first with the last size or variant and there is only one.
+    The baseline has its own `mean`. If the sides compare two classes, each is averaged over those of these that
+    have it. Empty if the claim compares the first with the last size or variant and there is only one.
     """
     rows_of = {side: _where(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
     if names_ends and rows_of[claim.left].index.equals(rows_of[claim.right].index):
         return {}, {}
-    averaged = {side: rows for side, rows in rows_of.items() if not side.profile and side.method != BASELINE}
+    at = {side: side.profile or claim.profile for side in rows_of}
+    averaged = {side: rows for side, rows in rows_of.items() if at[side] == MEAN and side.method != BASELINE}
     found = [profiles for profiles in map(averaged_profiles, averaged.values()) if profiles]
     shared = frozenset.intersection(*found) if found else frozenset()
     of_class = dict.fromkeys((side.name for side in averaged), shared)
     for side, rows in averaged.items():
         of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS[side.name]] > 0, "profile"])
-    known = {side: _means(rows, side, of_class.get(side.name, shared)) for side, rows in rows_of.items()}
+    known = {side: _means(rows, side, of_class[side.name]) for side, rows in averaged.items()}
+    known |= {s: seed_values(rows, s.name, profile=at[s]) for s, rows in rows_of.items() if s not in averaged}
     left, right = (_less(known[side], known.get(side.less)) for side in (claim.left, claim.right))
     return left, right
 
@@ -233,8 +254,6 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
 
 def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
     """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a profile or value."""
-    if side.profile or side.method == BASELINE:
-        return seed_values(rows, side.name, profile=side.profile or MEAN)
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
     means = {seed: pair_means(views, side.name) for seed, views in seeds if set(views["profile"]) == profiles}
     return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
@@ -253,7 +272,7 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
             )
             if set(left) & set(right):
                 judgements.append(judge(f"{method}, {size}: {text}", left, right))
-    return claims_frame(judgements)
+    return claims_frame(judgements).assign(**{PROFILE: MEAN})
 
 
 @cache

@@ -7,7 +7,7 @@ from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.config import CORE, IMPORTED, model_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.ladder import imported_size, load_law
+from gram_platform.config.ladder import imported_size, load_law, require_evidence
 from gram_platform.corpora import CorpusRecipe, resolve
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.corpora.resolution import grows_with_size
@@ -69,6 +69,11 @@ class Graph:
         """The baseline of every setting, and its evaluation."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
+    @property
+    def law_doubts(self) -> tuple[str, ...]:
+        """Why the law that --trust-law lets set rates and batches should not set them; () without such a law."""
+        return load_law(self.flags.law).doubts(parameters_of(self.preset, self.flags)) if self.flags.trust_law else ()
+
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]
 
@@ -112,12 +117,25 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
 
 
 def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
-    """Returns the preset as --start and --law change it, and the flags with the size of the imported model."""
+    """Returns the preset as --start and --law change it, and the flags with the size of the imported model.
+
+    ValueError for a law whose evidence does not cover the sizes, unless --trust-law says to use it all the same.
+    """
     preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.start:
         preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
         flags = replace(flags, sizes=tuple(preset.sizes))
-    return (preset.by_law(load_law(flags.law)) if flags.law else preset), flags
+    if not flags.law:
+        return preset, flags
+    law = load_law(flags.law)
+    if not flags.trust_law:
+        require_evidence(law, flags.law, parameters_of(preset, flags))
+    return preset.by_law(law), flags
+
+
+def parameters_of(preset: Preset, flags: CommonFlags) -> dict[str, int]:
+    """Returns the parameters of the dense model of every chosen size."""
+    return {name: total_parameters(preset.sizes[name].dense()) for name in flags.sizes}
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, model_kernel, total_parameters
@@ -31,6 +32,7 @@ from gram_platform.studies.device import ended_of, on_known_device
 from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
 from gram_platform.studies.supply import supply_lines
 
+SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")  # of the baselines
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 COUNTS = ("ranks", "sequences", "passes")
@@ -63,6 +65,9 @@ def describe(graph: Graph) -> str:
         f"storage {graph.flags.storage}",
         f"device {device}",
         *supply_lines(graph),
+        *(f"law {graph.flags.law}, against its evidence: {doubt}" for doubt in graph.law_doubts),
+        "",
+        aligned([SIZE_HEADER, *_size_rows(graph)], 1),
         "",
         aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
         "",
@@ -89,6 +94,22 @@ def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
     done = done_ids(graph.nodes, Store(graph.flags.storage))
     machine, ranks = graph.flags.hardware, graph.flags.planned_ranks
     return describe_simulation(graph.nodes, done, cluster, machine, ranks=ranks)
+
+
+def _size_rows(graph: Graph) -> Iterable[tuple]:
+    """Yields the rates and batches with which every size's baselines are trained; of a grid the lowest and highest."""
+    for name in graph.flags.sizes:
+        size = graph.preset.sizes[name]
+        runs = [n.config for n in graph.nodes if n.is_run and n.size == name and n.method == BASELINE]
+        rates = {run.optimizer.peak_lr for run in runs} or {size.peak_lr}
+        batches = {run.batch_size for run in runs} or {size.batch_size}
+        shown = (f"{total_parameters(size.dense()):,}", _ends(rates, ".3g"), _ends(batches, ",d"), str(size.seq_len))
+        yield name, *shown
+
+
+def _ends(values: set, form: str) -> str:
+    low, high = min(values), max(values)
+    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"
 
 
 def _run_rows(

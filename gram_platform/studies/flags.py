@@ -126,7 +126,7 @@ class CommonFlags:
     verbose: bool = False
     """print what the workers print, into `ray job logs` too"""
 
-    through, in_process, instructions = "", False, ""  # flags of studies alone
+    through, in_process, instructions, law, trust_law = "", False, "", "", False  # flags of studies alone
 
     @cached_property
     def hardware(self) -> Machine:
@@ -180,6 +180,8 @@ class Flags(CommonFlags):
     """names of those above (default: the preset's, else the study's); the baseline is always there, it is the unit"""
     law: Text = ""
     """learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default: each size's own"""
+    trust_law: bool = False
+    """use a law against its evidence: one that is none, or more than ten times beyond the sizes that it is fitted to"""
     start: Text = ""
     """id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch, data, rate
     and module width of the one size in --sizes"""
@@ -239,6 +241,8 @@ def checked(study: Study, flags: Flags) -> Flags:
             raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
     if flags.export_nodes and flags.start:
         raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
+    if flags.trust_law and not flags.law:
+        raise invalid("trust_law", True, "--law beside it, the law to trust")
     if flags.law:
         preset.by_law(load_law(flags.law)).require_ranks(flags.sizes, flags.ranks)
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))

@@ -72,6 +72,8 @@ def run_study(study: Study, flags: Flags) -> int:
     provide_data((graph,), store)
     say(f"study {study.name}: {len(graph.nodes)} nodes on {flags.corpus} (data {graph.data_id})")
     say(f"storage {store.root}")
+    for doubt in graph.law_doubts:
+        say(f"law {flags.law}, against its evidence: {doubt}")
     return Driver((graph,), store, open_tracker(flags)).run()
 
 
@@ -315,6 +317,7 @@ def record_of(graph: Graph) -> StudyRecord:
         if source := getattr(flags, name):
             facts += (sentence.format(shown_place(source)),)
             params[name] = source
+    facts += tuple(f"Against its evidence: {doubt}." for doubt in graph.law_doubts)
     return StudyRecord(
         **graph.study.description,
         facts=facts,

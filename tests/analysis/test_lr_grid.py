@@ -186,24 +186,44 @@ def test_laws_with_their_intervals():
     assert (laws.loc["lr", "coefficient"], laws.loc["lr", "r2"]) == pytest.approx((expected.coefficient, expected.r2))
 
 
-def test_edge_minima_are_left_out_while_two_others_remain():
-    trials = laddered(s16M={"lr": 9e-3})
-    default = laws_table(trials, num_resamples=2)
-    assert default["sizes"].tolist() == ["1M 4M"] * 2
-    assert default["left_out"].tolist() == ["16M: at the edge"] * 2
-    assert not default["rests_on_edges"].any()
-    assert default["exponent"].tolist() == pytest.approx([-0.1, 0.2])
-    few = laws_table(laddered(s16M={"lr": 9e-3}, s4M={"lr": 1e-5}), num_resamples=2)
-    assert few["num_sizes"].tolist() == [3, 3]
-    assert few["rests_on_edges"].all()
+def no_law(trials, **options) -> str:
+    laws = laws_table(trials, num_resamples=2, **options)
+    assert laws["no_law"].nunique() == 1
+    return laws["no_law"][0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [({"lr": 9e-3}, "at the edge (lr high)"), ({"bend": 1e-7, "noise": 0.01}, "curvature within the noise")],
+)
+def test_weak_optima_are_left_out_while_three_others_remain(changed, why):
+    weak = planted("1M", **changed).assign(size="64M", parameters=64e6)
+    laws = laws_table(pd.concat([laddered(), weak]), num_resamples=2)
+    assert laws["sizes"].tolist() == ["1M 4M 16M"] * 2
+    assert laws[["num_sizes", "smallest", "largest"]].to_numpy().tolist() == [[3, 1e6, 16e6]] * 2
+    assert laws["left_out"][0].startswith("64M: ")
+    assert laws["left_out"][0].endswith(why)
+    assert laws["no_law"].tolist() == [""] * 2
+    assert laws["exponent"].tolist() == pytest.approx([-0.1, 0.2])
+
+
+def test_too_few_sizes_an_edge_and_a_flat_surface_make_no_law():
+    two = laddered()[lambda trials: trials["size"] != "16M"]
+    assert no_law(two) == "sizes with an optimum: 2, at least 3 are needed"
+    assert no_law(laddered(s16M={"lr": 9e-3})) == "16M: at the edge (lr high)"
+    both = no_law(laddered(s16M={"lr": 9e-3}, s4M={"lr": 1e-5}))
+    assert both == "4M: at the edge (lr low); 16M: at the edge (lr high)"
+    assert no_law(laddered(s1M={"bend": 1e-7, "noise": 0.01})).endswith("curvature within the noise")
+    assert no_law(laddered()) == ""
 
 
 def test_laws_that_cannot_be_fitted_say_why():
     laws = laws_table(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}))
     assert laws["exponent"].isna().all()
-    assert laws["reason"].tolist() == ["cannot be fitted: two sizes with a minimum are needed, there are 1"] * 2
-    assert laws["left_out"].tolist() == ["1M: not convex; 4M: not convex"] * 2
+    why = "sizes with an optimum: 1, at least 3 are needed; 1M: not convex; 4M: not convex"
+    assert laws["no_law"].tolist() == [why] * 2
     assert fitted_law(laws, "ours", 64, "a test") is None
+    assert law_json(None, laws)["no_law"] == why
 
 
 def test_the_table_of_windows_shows_how_the_exponents_move():
@@ -211,7 +231,8 @@ def test_the_table_of_windows_shows_how_the_exponents_move():
     assert exact["window"].tolist()[1:] == [0.1, 1e-6]
     assert math.isnan(exact["window"][0])
     assert exact["lr_exponent"].tolist()[:2] == pytest.approx([-0.1, -0.1])
-    assert exact["reason"][2].startswith("cannot be fitted")
+    assert exact["no_law"].tolist()[:2] == ["", ""]
+    assert exact["no_law"][2].startswith("sizes with an optimum: 0, at least 3 are needed; 1M: no fit")
     trials = laddered()
     skew = 0.02 * np.maximum(np.log(trials["lr"] / 0.9e-3), 0.0) ** 3 * (trials["parameters"] / 1e6)
     moved = window_table(trials.assign(loss=trials["loss"] + skew), (None, 0.05))
@@ -226,7 +247,8 @@ def test_every_table_at_once():
     pd.testing.assert_frame_equal(analysis.laws, laws_table(trials, num_resamples=10))
     lines = analysis.lines[analysis.lines["quantity"] == "batch"]
     assert (lines["low"] <= lines["high"]).all()
-    assert lines["paper"].iloc[0] == pytest.approx(16 * PAPER_LAW.batch(1e6))
+    assert lines["paper"].isna().iloc[0]  # 50 times beyond the paper's sizes
+    assert lines["paper"].iloc[-1] == pytest.approx(16 * PAPER_LAW.batch(16e6))
     ours = fitted_law(analysis.laws, "ours", 64, "a test")
     assert lines["value"].iloc[-1] == pytest.approx(ours.batch(16e6))
     surface = analysis.surfaces[analysis.surfaces["size"] == "4M"]
@@ -236,13 +258,16 @@ def test_every_table_at_once():
 
 
 def test_a_law_file_is_read_back(tmp_path):
-    laws = laws_table(laddered(s16M={"lr": 9e-3}), num_resamples=2)
-    law = fitted_law(laws, "ours", 64, "a test")
     path = tmp_path / "law.json"
-    path.write_text(json.dumps(law_json(law, laws), allow_nan=False))
-    assert load_law(str(path)) == law
-    assert json.loads(path.read_text())["evidence"][0]["left_out"] == "16M: at the edge"
-    assert json.loads(path.read_text())["evidence"][0]["t_low"] is None  # two sizes
+    for trials, why in ((laddered(), ""), (laddered(s16M={"lr": 9e-3}), "16M: at the edge (lr high)")):
+        laws = laws_table(trials, num_resamples=1)
+        law = fitted_law(laws, "ours", 64, "a test")
+        path.write_text(json.dumps(law_json(law, laws), allow_nan=False))
+        assert load_law(str(path)) == law
+        assert (law.num_sizes, law.smallest, law.largest, law.flaw) == (3, 1e6, 16e6, why)
+        stored = json.loads(path.read_text())
+        assert (stored["no_law"], stored["evidence"][0]["no_law"]) == (why, why)
+        assert stored["evidence"][0]["bootstrap_low"] is None  # a single resample
 
 
 def test_predictions_beside_the_paper():
@@ -251,6 +276,20 @@ def test_predictions_beside_the_paper():
     at_800m = table.loc["800M"]
     assert (at_800m["paper_lr"], at_800m["paper_batch"]) == pytest.approx((5.62e-4, 644), rel=2e-3)
     assert (at_800m["ladder_lr"], at_800m["ladder_batch"]) == (5.7e-4, 672)
-    assert at_800m["batch"] == pytest.approx(law.batch(806_441_600) * 64 / 1024)
+    assert math.isnan(at_800m["batch"])
+    assert table.loc["50M", "batch"] == pytest.approx(law.batch(47_944_704) * 64 / 1024)
     assert table.loc["0.15M", "lr"] == pytest.approx(law.lr(table.loc["0.15M", "parameters"]))
     assert predictions(None, list(DEMO_SIZES.values()))["lr"].isna().all()
+
+
+def test_a_law_predicts_at_most_ten_times_beyond_its_sizes():
+    sizes = [*DEMO_SIZES.values(), *PAPER_SIZES.values()]
+    law = fitted_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
+    table = predictions(law, sizes).set_index("size")
+    assert table.index[table["lr"].notna()].tolist() == ["0.15M", "0.28M", "0.6M", "1.2M", "3M", "50M", "100M"]
+    assert table.index[table["paper_batch"].notna()].tolist() == ["50M", "100M", "200M", "400M", "800M", "2B"]
+    assert table["times_beyond"]["5B"] == pytest.approx(4_967_623_680 / 16e6)
+    assert table["times_beyond"]["0.1M"] == pytest.approx(1e6 / 88_704)
+    assert table["times_beyond"]["3M"] == 1.0
+    flawed = fitted_law(laws_table(laddered(s16M={"lr": 9e-3}), num_resamples=2), "ours", 64, "a test")
+    assert predictions(flawed, sizes)[["lr", "batch", "times_beyond"]].isna().all(axis=None)

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,6 +13,7 @@ import pytest
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.pages.report.build import build_report, report_sections
 from gram_platform.pages.report.page import Section, figures_of, readable_claims, readable_runs, sections_html
+from gram_platform.pages.report.sections import trend_sections
 from gram_platform.pages.results.record import shared_profile
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, with_published
@@ -21,7 +23,6 @@ from tests.pages.site.pages import DRAWN
 from tests.study_frames import SIZES, curves, evaluations, study_of
 
 HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
-TREND = "The largest size, predicted from the others"
 
 
 def runs_frame() -> pd.DataFrame:
@@ -65,13 +66,24 @@ def test_it_is_one_page_that_loads_nothing(page):
 def test_every_section_is_there_with_its_table(page):
     markup = without_plotly(page)
     titles = re.findall(r"<h2>(.*?)</h2>", markup)
-    expected = ["At a glance", "Scaling", "Capabilities", TREND, "Profiles", "Learning curves and their fits", "Runs"]
+    expected = ["At a glance", "Scaling", "Capabilities", "Profiles", "Learning curves and their fits", "Runs"]
     assert titles == expected
     assert markup.count("<details>") == markup.count("<summary>") == 5  # four tables, and the other sizes' bars
     assert markup.count('class="plot"') == 3 + 2 * len(SIZES) + len(SIZES)
     assert "0.940 [0.906, 0.974]" in markup
     assert "9 nodes" not in markup
     assert "27 nodes: 26 complete, 1 failed." in markup
+
+
+def test_the_largest_size_is_predicted_from_three_others_not_from_two():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    largest = analysis.table[analysis.table["size"] == "medium"].assign(size="large")
+    whole = replace(analysis, table=pd.concat([analysis.table, largest]))
+    assert trend_sections(study_of(analysis, curves(), runs_frame())) == []
+    (section,) = trend_sections(study_of(whole, curves(), runs_frame(), parameters={**SIZES, "large": 64e6}))
+    assert section.title == "The largest size, predicted from the others"
+    assert set(section.table["num_fitted"]) == {3}
+    assert set(section.table["size"]) == {"large"}
 
 
 def test_text_from_data_is_escaped_and_only_web_addresses_are_links(page):

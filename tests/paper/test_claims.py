@@ -1,5 +1,6 @@
 """Checks verdicts on planted differences."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,12 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
 from gram_platform.analysis.unit_error import UnitError
-from gram_platform.paper.claims import MARGINS, POSITIVE, alike, not_above, not_below
+from gram_platform.pages.report.build import headline_sections
+from gram_platform.pages.report.sections import claim_sections
+from gram_platform.pages.results.results import judged as judged_claims
+from gram_platform.pages.results.results import summary_text
+from gram_platform.pages.site.claims import claim_rows
+from gram_platform.paper.claims import CLAIMS, COMPARED, MARGINS, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
     VERDICTS,
     claims_frame,
@@ -21,7 +27,7 @@ from gram_platform.paper.verdicts import (
 )
 from tests import stories_frames
 from tests.stories_frames import AUXILIARY
-from tests.study_frames import SIZES, curves, evaluations
+from tests.study_frames import SIZES, curves, evaluations, study_of
 
 SEEDS = ("0", "1", "2")
 
@@ -119,12 +125,12 @@ def test_a_claim_has_the_units_errors_of_what_it_compares():
     per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
     ratios = {("tiny", "core"): 0.2, ("tiny", "forget"): 0.04, ("tiny", "retain"): 0.03, ("medium", "forget"): 0.5}
     errors = {place: UnitError(ratio, ratio / 10.0) for place, ratio in ratios.items()}
-    claims = paper_claims(per_seed, "scaling", errors).set_index(["claim", "size"])["unit_error"]
+    claims = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])["unit_error"]
     assert claims["GRAM: retain is above forget", "tiny"] == pytest.approx(0.05)
     assert claims["GRAM's core is no more than 0.06 below filtering's", "tiny"] == pytest.approx(0.02)
     assert claims["GRAM's forget falls with size", ""] == pytest.approx(math.hypot(0.04, 0.5))  # from tiny to medium
     assert math.isnan(claims["GRAM: retain is above forget", "small"])
-    wide = paper_claims(per_seed, "scaling", errors).set_index(["claim", "size"])["verdict"]
+    wide = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])["verdict"]
     assert wide["GRAM: retain is above forget", "tiny"] == "agree"
     assert wide["GRAM's forget falls with size", ""] == "cannot tell"
     assert paper_claims(per_seed, "scaling")["unit_error"].isna().all()
@@ -145,6 +151,64 @@ def test_claims_of_a_study():
     assert frame["claim"].iloc[-1] == "gram, medium: retain is above forget"
     assert frame["difference"].iloc[-1] == pytest.approx(0.94 - 0.55, rel=1e-6)
     assert claims_frame([]).columns.tolist() == frame.columns.tolist()
+
+
+def test_every_claim_has_a_profile_before_there_are_data():
+    """The paper's where it names one, else the mean."""
+    profiles = {study: {claim.profile for claim in claims} for study, claims in CLAIMS.items()}
+    named = {"scaling": {COMPARED}, "partial_labels": {"core"}, "accumulation": {"mean", "all"}}
+    assert profiles == {study: named.get(study, {"mean"}) for study in CLAIMS}
+    named_by_sides = {side.profile for claims in CLAIMS.values() for claim in claims for side in claim.terms}
+    assert named_by_sides == {"", "all"}  # composing, from one module to all
+
+
+def test_a_claim_compares_what_the_row_of_its_profile_shows():
+    """Retain .881 stood beside forget .920, and the mean over profiles agreed that it is above."""
+    rows = []
+    for seed, noise in (("0", -0.001), ("1", 0.0), ("2", 0.001)):
+        for profile, retain, forget in (("core+a", 0.881, 0.92), ("core+b", 0.99, 0.6), ("core+c", 0.98, 0.7)):
+            row = {"method": "gram", "size": "1M", "profile": profile, "seed": seed, "retained": profile[-1]}
+            values = {"core": 0.9, "retain": retain + noise, "forget": forget, "elicited": math.nan}
+            rows.append({**row, **values, **dict.fromkeys(NUM_DOMAINS.values(), 1)})
+    per_seed, claim = pd.DataFrame(rows), "GRAM: retain is above forget"
+    for compared, profile, difference, verdict in (
+        ("core+a", "core+a", -0.039, "disagree"),
+        ("", "core+a", -0.039, "disagree"),  # the first of those that most methods have
+        ("core+b", "core+b", 0.39, "agree"),
+        ("mean", "mean", (0.881 + 0.99 + 0.98 - 0.92 - 0.6 - 0.7) / 3, "agree"),
+    ):
+        row = paper_claims(per_seed, "scaling", compared).set_index("claim").loc[claim]
+        assert (row["profile"], row["verdict"]) == (profile, verdict)
+        assert row["difference"] == pytest.approx(difference)
+    assert set(paper_claims(per_seed, "dual_use", "core+a")["profile"]) == {"mean"}  # as the paper's bars
+
+
+@pytest.mark.parametrize("profile", ["core+biology", "core+chemistry"])
+def test_pages_show_claims_at_the_profile_of_the_tiles(profile):
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    about = {"compare_with": "scaling", "profile": profile, "sizes": tuple(SIZES)}
+    study = study_of(analysis, curves(), pd.DataFrame({"id": []}), **about)
+    claims = judged_claims(study.record, analysis)
+    assert set(claims["profile"]) == {profile} == {study.shown_profile}
+    table = analysis.table[(analysis.table["method"] == "gram") & (analysis.table["profile"] == profile)]
+    gaps = claims[claims["claim"] == "GRAM: retain is above forget"].set_index("size")["difference"].to_dict()
+    assert gaps == pytest.approx(dict(zip(table["size"], table["retain"] - table["forget"], strict=True)))
+    whole = dataclasses.replace(study, claims=claims)
+    assert f"profile {profile}: compute ratios" in headline_sections(whole)[0].text
+    (section,) = claim_sections(whole)
+    assert set(section.table["profile"]) == {profile}
+    assert "at the profile beside it" in section.markup
+    assert profile in summary_text(study.record, whole).partition("the paper's claims")[2]
+    assert {row["profile"] for row in claim_rows(claims, "demo")} == {profile}
+
+
+def test_a_study_without_claims_is_judged_on_the_mean_and_says_so():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    study = study_of(analysis, curves(), pd.DataFrame({"id": []}), profile="core+biology")
+    claims = judged_claims(study.record, analysis)
+    assert set(claims["profile"]) == {"mean"}
+    (section,) = claim_sections(dataclasses.replace(study, claims=claims))
+    assert set(section.table["profile"]) == {"mean"}
 
 
 def test_one_size_is_not_compared_with_itself():

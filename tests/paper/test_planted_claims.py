@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS
-from gram_platform.paper.claims import CLAIMS, FIRST, LAST, POSITIVE, Claim, Side
+from gram_platform.paper.claims import CLAIMS, COMPARED, FIRST, LAST, POSITIVE, Claim, Side
 from gram_platform.paper.sweeps import PAPER_SWEEPS, SWEEP_CLAIMS, SweepClaim, sweep_claims
 from gram_platform.paper.verdicts import (
     AGREE,
@@ -39,11 +40,12 @@ def target(within: pd.Interval, verdict: str) -> float:
 # ------------------------------------------------------------------------------------------------ claims of studies
 
 
-def cell(side: Side, study: str) -> tuple:
+def cell(side: Side, claim: Claim, study: str) -> tuple:
     """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or variants."""
     ends = {FIRST: "50M", LAST: "800M"}
     variants = {FIRST: "4", LAST: "20"}
-    profile = side.profile or ("mean" if side.method == "baseline" else "core+x")
+    averaged = MEAN if side.method == "baseline" else "core+x"
+    profile = side.profile or {COMPARED: "core+x", MEAN: averaged}.get(claim.profile, claim.profile)
     variant = variants.get(side.variant, side.variant) or ("4" if study == "aux_scaling" else "")
     return side.method, ends.get(side.size, "50M"), variant, profile
 
@@ -54,8 +56,8 @@ def planted(study: str, claim: Claim, difference: float, spread: float) -> pd.Da
     for seed, noise in NOISE.items():
         values = {}
         for side in claim.terms:
-            values.setdefault(cell(side, study), {})[side.name] = 1.0
-        values[cell(claim.left, study)][claim.left.name] += difference + spread * noise
+            values.setdefault(cell(side, claim, study), {})[side.name] = 1.0
+        values[cell(claim.left, claim, study)][claim.left.name] += difference + spread * noise
         own = [dict(zip(("method", "size", "variant", "profile"), key, strict=True)) | v for key, v in values.items()]
         rows += [row | {"seed": seed} for row in own]
     frame = pd.DataFrame(rows).reindex(columns=["method", "size", "variant", "profile", "seed", *CLASSES])

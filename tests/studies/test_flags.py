@@ -10,6 +10,7 @@ import pytest
 from gram_platform.config import RECIPE_VERSION
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import RAY_JOB_VARIABLE
+from gram_platform.config.ladder import DEMO_LAW, GRID_DEMO_SIZES, PAPER_LAW, PAPER_SIZES
 from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES
@@ -19,7 +20,7 @@ from gram_platform.studies.definition import Preset
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import main
+from gram_platform.studies.run import main, record_of
 from gram_platform.studies.session import execution_of, provide_data
 from gram_platform.studies.supply import require_enough_data
 
@@ -284,9 +285,14 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
 
 def test_dry_run_prints_the_papers_study_and_starts_nothing(storage):
     text = describe(build_graph(STUDY, flags("--preset", "paper", "--dry-run")))
+    lines = text.splitlines()
     for size, parameters in (("50M", "47,944,704"), ("5B", "4,967,623,680")):
         assert size in text
         assert parameters in text
+    start = lines.index(next(line for line in lines if line.startswith("size ")))
+    shown = {name: (rate, batch) for name, _, rate, batch, _ in map(str.split, lines[start + 1 : start + 8])}
+    assert shown["800M"] == ("0.00057", "672")
+    assert shown == {name: (f"{s.peak_lr:.3g}", f"{s.batch_size:,}") for name, s in PAPER_SIZES.items()}
     assert "238 runs, 0 done" in text  # (5 sizes x 3 seeds + 2 sizes of one) x (5 trainings, 9 attacks)
     assert re.search(r"^5B: [\d,.]+ h100 hours, \$[\d,.]+$", text, re.MULTILINE)
     assert not (storage / "runs").exists()
@@ -315,7 +321,8 @@ def test_compressed_corpora_are_read(storage, tmp_path, capsys):
 def test_a_law_sets_every_sizes_rate_and_batch(tmp_path):
     law = {"name": "ours", "lr_coefficient": 2.0, "lr_exponent": -0.5, "batch_coefficient": 0.01, "batch_exponent": 0.6}
     path = tmp_path / "law.json"
-    path.write_text(json.dumps({**law, "seq_len": 64, "source": "a test", "more": 1}))
+    fitted = {"num_sizes": 3, "smallest": 5e4, "largest": 2e5}
+    path.write_text(json.dumps({**law, **fitted, "seq_len": 64, "source": "a test", "more": 1}))
     common = ("--preset", "smoke", "--storage", str(tmp_path / "s"))
     graph = build_graph(STUDY, flags(*common, "--law", str(path)))
     for setting in graph.settings:
@@ -325,6 +332,69 @@ def test_a_law_sets_every_sizes_rate_and_batch(tmp_path):
         assert abs(setting.size.batch_size - by_law) <= setting.size.micro_batch / 2
     own = build_graph(STUDY, flags(*common))
     assert not {n.id for n in own.nodes} & {n.id for n in graph.nodes}
+
+
+NO_EVIDENCE = {"num_sizes": 0, "smallest": 0, "largest": 0, "no_law": ""}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "sizes", "why"),
+    [
+        ({}, (), "sizes that it says it is fitted to: 0, at least 3 are needed"),
+        ({"num_sizes": 2, "smallest": 5e4, "largest": 2e5}, (), "fitted to: 2, at least 3 are needed"),
+        ({"num_sizes": 3, "smallest": 5e4, "largest": 2e5, "no_law": "x: at the edge"}, (), "no law: x: at the edge"),
+        ({"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3}, (), "8,800 parameters: tiny is 10.1 times, small is 17 "),
+        (
+            {"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3},
+            ("--sizes", "tiny"),
+            "parameters: tiny is 10.1 times",
+        ),
+        ({"num_sizes": 4, "smallest": 1.4e6, "largest": 8e6}, (), "8,000,000 parameters: tiny is 15.8 times"),
+    ],
+)
+def test_a_law_against_its_evidence_is_refused_unless_it_is_trusted(tmp_path, evidence, sizes, why):
+    path = tmp_path / "law.json"
+    path.write_text(json.dumps({**dataclasses.asdict(DEMO_LAW), **NO_EVIDENCE, **evidence}))
+    given = ("--preset", "smoke", "--storage", str(tmp_path / "s"), *sizes, "--law", str(path))
+    with pytest.raises(ValueError, match=f"^law=.*--trust-law beside it; .*{re.escape(why)}"):
+        build_graph(STUDY, flags(*given))
+    trusted = build_graph(STUDY, flags(*given, "--trust-law"))
+    size = trusted.settings[0].size
+    assert size.peak_lr == DEMO_LAW.lr(total_parameters(size.dense()))
+    assert why in "; ".join(trusted.law_doubts)
+    facts, said = record_of(trusted).facts, describe(trusted)
+    for doubt in trusted.law_doubts:
+        assert f"Against its evidence: {doubt}." in facts
+        assert f"law {path}, against its evidence: {doubt}" in said
+
+
+def test_sizes_within_ten_times_of_a_laws_need_no_trust(tmp_path):
+    path = tmp_path / "law.json"
+    path.write_text(
+        json.dumps({**dataclasses.asdict(DEMO_LAW), **NO_EVIDENCE, "num_sizes": 3, "smallest": 1e3, "largest": 1.5e4})
+    )
+    graph = build_graph(STUDY, flags("--preset", "smoke", "--storage", str(tmp_path / "s"), "--law", str(path)))
+    assert graph.law_doubts == ()
+    assert not any("evidence" in fact for fact in record_of(graph).facts)
+    with pytest.raises(ValueError, match=r"^trust_law=True: expected --law"):
+        flags("--preset", "smoke", "--trust-law")
+
+
+def test_the_papers_law_predicts_its_ladder_to_2b():
+    for size, parameters in ((name, total_parameters(s.dense())) for name, s in PAPER_SIZES.items()):
+        assert PAPER_LAW.predicts(parameters) == (size != "5B")
+    assert PAPER_LAW.doubts({"5B": 4_967_623_680})[0].endswith("5B is 12.4 times")
+
+
+def test_the_demos_law_is_none_and_no_preset_needs_it(tmp_path):
+    """The surface of 0.1M is bent by less than two standard errors; the demo's rates are numbers of its sizes."""
+    common = ("--storage", str(tmp_path / "s"))
+    assert not any(DEMO_LAW.predicts(total_parameters(size.dense())) for size in GRID_DEMO_SIZES.values())
+    with pytest.raises(ValueError, match=r"^law='demo': .*no law: 0\.1M: curvature within the noise"):
+        build_graph(STUDY, flags(*common, "--law", "demo"))
+    trusted = build_graph(STUDY, flags(*common, "--law", "demo", "--trust-law"))
+    assert trusted.settings[0].size.peak_lr == DEMO_LAW.lr(88_704)
+    assert build_graph(STUDY, flags(*common)).settings[0].size.peak_lr == 3.9e-3
 
 
 def test_unknown_laws_and_searches_are_refused_by_name(tmp_path):

@@ -1,6 +1,7 @@
 """Draws the LR/batch grid of each size with the fitted surface and its minima, and the laws through the minima."""
 
 import math
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -25,6 +26,7 @@ from gram_platform.pages.figures.style import (
 
 TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
+LETTERS = 90  # of a line of a title
 FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
 BEYOND = 4.0  # a surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so
 
@@ -60,7 +62,8 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     """Draws the optima of `quantity` (lr or batch) against the parameter count, and the law through them, log-log.
 
     Bars span predicted losses within 0.1% of the minimum; hollow optima lie at the edge of their grid; the band is the
-    law's 90% interval over seeds; the dashed line is the paper's law.
+    law's 90% interval over seeds; the dashed line is the paper's law. A law that does not predict at these sizes has no
+    line; the title says why ours does not.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]
@@ -70,9 +73,8 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     if len(sure):
         add_band(figure, sure["parameters"], sure["low"], sure["high"], Style("90% over seeds", BLUE, "", ""))
         figure.data[-1].update(name="90% over seeds", showlegend=True)
-    _add_line(figure, line["parameters"], line["paper"], "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
-    if line["value"].notna().any():
-        _add_line(figure, line["parameters"], line["value"], "our law", {"color": BLUE, "width": 2.5})
+    _add_line(figure, line, "paper", "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
+    _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
     _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
     _add_optima(figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11)
     styled(figure, f"{TITLES[quantity]}: {_law_text(law)}", "parameters", TITLES[quantity])
@@ -175,9 +177,12 @@ def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
 # ---------------------------------------------------------------------------------------------------------- laws
 
 
-def _add_line(figure: go.Figure, x: pd.Series, y: pd.Series, name: str, line: dict) -> None:
+def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, line: dict) -> None:
+    known = lines[lines[column].notna()]
     hover = f"<b>{name}</b><br>%{{x:.3s}} parameters: %{{y:.3g}}<extra></extra>"
-    figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, hovertemplate=hover)
+    if len(known):
+        place = {"x": known["parameters"], "y": known[column]}
+        figure.add_scatter(**place, name=name, mode="lines", line=line, hovertemplate=hover)
 
 
 def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str, marker_size: int) -> None:
@@ -203,16 +208,14 @@ def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str,
 
 def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
     """Returns the ends of the axis: a doubling around both laws and the optima that are not far from every law."""
-    laws = pd.concat([line["value"].dropna(), line["paper"]]).astype(float)
-    near = pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)].astype(float)
-    shown = pd.concat([laws, near])
-    return shown.min() / 2.0, shown.max() * 2.0
+    laws = pd.concat([line["value"], line["paper"]]).dropna().astype(float)
+    near = pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)] if len(laws) else pooled
+    shown = pd.concat([laws, near.astype(float)])
+    return (shown.min() / 2.0, shown.max() * 2.0) if len(shown) else (0.5, 2.0)
 
 
 def _law_text(law: pd.Series) -> str:
-    if law["reason"]:
-        return law["reason"]
+    if law["no_law"]:
+        return "<br>".join(["no law", *(f"<sub>{part}</sub>" for part in wrap(law["no_law"], LETTERS))])
     text = f"{law['coefficient']:.3g} N^{law['exponent']:.3f}"
-    if not math.isnan(law["t_low"]):
-        text += f" [{law['t_low']:.2f}, {law['t_high']:.2f}]"
-    return text + (", rests on optima at the edge" if law["rests_on_edges"] else "")
+    return text if math.isnan(law["t_low"]) else f"{text} [{law['t_low']:.2f}, {law['t_high']:.2f}]"

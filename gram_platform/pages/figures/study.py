@@ -11,6 +11,7 @@ from gram_platform.analysis.ratios import ELICITED, MEAN
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
 from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.ladder import FEWEST_SIZES
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
@@ -85,13 +86,14 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
 
 
 def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> None:
+    values, errors = np.array([*beside.values()], float).T
     figure.add_scatter(
         x=[place + OFFSET for place in beside],
-        y=[value for value, _ in beside.values()],
+        y=values,
         name="the paper, at its scale",
         mode="markers",
         marker={"symbol": "diamond-open", "size": 9, "color": GREY, "line": {"width": 2}},
-        error_y={"type": "data", "thickness": 1.3, "width": 3, "color": GREY, "array": [e for _, e in beside.values()]},
+        error_y=whiskers(values, values - errors, values + errors),
         hovertemplate="the paper: %{y:.3f}<extra></extra>",
         showlegend=True,
     )
@@ -191,28 +193,30 @@ def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, f
     """Adds the law of `analysis.trends` for each method in `rows`, which are of one profile; core and forget only.
 
     The line is dashed from the smallest size to the largest, which is left out of the fit, with the 90% prediction
-    interval there.
+    interval there. A method has none with fewer than three sizes besides.
     """
     if value not in TREND_CLASSES:
         return
     for method, trend in trends(rows, parameters, value).items():
         smallest = rows.loc[rows["method"] == method, "size"].map(parameters).min()
-        _add_trend(figure, trend, smallest, method_style(method))
+        if trend.num_fitted >= FEWEST_SIZES:
+            _add_trend(figure, trend, smallest, method_style(method))
 
 
 def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -> None:
     along = np.geomspace(smallest, trend.parameters, TREND_POINTS)
-    rest = np.full(TREND_POINTS - 1, np.nan)
-    above, below = trend.high - trend.predicted, trend.predicted - trend.low
+    predicted, rest = trend.law.predict(along), np.full(TREND_POINTS - 1, np.nan)
     figure.add_scatter(
         x=along,
-        y=trend.law.predict(along),
+        y=predicted,
         name=f"{style.label}, predicted",
         legendgroup=style.label,
         showlegend=False,
         mode="lines",
         line={"color": style.colour, "dash": "dash", "width": 1.2},
-        error_y={"type": "data", "array": [*rest, above], "arrayminus": [*rest, below], "thickness": 1.2, "width": 6},
+        error_y=whiskers(
+            predicted, [*rest, trend.low], [*rest, trend.high], thickness=1.2, width=6, color=style.colour
+        ),
         hovertemplate=f"<b>%{{fullData.name}}</b> from the smaller sizes<br>%{{y:.3f}}, at the largest "
         f"{trend.predicted:.3f} [{trend.low:.3f}, {trend.high:.3f}], measured {trend.measured:.3f}<extra></extra>",
     )

@@ -95,8 +95,15 @@ def drawn(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 
-def whiskers(values, low, high, **look: object) -> dict:
-    """Returns error bars from `low` to `high`; thin and grey unless `look` says otherwise."""
+def whiskers(values, low, high, **look: object) -> dict | None:
+    """Returns error bars [n] from `low` to `high`; thin and grey unless `look` says otherwise.
+
+    A value without an interval (NaN) has no bar; None if no value has one.
+    """
+    values, low, high = (np.asarray(numbers, float) for numbers in (values, low, high))
+    if not np.isfinite(high - low).any():
+        return None
+    # arrays, of which plotly leaves out NaN: of a list it makes null, and draws the caps of a bar without length
     ends = {"array": high - values, "arrayminus": values - low}
     return {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **look, **ends}
 
@@ -136,7 +143,7 @@ def add_line(figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style
         mode="lines+markers",
         line={"color": style.colour, "dash": style.dash, "width": 2.5},
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y=None if has_band else {"type": "data", "array": high - rows[y], "arrayminus": rows[y] - low},
+        error_y=None if has_band else whiskers(rows[y], low, high, thickness=2, width=4, color=style.colour),
         **hover,
     )
 

@@ -10,7 +10,6 @@ from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import require_choice
 from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS
 from gram_platform.pages.figures.style import (
-    GREY,
     Style,
     domain_styles,
     hover_runs,
@@ -114,15 +113,15 @@ def _add_paper(figure: go.Figure, methods: Sequence[str], value: str, study: str
         points = [point for point in found if not np.isnan(point[1]) and not (method in HIDDEN and point[1] == 1.0)]
         if not points:
             continue
-        names, values, errors = zip(*points, strict=True)
-        style = method_style(method)
+        names, *numbers = zip(*points, strict=True)
+        (values, errors), style = np.array(numbers, float), method_style(method)
         figure.add_scatter(
             x=[float(name) for name in names] if is_numeric(variants) else names,
             y=values,
             name=f"{style.label}, {IN_PAPER}",
             mode="markers",
             marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 2}},
-            error_y={"type": "data", "thickness": 1.0, "width": 3, "color": GREY, "array": errors},
+            error_y=whiskers(values, values - errors, values + errors, thickness=1.0),
             offsetgroup=style.label,
             hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
         )
@@ -143,7 +142,7 @@ def _drawn(figure: go.Figure) -> list[float]:
     """Returns 1, the values of every series, and the ends of their error bars."""
     drawn = [1.0]
     for series in figure.data:
-        values = np.array(series.y, float)
-        errors = np.nan_to_num(np.array(series.error_y.array, float))
+        values, errors = np.array(series.y, float), series.error_y.array
+        errors = np.zeros_like(values) if errors is None else np.nan_to_num(np.array(errors, float))
         drawn += [*values, *(values + errors), *(values - errors)]
     return drawn

@@ -31,7 +31,7 @@ from gram_platform.pages.report.page import Section, readable_runs, render, with
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import load_frames, nodes_frame
-from gram_platform.paper.verdicts import EXPLANATION, explained, localization_claims
+from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
@@ -98,7 +98,8 @@ def read_tokens(
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """Writes the means over domains and profiles, and the claims, for a terminal."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
-    judged = [f"{c['verdict']}: {c['claim']} {c[EXPLANATION]}".rstrip() for c in results.claims.to_dict("records")]
+    claims = results.claims.to_dict("records")
+    judged = [f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip() for c in claims]
     return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 

@@ -24,7 +24,7 @@ from plotly.offline import get_plotlyjs
 from gram_platform.analysis.ratios import ELICITED, VARIANT
 from gram_platform.analysis.tables import interval_text
 from gram_platform.paper.paper import COST_TABLE
-from gram_platform.paper.verdicts import EXPLANATION, UNIT_ERROR, verdict_counts
+from gram_platform.paper.verdicts import EXPLANATION, PROFILE, UNIT_ERROR, verdict_counts
 
 LONG = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
@@ -199,10 +199,10 @@ RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profil
 RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
 ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
 ATTACK_COLUMNS += ("elapsed", "error")
-CLAIM_COLUMNS = ("verdict", "claim", VARIANT, "size", "difference", "detectable", "num_seeds")
+CLAIM_COLUMNS = ("verdict", "claim", PROFILE, VARIANT, "size", "difference", "detectable", "num_seeds")
 CLAIM_COLUMNS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
-PARTIAL = (VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns of claims that may be empty
+PARTIAL = (PROFILE, VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns of claims that may be empty
 IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 

@@ -13,6 +13,7 @@ from gram_platform.analysis.tables import (
     table_csv,
 )
 from gram_platform.analysis.trends import trend_table
+from gram_platform.config.ladder import FEWEST_SIZES
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
@@ -36,16 +37,17 @@ from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper, beside_published, printed, published_means
 from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
-JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right. It lies above zero if the claim
-names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the claim's side;
-"{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}"
-and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error, that of a curve which no
-seed fits, measured on baselines of known length; the verdict adds it in quadrature to the interval's half-width.
-Detectable: the smallest true difference that as many seeds with this spread would show four times in five."""
+JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the profile beside it, which
+was fixed before there were data; mean is over the profiles of core with at most one auxiliary domain. It lies above
+zero if the claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the
+claim's side; "{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval:
+"{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error,
+that of a curve which no seed fits, measured on baselines of known length; the verdict adds it in quadrature to the
+interval's half-width. Detectable: the smallest true difference that as many seeds with this spread would show four
+times in five."""
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
-others (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two fewer than
-sizes fitted. Two fitted sizes leave none. An interval is too narrow if the largest size has fewer seeds than the
-others."""
+others, three at least (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two
+fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the others."""
 COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
 tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
 paper's costs are those of its dual-use models."""
@@ -135,10 +137,11 @@ def _profile_sections(study: Results) -> list[Section]:
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget of every method with three sizes or more; [] without one."""
+    """Predicts core and forget of every method with three sizes or more besides the largest; [] without one."""
     table = study.table
     shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
     found = trend_table(shown, study.record.parameters)
+    found = found[found["num_fitted"] >= FEWEST_SIZES]
     if found.empty:
         return []
     table = _readable_trends(found)

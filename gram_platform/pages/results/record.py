@@ -7,14 +7,14 @@ from functools import cached_property
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT, VIEW
+from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import has_shape, invalid
 from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.figures.study import HIDDEN
+from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import opened_by
@@ -176,13 +176,6 @@ class Results:
         """The profile of the figures against size or variant: the record's if the table has it."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
-
-
-def shared_profile(table: pd.DataFrame) -> str:
-    """Returns the profile of most methods and sizes that retains a domain; `mean` if there is none."""
-    rows = table[~table["profile"].isin([ALL, MEAN]) & table["retain"].notna() & ~table["method"].isin(HIDDEN)]
-    counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
-    return MEAN if counts.empty else str(counts.idxmax())
 
 
 def publish(

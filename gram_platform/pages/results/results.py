@@ -6,11 +6,11 @@ from typing import Literal
 import pandas as pd
 
 from gram_platform.analysis.intervals import JACKKNIFE
-from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
+from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.unit_error import errors_by_class
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
-from gram_platform.config import State
+from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.modules import readable_drops, readable_shares
@@ -22,6 +22,7 @@ from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
     EXPLANATION,
+    PROFILE,
     UNIT_ERROR,
     claims_frame,
     explained,
@@ -97,7 +98,8 @@ def analysed(
     """Computes the tables of a study with or without variants; the frames and `intervals` are those of `analyse`."""
     own_baseline = record.own_baseline
     if not record.variants:
-        return analyse(evaluations, curves, record.sizes, attacks, declared, None, own_baseline, intervals)
+        how = (None, own_baseline, intervals)
+        return analyse(evaluations, curves, record.sizes, attacks, declared, *how)
     frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
     return analyse_variants(*frames, record.unit, own_baseline, intervals)
 
@@ -105,13 +107,17 @@ def analysed(
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, beside their verdicts on the published numbers.
 
-    A study without claims in the paper is judged on retain above forget. Known explanations stand beside a "disagree".
+    A study without claims in the paper is judged on retain above forget, as means over profiles. Known explanations
+    stand beside a "disagree".
     """
     errors = errors_by_class(record.unit_errors)
     if record.compare_with in CLAIMS:
-        claims = with_published(paper_claims(analysis.per_seed, record.compare_with, errors), record.compare_with)
+        profile = record.profile if record.profile in set(analysis.per_seed["profile"]) - {CORE} else ""
+        claims = paper_claims(analysis.per_seed, record.compare_with, profile, errors)
+        claims = with_published(claims, record.compare_with)
     else:
-        claims = claims_frame([] if record.variants else separation_claims(analysis.per_seed, errors))
+        judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)
+        claims = claims_frame(judgements).assign(**{PROFILE: MEAN})
     return explained(claims, record.name, record.preset)
 
 
@@ -132,7 +138,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.compare_with in CLAIMS:
         numbers = ["difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
-        names = ["verdict", *numbers, "size", VARIANT, "claim", "published", EXPLANATION]
+        names = ["verdict", *numbers, PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
         found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]

@@ -12,9 +12,9 @@ from gram_platform.config.identity import has_shape
 from gram_platform.pages.report.page import Section, readable_claims, render
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, UNIT_ERROR, VERDICTS
+from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, PROFILE, UNIT_ERROR, VERDICTS
 
-TEXTS = ("claim", "verdict", "published", "source", EXPLANATION, "judged_at")
+TEXTS = ("claim", "verdict", PROFILE, "published", "source", EXPLANATION, "judged_at")
 NUMBERS = ("difference", "low", "high", UNIT_ERROR, "detectable", "paper")
 RULE = f"""{JUDGED} {MARGINS_TEXT}
 

@@ -16,7 +16,7 @@ from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, WAITING, linked
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.ladder import PAPER_SIZES, Size
+from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
 from gram_platform.engine.trials import STOPPED, Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
@@ -51,11 +51,13 @@ TABLES = {
     "laws": "value = coefficient x parameters ^ exponent, batches in sequences. t: 90% t-interval of the exponent over "
     "sizes; bootstrap: 90% interval over seeds redrawn within each size, widened by what few seeds hide (it held the "
     "planted exponent in 89 to 95% of simulated grids of 2 to 5 seeds); one seed has none. Optima at the edge of their "
-    "grid are left out while two others remain.",
+    "grid, or of a surface whose curvature may be noise, are left out while three others remain; without three the fit "
+    "is no law, and predicts nothing.",
     "windows": "The same laws from the cells within a fraction of each size's lowest loss (first row: all cells). As "
     "far as the exponents move down this table, so little are they to be trusted.",
     "predictions": "Peak learning rate and batch, in sequences of each size's own length, by our law, by the paper's "
-    "(converted by tokens) and as the ladder has them. Beyond the sizes that it rests on, a law is an extrapolation.",
+    "(converted by tokens) and as the ladder has them. Beyond the fitted sizes a law is an extrapolation; more than "
+    f"{REACH:g} times beyond it predicts nothing.",
     "cells": "Means over seeds. A cell of which any seed diverged is left out of every fit.",
 }
 
@@ -182,7 +184,7 @@ def grid_report(
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
-    text = _text(trials, analysis, tables["predictions"], law is not None)
+    text = _text(trials, analysis, tables["predictions"])
     text = "\n\n".join(filter(None, (stopped_text(saved, len(trials)), text)))
     sections = _sections(trials, tables, figures, links)
     return search_output(graph, search_id, facts, sections, data, record, figures, text)
@@ -210,6 +212,7 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
 def _sections(
     trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame], figures: Mapping, links: Mapping[str, str]
 ) -> list[Section]:
+    no_law, about = tables["laws"]["no_law"].iloc[0] != "", f"{_verdict(tables['laws'])}\n\n{TABLES['laws']}"
     surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
     laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
     pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
@@ -217,7 +220,7 @@ def _sections(
     shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
     sections = [
         Section("Surfaces", TABLES["optima"], surfaces, table=pooled, table_is_open=True),
-        Section("Laws", TABLES["laws"], laws, table=tables["laws"], table_is_open=True),
+        Section("Laws", about, laws, table=tables["laws"], table_is_open=True, is_warning=no_law),
         Section("How the laws move with the window", TABLES["windows"], table=tables["windows"], table_is_open=True),
         Section("What the laws say", TABLES["predictions"], table=tables["predictions"], table_is_open=True),
         Section("Optima of single seeds", table=tables["optima"]),
@@ -233,15 +236,19 @@ def _sections(
     return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
 
 
-def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame, has_law: bool) -> str:
+def _verdict(laws: pd.DataFrame) -> str:
+    """Says whether the fit is a law, with the evidence against it."""
+    no_law = laws["no_law"].iloc[0]
+    return f"No law: {no_law}." if no_law else f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
+
+
+def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
     """Returns the pooled optima, the laws, their change with the window, and the predictions, for a terminal."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
     optima = pooled[["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]]
     optima = optima.assign(num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"])
     laws = analysis.laws[["quantity", "coefficient", "exponent", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]]
-    laws = laws.assign(**{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "rests_on_edges")})
-    windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "reason"]]
+    laws = laws.assign(**{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "no_law")})
+    windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "no_law"]]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
-    parts = [counts_text(trials), *tables[:2], "by window", *tables[2:]]
-    parts.append("law.json is a law for other sizes" if has_law else analysis.laws["reason"].iloc[0])
-    return "\n\n".join(parts)
+    return "\n\n".join([counts_text(trials), *tables[:2], "by window", *tables[2:], _verdict(analysis.laws)])

@@ -59,22 +59,25 @@ def test_scaling_with_one_size_has_error_bars_and_with_one_seed_has_neither():
     assert line.error_y.array[0] > 0
     one_seed = analyse(evaluations(seeds=("0",)), curves(seeds=("0",))).table
     figure = scaling_figure(one_seed, SIZES, "core+biology", "core")
-    assert len(figure.data) == 4  # two lines and their trends, no bands
-    assert np.isnan(np.asarray(figure.data[0].error_y.array, float)).all()
+    assert [trace.mode for trace in figure.data] == ["lines+markers"] * 2  # no bands
+    assert [trace.error_y.array for trace in figure.data] == [None] * 2
 
 
 def test_dashed_lines_are_the_trends_of_core_and_forget(analysis):
-    table = analysis.table[analysis.table["profile"] == "core+biology"]
+    sizes = {**SIZES, "large": 64e6}
+    largest = analysis.table[analysis.table["size"] == "medium"].assign(size="large", core=0.95, forget=0.5)
+    whole = pd.concat([analysis.table, largest])
+    table = whole[whole["profile"] == "core+biology"]
     for value in CLASSES:
-        figure = scaling_figure(analysis.table, SIZES, "core+biology", value)
+        figure = scaling_figure(whole, sizes, "core+biology", value)
         dashed = {trace.name: trace for trace in figure.data if trace.name and trace.name.endswith(", predicted")}
         assert set(dashed) == ({"GRAM, predicted", "filtering, predicted"} if value in ("core", "forget") else set())
         if dashed:
-            trend, line = trends(table, SIZES, value)["gram"], dashed["GRAM, predicted"]
-            assert (line.x[0], line.x[-1], line.line.dash) == (1e6, pytest.approx(16e6), "dash")
-            assert line.y[-1] == pytest.approx(trend.predicted)
-            fitted = table[(table["method"] == "gram") & (table["size"] == "tiny")][value].item()
-            assert line.y[0] == pytest.approx(fitted)  # two sizes fitted: exactly
+            trend, line = trends(table, sizes, value)["gram"], dashed["GRAM, predicted"]
+            assert (line.x[0], line.x[-1], line.line.dash) == (1e6, pytest.approx(64e6), "dash")
+            assert (line.y[0], line.y[-1]) == pytest.approx((trend.law.predict(1e6), trend.predicted))
+        three = scaling_figure(analysis.table, SIZES, "core+biology", value)  # two besides the largest: no trend
+        assert not [trace for trace in three.data if trace.name and trace.name.endswith(", predicted")]
 
 
 def test_an_interval_stands_at_the_size_left_out():
@@ -142,7 +145,7 @@ def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
     assert [point[0] for point in bars.customdata][:3] == ["filtering", "GRAM", "GRAM (LoRA)"]
     assert list(bars.error_y.array) == pytest.approx(list(bars.error_y.arrayminus))
     assert list(diamonds.y) == [0.870, 0.855, 0.806, 0.774, 0.983, 0.302]
-    assert list(diamonds.error_y.array)[:2] == [0.012, 0.024]
+    assert list(diamonds.error_y.array)[:2] == pytest.approx([0.012, 0.024])
     assert len(figure.layout.xaxis.ticktext) == len(bars.x) == 8
     scales = {
         tuple(aggregate_figure(stories.table, "26M", c, printed("stories")[""]).layout.yaxis.range) for c in CLASSES

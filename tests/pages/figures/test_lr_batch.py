@@ -4,6 +4,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from gram_platform.analysis.lr_grid import POOLED
@@ -80,33 +81,37 @@ def test_clicks_open_the_cells_page(analysis):
 
 @pytest.mark.parametrize("quantity", ["lr", "batch"])
 def test_laws_with_their_band_the_papers_law_and_hollow_edges(quantity):
-    analysis = analyse_grid(laddered(noise=0.001, s16M={"lr": 9e-3, "batch": 200.0}), seq_len=64, num_resamples=10)
+    weak = planted("1M", lr=9e-3, batch=200.0, noise=0.001).assign(size="64M", parameters=64e6)
+    analysis = analyse_grid(pd.concat([laddered(noise=0.001), weak]), seq_len=64, num_resamples=10)
     figure = law_figure(analysis.lines, analysis.optima, analysis.laws, quantity)
     lines = analysis.lines[analysis.lines["quantity"] == quantity]
     assert list(named(figure, "our law").y) == lines["value"].tolist()
-    assert list(named(figure, "the paper's law").y) == lines["paper"].tolist()
+    assert list(named(figure, "the paper's law").y) == lines["paper"].dropna().tolist()
+    assert min(named(figure, "the paper's law").x) >= 50e6 / 10
     assert named(figure, "the paper's law").line.dash == "dash"
     band = named(figure, "90% over seeds")
     assert list(band.y) == [*lines["high"], *lines["low"][::-1]]
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
     points = named(figure, "optimum (hollow: at the edge)")
     assert list(points.y) == pooled[quantity].tolist()
-    assert list(points.marker.symbol) == ["star", "star", "star-open"]
+    assert list(points.marker.symbol) == ["star", "star", "star", "star-open"]
     assert list(points.error_y.array) == pytest.approx((pooled[f"{quantity}_high"] - pooled[quantity]).tolist())
-    assert len(named(figure, "single seeds").y) == 9
+    assert len(named(figure, "single seeds").y) == 12
     law = analysis.laws.set_index("quantity").loc[quantity]
     assert f"{law['coefficient']:.3g} N^{law['exponent']:.3f}" in figure.layout.title.text
 
 
-def test_a_law_that_cannot_be_fitted_says_so(analysis):
-    trials = laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1})
-    none = analyse_grid(trials, seq_len=64)
-    figure = law_figure(none.lines, none.optima, none.laws, "lr")
-    assert "cannot be fitted" in figure.layout.title.text
-    assert {trace.name for trace in figure.data} >= {"the paper's law", "optimum (hollow: at the edge)"}
-    assert "our law" not in {trace.name for trace in figure.data}
-    edges = law_figure(analysis.lines, analysis.optima, analysis.laws, "lr").layout.title.text
-    assert edges.endswith("rests on optima at the edge")
+def test_what_is_no_law_has_no_line_and_says_why(analysis):
+    none = analyse_grid(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}), seq_len=64)
+    edges = analyse_grid(laddered(noise=0.001, s16M={"lr": 9e-3}), seq_len=64, num_resamples=10)
+    two = analyse_grid(laddered()[lambda trials: trials["size"] != "16M"], seq_len=64, num_resamples=10)
+    for found, why in ((none, "1M: not convex"), (edges, "16M: at the edge (lr high)"), (two, "at least 3 are needed")):
+        figure = law_figure(found.lines, found.optima, found.laws, "lr")
+        assert figure.layout.title.text.startswith("Peak learning rate: no law<br>")
+        assert why in figure.layout.title.text
+        names = {trace.name for trace in figure.data}
+        assert "optimum (hollow: at the edge)" in names
+        assert not names & {"our law", "90% over seeds"}
 
 
 def test_an_optimum_far_away_does_not_hide_the_others():

@@ -20,7 +20,10 @@ from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_SIZES, load_law
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.store.files import seal
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.library.scaling import STUDY as SCALING
 from gram_platform.studies.searches.lr_batch import GridShape, why_not
 from gram_platform.studies.searches.lr_batch_trials import at, objective
 from gram_platform.studies.searches.run import build_search, parse
@@ -29,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[3]
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
 
 
-def setup_of(tmp_path, *arguments):
-    flags = parse(SEARCH, ["--preset", "smoke", "--storage", str(tmp_path), *arguments])
+def setup_of(tmp_path, *arguments, preset="smoke"):
+    flags = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path), *arguments])
     return build_search(SEARCH, flags)
 
 
@@ -259,17 +262,58 @@ def test_the_table_has_the_planted_optima(written):
     assert pooled["num_diverged"].to_dict() == {"tiny": 1, "small": 0}
 
 
-def test_the_law_file_is_a_studys_law(written, tmp_path):
-    setup, (tiny, small) = written[0], written[0].preset.sizes.values()
-    path = tmp_path / "law.json"
-    path.write_bytes(written[1].files["law.json"])
-    law = load_law(str(path))
-    assert law.lr(total_parameters(tiny.dense())) == pytest.approx(1.1 * tiny.peak_lr)
-    assert law.batch(total_parameters(small.dense())) == pytest.approx(0.9 * small.batch_size)
-    assert law.seq_len == setup.preset.seq_len
+WHY = "sizes with an optimum: 2, at least 3 are needed"
+
+
+def test_two_sizes_are_no_law_everywhere_it_is_shown(written):
+    """Their fit offered a rate of 2.1 and a batch of 1.8e11 at 5B, and was called a law."""
+    files, text = written[1].files, written[1].text
+    assert f"No law: {WHY}." in text
+    assert f"<p>No law: {WHY}.</p>" in files["report.html"].decode()
+    for name in ("laws.csv", "windows.csv"):
+        assert table(written, name)["no_law"].str.startswith("sizes with an optimum: ").all()
+    assert json.loads(files["law.json"])["no_law"] == WHY
     predicted = table(written, "predictions.csv").set_index("size")
-    assert predicted.loc["tiny", "lr"] == pytest.approx(1.1 * tiny.peak_lr)
+    assert predicted[["lr", "batch", "times_beyond"]].isna().all(axis=None)
     assert predicted.loc["800M", "ladder_lr"] == 5.7e-4
+    for quantity in ("lr", "batch"):
+        figure = written[1].figures[f"law-{quantity}"]
+        assert WHY in figure.layout.title.text
+        assert not [trace for trace in figure.data if trace.mode == "lines"]
+
+
+def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(written):
+    setup, (tiny, small) = written[0], written[0].preset.sizes.values()
+    store = Store(setup.flags.storage).open_for_writing()
+    store.study_dir("lr_bs_grid").write("law.json", written[1].files["law.json"])
+    path = store.study_dir("lr_bs_grid").file("law.json")
+    given = ["--preset", "smoke", "--storage", setup.flags.storage, "--law", path]
+    with pytest.raises(ValueError, match=f"^law=.*law.json.*no law: {WHY}"):
+        build_graph(SCALING, parse_study(SCALING, given))
+    trusted = build_graph(SCALING, parse_study(SCALING, [*given, "--trust-law"]))
+    assert trusted.law_doubts == (f"no law: {WHY}",)
+    sizes = {setting.size.name: setting.size for setting in trusted.settings}
+    assert sizes["tiny"].peak_lr == pytest.approx(1.1 * tiny.peak_lr)
+    assert abs(sizes["small"].batch_size - 0.9 * small.batch_size) <= small.micro_batch / 2
+    assert load_law(path).seq_len == setup.preset.seq_len
+
+
+def test_a_law_of_three_sizes_is_a_studys_law(tmp_path):
+    setup = setup_of(tmp_path, "--seeds", "1", preset="demo")
+    store = Store(setup.flags.storage).open_for_writing()
+    run_all(setup, store, bowl(setup, 1.1, 0.35))
+    output = SEARCH.write(setup, store, None, "abc")
+    assert "law.json is a law for sizes within 10 times of the fitted ones." in output.text
+    (tmp_path / "law.json").write_bytes(output.files["law.json"])
+    law = load_law(str(tmp_path / "law.json"))
+    counts = [total_parameters(size.dense()) for size in setup.preset.sizes.values()]
+    assert (law.num_sizes, law.smallest, law.largest, law.flaw) == (3, min(counts), max(counts), "")
+    given = ["--storage", str(tmp_path), "--law", str(tmp_path / "law.json")]
+    graph = build_graph(SCALING, parse_study(SCALING, given))
+    assert graph.law_doubts == ()
+    assert {s.size.name: s.size.peak_lr for s in graph.settings}["0.15M"] == pytest.approx(law.lr(117_920))
+    predicted = pd.read_csv(io.BytesIO(output.files["predictions.csv"])).set_index("size")
+    assert predicted.index[predicted["lr"].notna()].tolist() == list(setup.preset.sizes)
 
 
 def test_the_report_and_the_text_say_what_was_done(written):
@@ -288,10 +332,11 @@ def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     run_all(setup, store, bowl(setup, 1.0, 1.0))
     left = SEARCH.write(setup, store, None, "abc")
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
-    with pytest.raises(ValueError, match=r"^law=.*lacks name"):
+    with pytest.raises(ValueError, match=r"^law=.*lacks name.*no law: sizes with an optimum: 1"):
         load_law(str(tmp_path / "law.json"))
-    assert json.loads(left.files["law.json"])["evidence"][0]["reason"].startswith("cannot be fitted")
-    assert "cannot be fitted: two sizes" in left.text
+    why = json.loads(left.files["law.json"])["no_law"]
+    assert why.startswith(WHY.replace("2", "1"))
+    assert f"No law: {why}." in left.text
 
 
 # --------------------------------------------------------------------------------------------------- end to end

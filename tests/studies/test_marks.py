@@ -1,0 +1,122 @@
+"""No figure has an error bar without an interval, or a fitted line through fewer than three points."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+
+from gram_platform.analysis.tables import analyse
+from gram_platform.pages.figures.style import whiskers
+from gram_platform.pages.report.build import report_sections
+from gram_platform.pages.report.page import figures_of
+from gram_platform.pages.results.record import load_record
+from gram_platform.pages.results.replication import published_studies
+from gram_platform.pages.results.results import read_results
+from gram_platform.store import Store
+from gram_platform.studies.library.lr_bs_grid import SEARCH
+from gram_platform.studies.searches.run import build_search, parse
+from tests import stories_frames, study_frames
+from tests.marks import wrong_marks
+from tests.studies.processes import ROOT
+from tests.studies.searches.test_lr_batch import bowl, complete, setup_of
+
+NO_RUNS = pd.DataFrame({"id": []})
+
+
+def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
+    """Every figure of the report of a planted study with these seeds."""
+    attacks = frames.attacks(seeds=seeds) if hasattr(frames, "attacks") else None
+    analysis = analyse(frames.evaluations(seeds=seeds), frames.curves(seeds=seeds), attacks=attacks)
+    study = study_frames.study_of(analysis, frames.curves(seeds=seeds), NO_RUNS, **about)
+    return figures_of(report_sections(study))
+
+
+def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
+    setup = build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments]))
+    return SEARCH.write(setup, Store(storage).open_for_writing(), None, "abc").figures
+
+
+def test_marks_that_must_not_be_are_found():
+    """Each fault that the figures had: a list with NaN, bars without any interval, lines through two points."""
+    figure = go.Figure()
+    figure.add_scatter(x=[1, 2], y=[1, 2], name="list", error_y={"array": [np.nan, 1.0]})
+    figure.add_scatter(x=[1, 2], y=[1, 2], name="none", error_y={"array": np.array([np.nan, np.nan])})
+    figure.add_scatter(x=[1, 2, 3], y=[1, 2, 3], name="GRAM", legendgroup="GRAM", mode="lines+markers")
+    figure.add_scatter(x=[1, 3], y=[1, 3], name="GRAM, predicted", legendgroup="GRAM", mode="lines")
+    figure.add_scatter(x=[1, 2], y=[1, 2], name="our law", mode="lines")
+    assert wrong_marks({"f": figure}) == [
+        "f: list: error_y has a list",
+        "f: none: error_y without an interval",
+        "f: GRAM, predicted: a line through 2 points",
+        "f: our law: a line through 0 points",
+    ]
+
+
+def test_whiskers_stand_where_an_interval_is():
+    some = whiskers(pd.Series([1.0, 2.0]), [0.5, np.nan], [2.0, np.nan])
+    assert [some["array"].tolist()[0], some["arrayminus"].tolist()[0]] == [1.0, 0.5]
+    assert np.isnan([some["array"][1], some["arrayminus"][1]]).all()
+    assert whiskers([1.0], [np.nan], [np.nan]) is None
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [("0",), pytest.param(("0", "1", "2"), marks=pytest.mark.slow)],
+    ids=["one seed", "three seeds"],
+)
+@pytest.mark.parametrize(
+    ("frames", "about"),
+    [
+        (study_frames, {"sizes": tuple(study_frames.SIZES)}),
+        (stories_frames, {"compare_with": "stories", "parameters": stories_frames.PARAMETERS}),
+    ],
+    ids=["scaling", "stories"],
+)
+def test_every_figure_of_a_study(frames, about, seeds):
+    figures = planted(frames, seeds, **about)
+    assert len(figures) >= 7
+    assert wrong_marks(figures) == []
+
+
+@pytest.mark.slow
+def test_every_figure_of_the_published_studies():
+    """2B and 5B have one seed beside three of other sizes."""
+    for study in published_studies():
+        figures = figures_of(report_sections(study))
+        assert figures
+        assert wrong_marks(figures) == []
+
+
+@pytest.mark.parametrize("num_seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_figure_of_a_grid(tmp_path, num_seeds):
+    """Of two sizes, one of them with its minimum at an edge."""
+    setup = setup_of(tmp_path, "--seeds", str(num_seeds))
+    store, losses = Store(setup.flags.storage).open_for_writing(), {"tiny": bowl(setup, 1.1, 0.4)}
+    for _, point in SEARCH.points(setup, store)[0]:
+        complete(setup, store, point, losses.get(point["size"], bowl(setup, 4.0, 0.4))(point))
+    figures = grid_figures(str(tmp_path), "--seeds", str(num_seeds))
+    assert set(figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}
+    assert wrong_marks(figures) == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_figure_of_the_smoke_study_and_grid(tmp_path):
+    """As trained: all methods and sizes of the study, and the grid that shares its baselines."""
+    for script, flags in (("scaling", ["--in-process"]), ("lr_bs_grid", [])):
+        command = [sys.executable, f"experiments/{script}.py", "--preset", "smoke", *flags, "--storage", str(tmp_path)]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ))
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    store = Store(str(tmp_path))
+    results = read_results(load_record(store, "scaling"), store, None)
+    figures = figures_of(report_sections(results)) | grid_figures(str(tmp_path))
+    assert len(figures) > 20
+    assert wrong_marks(figures) == []
+    one = dataclasses.replace(results, record=dataclasses.replace(results.record, profile="mean"))
+    assert wrong_marks(figures_of(report_sections(one))) == []
