@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -123,10 +124,16 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
-    curve = fit_learning_curve(mine["step"].to_numpy(float), mine["loss"].to_numpy(float))
+    curve = _fitted(tuple(mine["step"].astype(float)), tuple(mine["loss"].astype(float)))
     reference = Reference(curve, tuple(float(loss) for loss in finals))
     compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # raises now if there are no ratios
     return reference
+
+
+@lru_cache(maxsize=1024)
+def _fitted(steps: tuple[float, ...], losses: tuple[float, ...]) -> LearningCurve:
+    """Fits a curve once, which all variants, points of a sweep and pages of a study share."""
+    return fit_learning_curve(steps, losses)
 
 
 def fits_frame(references: dict) -> pd.DataFrame:

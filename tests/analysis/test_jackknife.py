@@ -7,10 +7,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from gram_platform.analysis import ratios
+from gram_platform.analysis.compute_ratio import fit_learning_curve
 from gram_platform.analysis.intervals import CURVE_FIXED, ENDS, PSEUDO_SUFFIX
 from gram_platform.analysis.ratios import BASELINE, PSEUDO
 from gram_platform.analysis.tables import CLASSES, analyse, domain_table
-from gram_platform.analysis.variants import by_number, drop_table
+from gram_platform.analysis.variants import analyse_variants, by_number, drop_table
 from gram_platform.paper.verdicts import claims_frame, paper_claims, separation_claims
 from tests.study_frames import curves, evaluations
 
@@ -112,6 +114,21 @@ def test_one_seed_has_no_interval_and_two_leave_a_curve_from_one():
     left = [analyse(without(views, seed), without(points, seed), SIZES).table["core"].to_numpy() for seed in ("0", "1")]
     half = both.table["core_high"] - both.table["core"]
     np.testing.assert_allclose(half, half_width(both.table["core"].to_numpy(), left), rtol=1e-6, atol=1e-12)
+
+
+def test_variants_of_one_unit_share_the_fits(monkeypatch):
+    views, points = noisy()
+    both = [frame.assign(variant=name) for name in ("a", "b") for frame in (views,)]
+    fits = []
+    monkeypatch.setattr(ratios, "fit_learning_curve", lambda *of: fits.append(of) or fit_learning_curve(*of))
+    ratios._fitted.cache_clear()
+    curves_of_a = points.assign(variant="a")
+    joined = analyse_variants(pd.concat(both), curves_of_a, ("a", "b"), ("tiny",), unit="a")
+    assert len(fits) == 3 * (1 + 3)  # domains; the pooled curve and one without each seed
+    alone = analyse(views, points, ("tiny",)).table
+    for variant in ("a", "b"):
+        table = joined.table[joined.table["variant"] == variant].drop(columns="variant").reset_index(drop=True)
+        pd.testing.assert_frame_equal(table, alone)
 
 
 def test_a_row_with_fewer_seeds_keeps_the_references_variance():

@@ -8,7 +8,7 @@ import optuna
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.intervals import t_interval
+from gram_platform.analysis.intervals import CURVE_FIXED, t_interval
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
 from gram_platform.analysis.ratios import (
     BASELINE,
@@ -190,8 +190,8 @@ def front_table(
 ) -> pd.DataFrame:
     """Returns the preset's point if it is done, then the trials on the front, the highest core first.
 
-    `label, trial, <parameters>`, core, retain, elicited and forget each with `_low, _high` (90% t-interval over seeds,
-    from the run directories), `compute, num_seeds, runs`.
+    `label, trial, <parameters>`, core, retain, elicited and forget each with `_low, _high` (90%, CURVE_FIXED, from
+    the run directories), `compute, num_seeds, runs`.
     """
     rows = [_row(PRESET, default_point(problem.settings[0]), problem, read)]
     front = trials[pareto_front(trials, OBJECTIVES)].sort_values("core", ascending=False)
@@ -286,7 +286,7 @@ def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
         "elicited are compute ratios, averaged over the profiles of core with at most one domain and over seeds, each "
         f"clipped to 0 to {HIGHEST_RATIO:g}; elicited after the attack, the same for all trials. Compute is that of "
         "training by its plan, companions of core batches included, over the baseline's. Trials are read from Optuna's "
-        "database, the front's intervals (90% over seeds) from the run directories.",
+        f"database, the front's intervals (90%, {CURVE_FIXED}) from the run directories.",
         about_links,
     )
     return " ".join(facts)
