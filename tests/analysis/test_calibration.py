@@ -1,4 +1,4 @@
-"""Errors of compute ratios whose true shares are planted: of the fit, of the unit, and what seeds have in common."""
+"""Errors of compute ratios whose true shares are planted: of the fit, of the unit, what seeds share, and the page."""
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ from gram_platform.analysis.calibration import (
 )
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.variants import analyse_variants
+from gram_platform.pages.figures.calibration import calibration_figure
+from gram_platform.pages.report.calibration import readable_errors, readable_shares
 
 REFERENCE, NUM_STEPS, ALPHA = "reference", 1000, 0.3
 SHARES = (0.25, 0.5, 1.1)
@@ -109,3 +111,20 @@ def test_shares_are_averaged_over_domains_then_over_seeds():
     assert means["num_seeds"].tolist() == [2, 2]
     of_seeds = by_class(errors).set_index(["domain", "seed"])["compute_ratio"]
     assert of_seeds[AUXILIARY].tolist() == pytest.approx([0.6, 0.8])
+
+
+def test_the_page_shows_errors_against_shares():
+    """A line for finished baselines and one for left-out points, for core and for the auxiliary domains."""
+    unit = planted({0.5: [0.1, 0.3], 1.0: [0.0, 0.0]}, {0.5: [0.0, 0.2]}, {0.5: [0.2, 0.4]})
+    errors = pd.concat([unit, unit.assign(error_of=FIT, error=-unit["error"])])
+    lines = {line.name: line for line in calibration_figure(errors, "tiny").data if line.name}
+    assert lines["core, finished baselines"].x.tolist() == [0.5, 1.0]
+    assert lines["core, finished baselines"].y.tolist() == pytest.approx([0.2, 0.0])
+    assert lines["auxiliary, finished baselines"].y.tolist() == pytest.approx([0.2])
+    assert lines["core, left-out points"].y.tolist() == pytest.approx([-0.2, 0.0])
+    assert not calibration_figure(errors, "small").data
+    shares = readable_shares(errors)
+    assert shares["share"].tolist() == [0.5, 1.0]
+    assert shares["core"].tolist() == ["0.700 [0.069, 1.331]", "1.000 [1.000, 1.000]"]
+    assert shares[AUXILIARY].isna().tolist() == [False, True]
+    assert readable_errors(errors)["bias"].str.contains(r"\[").all()

@@ -44,9 +44,9 @@ class CalibrationResults(Results):
 def read_calibration(
     record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
 ) -> CalibrationResults | None:
-    """Reads losses as `read_results`, and schedules from the storage; None while there is no reference."""
+    """Reads losses as `read_results`, and schedules from the storage; None while nothing is rated."""
     results = read_results(record, store, tracking_uri, why_not, frames)
-    if results is None or not (results.analysis.ratios[VARIANT] == record.unit).any():
+    if results is None:
         return None
     ratios, curves = results.analysis.ratios, results.curves
     reference, points = (frame[frame[VARIANT] == record.unit] for frame in (ratios, curves))
@@ -57,8 +57,9 @@ def read_calibration(
             constant_rate[size] = optimizer["warmup_fraction"], 1.0 - optimizer["decay_fraction"]
     errors = [unit_errors(ratios, curves, record.unit), fit_errors(reference, points, constant_rate)]
     errors = pd.concat([part for part in errors if len(part)] or errors[:1], ignore_index=True)
-    values = {field.name: getattr(results, field.name) for field in fields(Results)}
-    return CalibrationResults(**values, errors=errors)
+    if errors.empty:
+        return None
+    return CalibrationResults(**{field.name: getattr(results, field.name) for field in fields(Results)}, errors=errors)
 
 
 def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
