@@ -23,7 +23,7 @@ AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
 LOWEST_SHARE = 0.25  # table rows leave out smaller shares, whose errors are small because the shares are
 ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
 CELL = ["error_of", "size", "domain"]
-TABLE_COLUMNS = [*CELL, *(f"bias{end}" for end in ENDS), "rms", "common_rms", "worst", "num_ratios", "num_seeds"]
+TABLE_COLUMNS = [*CELL, *(f"bias{end}" for end in ENDS), "rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
@@ -83,9 +83,8 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per error, size and class, and one for single auxiliary domains: TABLE_COLUMNS.
 
-    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: root mean square of all errors. `common_rms`: that
-    of the errors' means over seeds, of which an unbiased estimate of the seeds' part is taken off; it is what more
-    seeds do not reduce. NaN with one seed. `worst`: the largest error, with its sign.
+    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: root mean square of all errors. `rms_of_means`:
+    that of the errors' means over seeds. NaN with one seed. `worst`: the largest error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame = pd.concat([by_class(errors), single], ignore_index=True)
@@ -94,22 +93,22 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     for key, cell in frame.groupby(CELL, sort=False):
         row = dict(zip(CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
         worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
-        numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "common_rms": common_rms(cell), "worst": worst}
+        numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "rms_of_means": rms_of_means(cell), "worst": worst}
         rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
     sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
     rows.sort(key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"]))
     return pd.DataFrame(rows, columns=TABLE_COLUMNS)
 
 
-def common_rms(cell: pd.DataFrame) -> float:
-    """Returns the root mean square over shares of the errors' means over seeds, less the seeds' own spread.
+def rms_of_means(cell: pd.DataFrame) -> float:
+    """Returns the root mean square over shares of the errors' means over seeds; NaN without a share of two seeds.
 
-    `cell` has `share, seed, error`. 0 if the spread explains all; NaN without a share of two seeds.
+    `cell` has `share, seed, error`. The seeds' own spread is not taken off: with three seeds that estimate is often 0,
+    which would claim a unit without error. So this errs on the large side.
     """
-    found = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "var", "count"])
-    found = found[found["count"] > 1]
-    squares = found["mean"] ** 2 - found["var"] / found["count"]
-    return math.sqrt(max(0.0, squares.mean())) if len(squares) else math.nan
+    means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
+    means = means.loc[means["count"] > 1, "mean"]
+    return math.sqrt((means**2).mean()) if len(means) else math.nan
 
 
 def share_table(errors: pd.DataFrame) -> pd.DataFrame:

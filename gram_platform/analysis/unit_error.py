@@ -1,10 +1,9 @@
 """Says how far the unit of compute ratios is off, which the seeds of a study cannot show.
 
 The calibration study (`calibration`) rates finished baselines of known shares of the steps. The error of a ratio is the
-root mean square over the shares of what ratio minus share has in common between seeds (`calibration.common_rms`); the
-noise of the reference's seeds is in it. A difference of two ratios that are read off the same curves has another error:
-the same of differences between neighbouring shares. `unit_errors.csv` holds the errors that were measured for the
-package.
+root mean square over the shares of ratio minus share, a mean over seeds (`calibration.rms_of_means`). A difference of
+two ratios that are read off the same curves has another error: the same of differences between neighbouring shares.
+`unit_errors.csv` holds the errors that were measured for the package.
 """
 
 import math
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from gram_platform.analysis.calibration import AUXILIARY, LOWEST_SHARE, UNIT, by_class, common_rms
+from gram_platform.analysis.calibration import AUXILIARY, LOWEST_SHARE, UNIT, by_class, rms_of_means
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.config import CORE
 
@@ -51,7 +50,7 @@ def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
         by_share = cell.pivot(index="share", columns="seed", values="error").sort_index()
         by_share = by_share[by_share.notna().sum(axis="columns") > 1]
         if len(by_share) > 1 and name in CLASS_OF.values():
-            ratio, difference = (common_rms(_long(values)) for values in (by_share, by_share.diff().iloc[1:]))
+            ratio, difference = (rms_of_means(_long(values)) for values in (by_share, by_share.diff().iloc[1:]))
             numbers = {"ratio": ratio, "difference": difference, "num_shares": len(by_share)}
             rows.append({"size": size, "class": name, "num_seeds": cell["seed"].nunique(), **numbers})
     return pd.DataFrame(rows, columns=MEASURED_COLUMNS).dropna()

@@ -74,7 +74,7 @@ def test_one_reference_seed_has_no_other_to_rate_it():
     fitted, unit = errors_of(drop=1.0, num_seeds=1)
     assert fitted.empty
     assert len(unit) == len(SHARES) * len(DOMAINS)
-    assert calibration_table(unit)["common_rms"].isna().all()
+    assert calibration_table(unit)["rms_of_means"].isna().all()
 
 
 def planted(core: dict, biology: dict, chemistry: dict) -> pd.DataFrame:
@@ -97,8 +97,8 @@ def test_the_table_tells_what_seeds_share_from_their_spread():
     assert table.loc["core", "bias"] == pytest.approx(0.0)
     assert table.loc["core", "bias_high"] > 0.5  # a t-interval of two seeds, +.15 and -.15
     assert table.loc["core", "rms"] == pytest.approx(np.sqrt((0.04 + 0.01) / 2))
-    assert table.loc["core", "common_rms"] == 0.0  # seeds that are opposite have nothing in common
-    assert table.loc[AUXILIARY, ["bias", "bias_low", "rms", "common_rms"]].tolist() == pytest.approx([0.1] * 4)
+    assert table.loc["core", "rms_of_means"] == 0.0  # seeds that are opposite have nothing in common
+    assert table.loc[AUXILIARY, ["bias", "bias_low", "rms", "rms_of_means"]].tolist() == pytest.approx([0.1] * 4)
     assert table.loc[SINGLE, "rms"] == pytest.approx(np.sqrt((0.09 + 0.01 + 0.01 + 0.01) / 4))
     assert table.loc[SINGLE, "worst"] == 0.3
     assert table["num_ratios"].tolist() == [4, 4, 8]

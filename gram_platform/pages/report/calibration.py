@@ -26,8 +26,8 @@ from gram_platform.tracking.frame import Frames
 ERRORS = f"""An error is a compute ratio minus the true share of the steps. Fit: validation losses of a reference seed
 at a constant rate, rated by the other seeds' curve and final losses; the share is the loss's step over all steps.
 Unit: finished baselines of other lengths on other seeds, each with its own warm-up and decay. Both from a share of
-{LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Common rms: of the errors' means over
-seeds, without the seeds' own spread; more seeds do not reduce it."""
+{LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Rms of means: of the errors' means over
+seeds; claims and tiles take it, unit, as the error that more seeds do not reduce."""
 SHARES = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
 FOOTER = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its last steps, and
 divided by what the baseline's final losses read as. So it is no share of the steps by construction, neither of an
@@ -71,7 +71,7 @@ def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
     """Writes `calibration_table` with the bias and its interval as one text."""
     table = calibration_table(errors)
-    numbers = ["rms", "common_rms", "worst", "num_ratios", "num_seeds"]
+    numbers = ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
     return table[CELL].assign(bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers})
 
 
