@@ -116,7 +116,7 @@ def test_every_figure_of_the_smoke_study_and_grid(tmp_path):
     store = Store(str(tmp_path))
     results = read_results(load_record(store, "scaling"), store, None)
     figures = figures_of(report_sections(results)) | grid_figures(str(tmp_path))
-    assert len(figures) > 20
+    assert len(figures) > 12
     assert wrong_marks(figures) == []
     one = dataclasses.replace(results, record=dataclasses.replace(results.record, profile="mean"))
     assert wrong_marks(figures_of(report_sections(one))) == []
