@@ -172,6 +172,7 @@ def test_two_ranks(with_apart):
     assert all(m.ratio > 0 for m in measured)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_study_overhead(tmp_path, ray_cluster):
     (measured,) = study_overhead.measure(BenchmarkSettings(str(tmp_path)), num_runs=8, num_tokens=64 * 160)
@@ -198,6 +199,7 @@ def lines_of(done: subprocess.CompletedProcess) -> list[dict]:
     return [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     """On the CPU at the smallest size."""
