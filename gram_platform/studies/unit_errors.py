@@ -23,6 +23,7 @@ from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
+from gram_platform.studies.measurements import Calibration
 
 CALIBRATION = "calibration"  # the study that measures the unit
 
@@ -52,7 +53,8 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     Sizes of which a node is not complete are left out: the longest baselines, whose errors are small, come first.
     """
     record = readable_record(store, CALIBRATION)
-    is_here = record is not None and data_id in ("", record.params.get("data_id"))
+    is_ours = record is not None and record.measurement == Calibration.name  # not another study under this name
+    is_here = is_ours and data_id in ("", record.params.get("data_id"))
     results = read_calibration(record, store, None) if is_here else None
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)

@@ -49,6 +49,14 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
     assert [row["ratio"] for row in small] == [0.01, 0.01]
 
 
+def test_another_study_that_is_named_calibration_is_none(tmp_path, monkeypatch):
+    """It has no variants of known shares, without which every other study ended with a KeyError."""
+    record = record_of(graph_of(tmp_path, "--preset", "smoke"))
+    monkeypatch.setattr(unit_errors, "readable_record", lambda *of: replace(record, name="calibration"))
+    monkeypatch.setattr(unit_errors, "read_calibration", lambda *of: pytest.fail("it is read as a calibration"))
+    assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
+
+
 def test_a_size_counts_when_every_node_is_complete(tmp_path):
     record = record_of(graph_of(tmp_path, "--preset", "smoke", "--methods", "baseline"))
     runs = pd.DataFrame([{"id": e["id"], "status": State.COMPLETE} for e in record.entries])
