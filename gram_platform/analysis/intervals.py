@@ -127,7 +127,7 @@ def smallest_detectable(differences: Sequence[float], margin: float = math.nan) 
         return float(_detectable_shift(num) * array.std(ddof=1) / math.sqrt(num))
     variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)  # over the true variance
     halves = np.hypot(critical * error * np.sqrt(variances), margin)
-    if error == 0.0:
+    if error <= 1e-12 * margin:  # nothing beside it, and the search below would have no room above the margin
         return margin
     most = margin + (10.0 * critical + 10.0) * error
     return float(optimize.brentq(lambda d: stats.norm.sf((halves - d) / error).mean() - POWER, 0.0, most))

@@ -73,17 +73,16 @@ def shipped_errors() -> pd.DataFrame:
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Returns the rows of FILE_COLUMNS, one per class, that tell most about a size of so many parameters and steps.
 
-    They are those of the corpus if it was measured, else of any corpus; of the nearest of the sizes within NEAR; and of
-    these the largest error of each class. [] if none is near.
+    They are those of sizes within NEAR: of the corpus if it was measured there, else of any; for each class of the
+    nearest size, and of several the largest error. [] if none is near.
     """
-    same = rows[rows["corpus"] == corpus]
-    rows = same if len(same) else rows
     places = zip(rows["parameters"], rows["steps"], strict=True)
     far = [max(_times(a, parameters), _times(b, steps)) for a, b in places]
     rows = rows.assign(far=far)
     rows = rows[rows["far"] <= NEAR]
-    nearest = rows[rows["far"] == rows["far"].min()].sort_values("ratio", ascending=False, kind="stable")
-    return nearest.drop(columns="far").drop_duplicates("class").to_dict("records")
+    same = rows[rows["corpus"] == corpus]
+    nearest = (same if len(same) else rows).sort_values(["far", "ratio"], ascending=[True, False], kind="stable")
+    return nearest.drop(columns="far").drop_duplicates("class").sort_index().to_dict("records")
 
 
 def _times(number: float, other: float) -> float:

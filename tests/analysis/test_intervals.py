@@ -63,6 +63,7 @@ def test_a_detectable_difference_grows_from_that_of_the_seeds_alone_to_the_margi
     spread = (0.01, 0.03, 0.04)
     assert smallest_detectable(spread, 1e-6) == pytest.approx(smallest_detectable(spread), rel=1e-2)
     assert smallest_detectable((0.1, 0.1, 0.1), 0.07) == pytest.approx(0.07)
+    assert smallest_detectable((1e-38, 3e-38), 0.07) == pytest.approx(0.07)  # far above a flat baseline's losses
     assert widened(Interval(0.5, 0.2, 0.8), 0.4) == pytest.approx((0.5, 0.0, 1.0))
     assert widened(Interval(0.5, math.nan, math.nan), 0.4) == pytest.approx((0.5, 0.1, 0.9))
     assert widened(Interval(0.5, 0.2, 0.8), math.nan) == Interval(0.5, 0.2, 0.8)

@@ -64,6 +64,12 @@ def test_a_share_needs_two_seeds_and_a_size_two_shares():
     assert measured_errors(one.iloc[:0]).columns.tolist() == MEASURED_COLUMNS
 
 
+def test_two_shares_that_round_to_one_count_as_one():
+    """Their baselines have the same seeds and steps, which ended every study in the calibration's storage."""
+    frame = calibration(0.4, 0.1)
+    pd.testing.assert_frame_equal(measured_errors(pd.concat([frame, frame])), measured_errors(frame))
+
+
 def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error():
     numbers = {"difference": 0.02, "num_shares": 4, "num_seeds": 3}
     places = [("stories", 1e5, 0.05), ("stories", 3e5, 0.07), ("code", 1e5, 0.09), ("code", 3e5, 0.06)]
@@ -83,6 +89,9 @@ def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error():
     assert ratios("mine", 3.0e5, 3.0e3) == [0.07, 0.07]
     assert ratios("stories", 3e5, 49) == []  # a smoke study's steps
     assert ratios("stories", 5e7, 5e5) == []
+    of_stories = rows[rows["corpus"] == "stories"]
+    rows = of_stories[(of_stories["parameters"] < 2e5) | (of_stories["class"] == "core")]
+    assert ratios("stories", 2.9e5, 2.9e3) == [0.05, 0.07]  # auxiliary domains, which only the other size has, and core
 
 
 def test_what_ships_was_measured():

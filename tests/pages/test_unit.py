@@ -55,6 +55,22 @@ def test_an_unknown_unit_is_said_to_be_so():
     assert study().claims["unit_error"].isna().all()
 
 
+def test_a_class_that_was_not_measured_is_named_and_has_no_number():
+    core, auxiliary = rows("tiny", 0.07, 0.11)
+    for row, known, unknown in ((core, "core", "auxiliary domains"), (auxiliary, "auxiliary domains", "core")):
+        text = unit_warning(study(row).record)
+        assert (
+            f"a compute ratio of {known} by \u00b1{row['ratio']:.2f}, a difference of two methods by \u00b10.02" in text
+        )
+        assert f"not calibrated at tiny for {unknown}:" in text
+        assert "nan" not in text
+
+
+def test_an_error_of_differences_is_warned_of_too():
+    fits = [{**row, "difference": 0.08} for row in rows("tiny", 0.03, 0.04)]
+    assert "a difference of two methods by \u00b10.08" in unit_warning(study(*fits).record)
+
+
 def test_numbers_of_others_are_not_warned_of():
     assert unit_warning(study(preset="").record) == ""
 

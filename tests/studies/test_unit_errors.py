@@ -1,16 +1,21 @@
 """A study's record says how far its unit is off: by the storage's calibration, else by what was measured before."""
 
 import json
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from gram_platform.analysis.unit_error import shipped_errors
+from gram_platform.config import State
+from gram_platform.pages.results.record import record_from_plain
 from gram_platform.store import Store
+from gram_platform.studies import unit_errors
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
 from gram_platform.studies.run import record_of, run_study
-from gram_platform.studies.unit_errors import main
+from gram_platform.studies.unit_errors import finished_sizes, main
 
 
 def graph_of(tmp_path, *flags: str) -> Graph:
@@ -31,6 +36,44 @@ def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
 def test_a_storage_without_a_calibration_has_no_errors_to_print(tmp_path):
     with pytest.raises(ValueError, match="NAME=STORAGE with two seeds of two shares"):
         main([f"stories={tmp_path}"])
+
+
+def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_was_measured(tmp_path, monkeypatch):
+    """The shipped error of stories at 0.28M is .21; one of .01 at 0.15M, in the storage, took its place."""
+    own = shipped_errors().assign(ratio=0.01, difference=0.01)
+    own = own[own["corpus"] == "stories"]
+    shipped = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors
+    monkeypatch.setattr(unit_errors, "measured_in", lambda *of: own[own["size"] == "0.15M"])
+    assert record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors == shipped
+    small = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.15M")).unit_errors
+    assert [row["ratio"] for row in small] == [0.01, 0.01]
+
+
+def test_another_study_that_is_named_calibration_is_none(tmp_path, monkeypatch):
+    """It has no variants of known shares, without which every other study ended with a KeyError."""
+    record = record_of(graph_of(tmp_path, "--preset", "smoke"))
+    monkeypatch.setattr(unit_errors, "readable_record", lambda *of: replace(record, name="calibration"))
+    monkeypatch.setattr(unit_errors, "read_calibration", lambda *of: pytest.fail("it is read as a calibration"))
+    assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
+
+
+def test_a_size_counts_when_every_node_is_complete(tmp_path):
+    record = record_of(graph_of(tmp_path, "--preset", "smoke", "--methods", "baseline"))
+    runs = pd.DataFrame([{"id": e["id"], "status": State.COMPLETE} for e in record.entries])
+    assert finished_sizes(record, runs) == {"tiny", "small"}
+    last = max(place for place, e in enumerate(record.entries) if e["tags"]["size"] == "tiny")
+    assert finished_sizes(record, runs.drop(index=last)) == {"small"}
+    assert finished_sizes(record, runs.assign(status=State.INTERRUPTED)) == set()
+
+
+def test_a_record_with_a_huge_error_can_be_read_and_one_below_zero_cannot(tmp_path):
+    record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M"))
+    rows = [{**row, "ratio": 1e30} for row in record.unit_errors]
+    plain = json.loads(replace(record, unit_errors=tuple(rows)).to_json())
+    assert record_from_plain(plain).unit_errors == tuple(rows)
+    for wrong in (-0.1, float("nan"), float("inf"), "0.1"):
+        with pytest.raises(ValueError, match="unit_errors"):
+            record_from_plain({**plain, "unit_errors": [{**rows[0], "ratio": wrong}]})
 
 
 @pytest.mark.slow  # a calibration and a study are trained

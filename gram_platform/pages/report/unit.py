@@ -1,10 +1,12 @@
 """Says how far the unit of a study's compute ratios may be off: above and beside the main numbers, in the terminal."""
 
+from collections.abc import Mapping
+
 from gram_platform.analysis.unit_error import FITS, NOT_KNOWN, UnitError, errors_by_class
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import StudyRecord
 
-SHOWN = ("core", "retain")  # retain stands for all classes of auxiliary domains
+SHOWN = {"core": "core", "retain": "auxiliary domains"}  # class: words; retain stands for all of auxiliary domains
 BESIDES = "Intervals over seeds do not contain this; claims add it in quadrature."
 MEASURE = "experiments/calibration.py measures it in a study's storage"
 
@@ -18,13 +20,14 @@ def unit_warning(record: StudyRecord) -> str:
     """Says by how much compute ratios of our runs may be off; "" if by less than FITS everywhere, or not ours."""
     if not record.preset:
         return ""
-    of_size = {size: [unit_error(record, size, name) for name in SHOWN] for size in record.sizes}
-    wrong = {size: errors for size, errors in of_size.items() if any(error.ratio >= FITS for error in errors)}
-    unknown = [size for size, errors in of_size.items() if NOT_KNOWN in errors]
+    of_size = {size: {words: unit_error(record, size, name) for name, words in SHOWN.items()} for size in record.sizes}
+    known = {size: {k: e for k, e in errors.items() if e != NOT_KNOWN} for size, errors in of_size.items()}
+    wrong = {size: errors for size, errors in known.items() if any(max(error) >= FITS for error in errors.values())}
+    unknown = [_unknown(size, errors) for size, errors in known.items() if len(errors) < len(SHOWN)]
     parts = []
     if wrong:
         measured = dict.fromkeys(row["measured_on"] for row in record.unit_errors if row["size"] in wrong)
-        sizes = "; ".join(_sentence(size, *errors) for size, errors in wrong.items())
+        sizes = "; ".join(_sentence(size, errors) for size, errors in wrong.items())
         parts.append(
             f"One unit may be off: {sizes} (root mean square, measured on {' and '.join(measured)}). {BESIDES}"
         )
@@ -33,10 +36,14 @@ def unit_warning(record: StudyRecord) -> str:
     return " ".join(parts)
 
 
-def _sentence(size: str, core: UnitError, auxiliary: UnitError) -> str:
-    ratios, differences = ([f"\u00b1{number:.2f}" for number in pair] for pair in zip(core, auxiliary, strict=True))
-    of_one = f"at {size} a compute ratio of core by {ratios[0]} and of auxiliary domains by {ratios[1]}"
-    return f"{of_one}, a difference of two methods by {differences[0]} and {differences[1]}"
+def _sentence(size: str, errors: Mapping[str, UnitError]) -> str:
+    ratios = " and ".join(f"of {words} by \u00b1{error.ratio:.2f}" for words, error in errors.items())
+    differences = " and ".join(f"\u00b1{error.difference:.2f}" for error in errors.values())
+    return f"at {size} a compute ratio {ratios}, a difference of two methods by {differences}"
+
+
+def _unknown(size: str, known: Mapping[str, UnitError]) -> str:
+    return f"{size} for {' and '.join(words for words in SHOWN.values() if words not in known)}" if known else size
 
 
 def unit_sections(record: StudyRecord) -> list[Section]:

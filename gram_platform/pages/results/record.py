@@ -1,6 +1,7 @@
 """Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and reports."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
@@ -21,6 +22,12 @@ from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
 STUDY_FILE = "study.json"
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, int | float) and 0.0 <= value < math.inf  # of a flat curve it may be beyond any int64
+
+
 SHAPE = {  # of its fields
     **dict.fromkeys(("name", "title", "question", "compare_with", "varies", "unit", "profile", "measurement"), str),
     **dict.fromkeys(("own_baseline", "by_modules"), bool),
@@ -29,7 +36,7 @@ SHAPE = {  # of its fields
     "parameters": {str: float},
     "entries": [{"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags}],
     "costs": [dict],
-    "unit_errors": [{"size": str, "class": str, "ratio": float, "difference": float, "measured_on": str}],
+    "unit_errors": [{"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str}],
 }
 
 
