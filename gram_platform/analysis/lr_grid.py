@@ -181,6 +181,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         values = floats(f"trials.{name}", frame[name])
         if not (np.isfinite(values) & (values > 0)).all():
             raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
+        frame[name] = pd.to_numeric(frame[name])  # of a frame read as text
         if name != "parameters":  # values that differ only in their last bits are one cell
             frame[name] = frame[name].groupby(np.log(values).round(SAME_CELL)).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()

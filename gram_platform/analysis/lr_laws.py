@@ -62,13 +62,14 @@ def analyse_grid(
     """
     optima = optima_table(trials, window, as_published)
     laws, shared = _fit(trials, optima, window, num_resamples, as_published)
+    rows = _law_rows(laws, shared)
     return GridAnalysis(
         cells=cells(trials, as_published),
         optima=optima,
         surfaces=surface_table(trials, window, as_published=as_published),
-        laws=_law_rows(laws, shared),
+        laws=rows,
         windows=window_table(trials, (window, *WINDOWS), as_published),
-        lines=_line_rows(optima, None if shared["no_law"] else laws, seq_len),
+        lines=_line_rows(optima, laws, fitted_law(rows, "", seq_len, ""), seq_len),
     )
 
 
@@ -82,7 +83,8 @@ def laws_table(
 
     The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured coverage. `sizes` lists
     those whose optimum entered, the parameters of the `smallest` and `largest` beside them, `left_out` the rest and
-    why. `no_law` says what the fit lacks to be a law, "" for one; with fewer than two sizes the numbers are NaN.
+    why. `no_law` says what the fit lacks to be a law, "" for one; with fewer than two sizes, or a coefficient
+    that is zero or infinite as a float, the numbers are NaN.
     """
     optima = optima_table(trials, window, as_published)
     return _law_rows(*_fit(trials, optima, window, num_resamples, as_published))
@@ -116,7 +118,7 @@ def _fit(
     num_resamples: int,
     as_published: bool,
 ) -> tuple["LawBootstrap | None", dict]:
-    """Returns both laws, None with fewer than two sizes, and the columns that their rows share."""
+    """Returns both laws, None if they are not to be had, and the columns that their rows share."""
     pooled = optima[optima["seed"] == POOLED].set_index("size")
     refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
     usable = [size for size, why in refused.items() if not why]
@@ -126,15 +128,18 @@ def _fit(
     used = used_trials(trials, as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
+    laws = bootstrap_laws(used, window, num_resamples, as_published=as_published) if len(entered) > 1 else None
+    is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in (laws.lr, laws.batch))
+    no_law = [_why_no_law(entered, weak, left_out), "" if is_number else "its coefficients lie beyond all numbers"]
     shared = {
         "num_sizes": len(entered),
         "sizes": " ".join(entered),
         "smallest": used["parameters"].min(),
         "largest": used["parameters"].max(),
         "left_out": left_out,
-        "no_law": _why_no_law(entered, weak, left_out),
+        "no_law": "; ".join(filter(None, no_law)),
     }
-    return bootstrap_laws(used, window, num_resamples, as_published=as_published) if len(entered) > 1 else None, shared
+    return laws if is_number else None, shared
 
 
 def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) -> str:
@@ -172,13 +177,13 @@ def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
-def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", seq_len: int) -> pd.DataFrame:
+def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", fitted: Law | None, seq_len: int) -> pd.DataFrame:
     parameters = optima["parameters"].astype(float)
     along = np.geomspace(parameters.min(), parameters.max(), LINE_POINTS) if len(optima) else []
     rows = []
     for quantity in QUANTITIES:
         for n in along:
-            value, low, high = (math.nan,) * 3 if laws is None else laws.predict(quantity, n)
+            value, low, high = laws.predict(quantity, n) if fitted and fitted.predicts(n) else (math.nan,) * 3
             paper = math.nan
             if PAPER_LAW.predicts(n):
                 paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)

@@ -55,8 +55,10 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     half = math.nan
     if len(n) > 2:
         half = stats.t.ppf(TAIL, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
+    with np.errstate(over="ignore", under="ignore"):
+        coefficient = float(np.exp(y.mean() - exponent * x.mean()))
     return PowerLaw(
-        coefficient=float(np.exp(y.mean() - exponent * x.mean())),
+        coefficient=coefficient,
         exponent=exponent,
         r2=1.0 - left / total if total > 1e-24 * len(n) else math.nan,
         exponent_interval=(float(exponent - half), float(exponent + half)),

@@ -189,7 +189,7 @@ class Law:
         require_int("law.seq_len", self.seq_len, 1)
         require_int("law.num_sizes", self.num_sizes, 0)
         require_real("law.smallest", self.smallest, 0.0, open_low=self.num_sizes > 0)
-        require_real("law.largest", self.largest, self.smallest)
+        require_real("law.largest", self.largest, self.smallest, open_low=self.num_sizes > 1)
 
     def lr(self, num_parameters: float) -> float:
         return self.lr_coefficient * num_parameters**self.lr_exponent

@@ -226,6 +226,20 @@ def test_laws_that_cannot_be_fitted_say_why():
     assert law_json(None, laws)["no_law"] == why
 
 
+def test_coefficients_beyond_all_numbers_are_no_law():
+    """Sizes that are almost alike, or a minimum far away, give an exponent whose coefficient no float holds."""
+    alike = laddered(noise=0.001).replace({"parameters": {4e6: 1e6 + 1, 16e6: 1e6 + 2}})
+    laws = laws_table(alike, num_resamples=2)
+    assert laws["no_law"].tolist() == ["its coefficients lie beyond all numbers"] * 2
+    assert fitted_law(laws, "ours", 64, "a test") is None
+
+
+def test_a_grid_read_as_text_is_the_same_grid():
+    trials = laddered()
+    text = trials.astype(dict.fromkeys(("parameters", "lr", "batch", "loss"), str))
+    pd.testing.assert_frame_equal(laws_table(text, num_resamples=1), laws_table(trials, num_resamples=1))
+
+
 def test_the_table_of_windows_shows_how_the_exponents_move():
     exact = window_table(laddered(), (None, 0.1, 1e-6))
     assert exact["window"].tolist()[1:] == [0.1, 1e-6]
@@ -240,17 +254,19 @@ def test_the_table_of_windows_shows_how_the_exponents_move():
 
 
 def test_every_table_at_once():
-    trials = laddered(noise=0.001)
-    analysis = analyse_grid(trials, seq_len=64, num_resamples=10)
+    far = planted("1M", lr=9e-3).assign(size="640M", parameters=640e6)  # at the edge, so the law is of 1M to 16M
+    trials = pd.concat([laddered(noise=0.001), far], ignore_index=True)
+    analysis = analyse_grid(trials, seq_len=64, num_resamples=4)
     pd.testing.assert_frame_equal(analysis.cells, cells(trials))
     pd.testing.assert_frame_equal(analysis.optima, optima_table(trials))
-    pd.testing.assert_frame_equal(analysis.laws, laws_table(trials, num_resamples=10))
+    pd.testing.assert_frame_equal(analysis.laws, laws_table(trials, num_resamples=4))
     lines = analysis.lines[analysis.lines["quantity"] == "batch"]
-    assert (lines["low"] <= lines["high"]).all()
+    assert ((lines["low"] <= lines["high"]) == (lines["parameters"] <= 160e6)).all()
+    assert (lines["value"].notna() == (lines["parameters"] <= 160e6)).all()  # it predicts no farther
     assert lines["paper"].isna().iloc[0]  # 50 times beyond the paper's sizes
-    assert lines["paper"].iloc[-1] == pytest.approx(16 * PAPER_LAW.batch(16e6))
+    assert lines["paper"].iloc[-1] == pytest.approx(16 * PAPER_LAW.batch(640e6))
     ours = fitted_law(analysis.laws, "ours", 64, "a test")
-    assert lines["value"].iloc[-1] == pytest.approx(ours.batch(16e6))
+    assert lines["value"].iloc[0] == pytest.approx(ours.batch(1e6))
     surface = analysis.surfaces[analysis.surfaces["size"] == "4M"]
     assert len(surface) == 25 * 25
     assert (surface["lr"].min(), surface["batch"].max()) == pytest.approx((LRS[0], 64))

@@ -202,6 +202,16 @@ def test_pages_show_claims_at_the_profile_of_the_tiles(profile):
     assert {row["profile"] for row in claim_rows(claims, "demo")} == {profile}
 
 
+def test_claims_whose_profile_is_missing_are_not_judged_at_another():
+    views = evaluations()
+    analysis = analyse(views[views["profile"] != "core+biology"], curves(), tuple(SIZES))
+    study = study_of(analysis, curves(), pd.DataFrame({"id": []}), compare_with="scaling", profile="core+biology")
+    claims = judged_claims(study.record, analysis)
+    assert claims.empty
+    assert "core+chemistry" not in summary_text(study.record, study).partition("the paper's claims")[2]
+    assert claim_sections(dataclasses.replace(study, claims=claims)) == []
+
+
 def test_a_study_without_claims_is_judged_on_the_mean_and_says_so():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     study = study_of(analysis, curves(), pd.DataFrame({"id": []}), profile="core+biology")

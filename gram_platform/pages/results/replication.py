@@ -12,6 +12,7 @@ from gram_platform.analysis.ratios import (
     BASELINE,
     ELICITED,
     FIT_COLUMNS,
+    MEAN,
     PREFIX,
     VARIANT,
     VIEW,
@@ -29,7 +30,7 @@ from gram_platform.pages.results.declarations import (
     declarations,
     known_studies,
 )
-from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, External, parameters_of
+from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import analysed, judged
 from gram_platform.paper.paper import SOURCE, published_per_seed, published_table
@@ -73,6 +74,9 @@ def _prepare(name: str, external: External, declared: Declaration, baselines: Ba
     rows = _named(pd.concat(parts, ignore_index=True), used)
     unit = _unit_of(name, baselines, used) if variants else ""
     views = _evaluations(rows[~rows[ELICITED]])
+    profile, profiles = external.declared.get(name, {}).get("profile", ""), dict.fromkeys([MEAN, *views["profile"]])
+    if profile and profile not in profiles:
+        raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, "one of " + ", ".join(profiles))
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
     record = _record(name, external, declared, used, variants, unit, rows)

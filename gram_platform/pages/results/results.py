@@ -107,13 +107,14 @@ def analysed(
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, beside their verdicts on the published numbers.
 
+    At the profile that the record names, also where the table lacks it: another would be chosen after there are data.
     A study without claims in the paper is judged on retain above forget, as means over profiles. Known explanations
     stand beside a "disagree".
     """
     errors = errors_by_class(record.unit_errors)
     if record.compare_with in CLAIMS:
-        profile = record.profile if record.profile in set(analysis.per_seed["profile"]) - {CORE} else ""
-        claims = paper_claims(analysis.per_seed, record.compare_with, profile, errors)
+        compared = record.profile if record.profile != CORE else ""  # beside which no domain is retained
+        claims = paper_claims(analysis.per_seed, record.compare_with, compared, errors)
         claims = with_published(claims, record.compare_with)
     else:
         judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)

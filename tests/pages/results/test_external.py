@@ -212,6 +212,7 @@ def test_missing_files_columns_and_cells_are_named(tmp_path):
         ),
         ({"scaling": {"varies": "method"}}, "studies.json, scaling, varies='method': expected"),
         *(({"scaling": {"varies": name}}, f"varies='{name}': expected") for name in ("class", "compute_ratio", "low")),
+        ({"scaling": {"profile": "core+x"}}, "studies.json, scaling, profile='core+x': expected one of mean, "),
         ({"scaling": {"baseline_from": "x"}}, "studies.json, scaling, baseline_from='x': expected a study of"),
         ({"scaling": {"compare_with": "x"}}, "studies.json, scaling, compare_with='x': expected one of stories"),
         ({"scaling": 3}, "studies.json, scaling=3: expected an object"),
