@@ -60,8 +60,10 @@ def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measur
     `profile`: of core and one domain, whose rows are planted beside those of `all`. ValueError without these rows.
     """
     rows = ratios[ratios["method"].isin([*METHODS, BASELINE]) & ratios["profile"].isin([profile, ALL])]
-    if set(METHODS) - set(rows.loc[rows["profile"] == profile, "method"]):
-        raise invalid("profile", profile, f"one that {' and '.join(METHODS)} have: {', '.join(set(ratios['profile']))}")
+    found = rows[rows["profile"] == profile].groupby("size")["method"].agg(set)
+    if any(set(METHODS) - found.get(size, set()) for size in dict.fromkeys(curves["size"])):
+        names = ", ".join(sorted(set(ratios["profile"])))
+        raise invalid("profile", profile, f"one that {' and '.join(METHODS)} have at every size, of {names}")
     units, parts, domains = {}, {}, {}
     for size in dict.fromkeys(curves["size"]):
         of_size = {}
@@ -84,9 +86,10 @@ def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measur
         parts[size] = pd.DataFrame(of_size)
     deviations = pd.concat(parts).dropna(axis="columns")
     means = rows.groupby(["size", "method", "profile", "class"])["compute_ratio"].mean()
-    domains = {row: tuple(d for d in found if (d, " ".join(row)) in deviations) for row, found in domains.items()}
-    found = {(size, tuple(row)): float(ratio) for (size, *row), ratio in means.items() if tuple(row) in domains}
-    return Measured(units, found, domains, deviations, len(deviations) - len(parts))
+    domains = {row: tuple(d for d in of if (d, " ".join(row)) in deviations) for row, of in domains.items()}
+    domains = {row: of for row, of in domains.items() if of}
+    known = {(size, tuple(row)): float(ratio) for (size, *row), ratio in means.items() if tuple(row) in domains}
+    return Measured(units, known, domains, deviations, len(deviations) - len(parts))
 
 
 # ------------------------------------------------------------------------------------------------- the true curves

@@ -9,7 +9,7 @@ from benchmarks.planted import SHAPES, Measured, Planted, measured, of_domains
 from gram_platform.analysis.ratios import compute_ratio_frame, pseudo_values
 from tests.published import NEEDS_FOLDER, SIZES, published_analysis, published_frames
 
-PROFILE = "core+code-lisp"
+PROFILE = "core+papers-biology"
 GRAM, FILTERING = ("gram", PROFILE, "core"), ("filtering", PROFILE, "core")
 pytestmark = NEEDS_FOLDER
 
@@ -35,7 +35,7 @@ def test_planted_rows_are_rated_as_the_analysis_rates_them(source):
     found = planted.row(GRAM, ratios, planted.noise)
     logs = planted.log_losses("core", GRAM, ratios)[:, None] + planted.noise[:, :, planted.column("core", GRAM)]
     views = pd.DataFrame({"loss/core": np.exp(logs).ravel(), "size": np.repeat(["0", "1"], 3), "seed": [*"012"] * 2})
-    views = views.assign(method="gram", profile=PROFILE, retained="code-lisp")
+    views = views.assign(method="gram", profile=PROFILE, retained="papers-biology")
     frame, notes = compute_ratio_frame(views, planted.references)
     assert not notes
     np.testing.assert_allclose(found.values.ravel(), frame["compute_ratio"], rtol=1e-9)
