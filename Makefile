@@ -33,13 +33,13 @@ lr-bs-demo: setup ## run the grid of learning rate and batch size at three model
 	$(BIN)/python -m gram_platform.engine.local_cluster run $(if $(KEEP),--keep) -- python experiments/lr_bs_grid.py --preset demo $(ARGS)
 
 test: lint ## run lint, then all tests except the slow ones, two files at a time
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: lint ## run lint, then every test
 	$(BIN)/python -m pytest $(ARGS)
 
 test-lowest: $(LOWEST)/.installed ## run all tests except the slow ones with the lowest versions that pyproject.toml allows
-	$(LOWEST)/bin/python -m pytest -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(LOWEST)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 $(LOWEST)/.installed: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
