@@ -29,8 +29,7 @@ for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH", "ML
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spreads the files that start Ray, those with the longest time-outs first, evenly among the others.
 
-    They wait more than they compute, so three files run at a time on two cores; one of them should compute, and a long
-    one must not come last.
+    They wait more than they compute: of two files at a time one should compute, and a long one must not come last.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
