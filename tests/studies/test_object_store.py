@@ -25,6 +25,7 @@ def two_machines(tmp_path, monkeypatch):
     cluster.shutdown()
 
 
+@pytest.mark.slow  # tests/store and the studies' own tests are the quick relatives
 def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
     bucket = tmp_path / "bucket"
     Path(f"{bucket}.log").touch()

@@ -90,7 +90,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
     other_seeds = needed_search(STUDY, flags_of(STUDY, tmp_path, seeds=3))
     assert other_seeds.search_id in known
     assert other_seeds.flags.seeds == 1
-    for given in ({"retain": ("airport",)}, {"corpus": "stories"}, {"law": "paper"}):
+    for given in ({"retain": ("airport",)}, {"corpus": "stories"}, {"law": "paper", "trust_law": True}):
         flags = flags_of(STUDY, tmp_path, **given)
         needed = needed_search(STUDY, flags)
         assert needed.search_id not in known
