@@ -25,7 +25,7 @@ from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.measurements import Calibration
 
-CALIBRATION = "calibration"  # the study that measures the unit
+CALIBRATION_STUDY = "calibration"  # the study that measures the unit
 
 
 def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
@@ -52,7 +52,7 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
 
     Sizes of which a node is not complete are left out: the longest baselines, whose errors are small, come first.
     """
-    record = readable_record(store, CALIBRATION)
+    record = readable_record(store, CALIBRATION_STUDY)
     is_ours = record is not None and record.measurement == Calibration.name  # not another study under this name
     is_here = is_ours and data_id in ("", record.params.get("data_id"))
     results = read_calibration(record, store, None) if is_here else None
@@ -79,9 +79,8 @@ def main(arguments: list[str]) -> int:
         corpus, _, place = argument.partition("=")
         parts.append(measured_in(Store(place), corpus))
         if parts[-1].empty:
-            raise invalid(
-                "storage", argument, f"NAME=STORAGE with two seeds of two shares of a finished study {CALIBRATION}"
-            )
+            expected = f"NAME=STORAGE with two seeds of two shares of a finished study {CALIBRATION_STUDY}"
+            raise invalid("storage", argument, expected)
     say(table_csv(pd.concat(parts), "%.4f") if parts else __doc__)
     return 0
 

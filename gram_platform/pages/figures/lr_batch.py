@@ -26,7 +26,7 @@ from gram_platform.pages.figures.style import (
 
 TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
-LETTERS = 90  # of a line of a title
+TITLE_LETTERS = 90  # of a line of a title
 FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
 BEYOND = 4.0  # a surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so
 
@@ -216,6 +216,6 @@ def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
 
 def _law_text(law: pd.Series) -> str:
     if law["no_law"]:
-        return "<br>".join(["no law", *(f"<sub>{part}</sub>" for part in wrap(law["no_law"], LETTERS))])
+        return "<br>".join(["no law", *(f"<sub>{part}</sub>" for part in wrap(law["no_law"], TITLE_LETTERS))])
     text = f"{law['coefficient']:.3g} N^{law['exponent']:.3f}"
     return text if math.isnan(law["t_low"]) else f"{text} [{law['t_low']:.2f}, {law['t_high']:.2f}]"

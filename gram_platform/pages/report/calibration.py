@@ -28,7 +28,7 @@ at a constant rate, rated by the other seeds' curve and final losses; the share 
 Unit: finished baselines of other lengths on other seeds, each with its own warm-up and decay. Both from a share of
 {LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Rms of means: of the errors' means over
 seeds; claims and tiles take it, unit, as the error that more seeds do not reduce."""
-SHARES = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
+SHARES_TEXT = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
 FOOTER = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its last steps, and
 divided by what the baseline's final losses read as. So it is no share of the steps by construction, neither of an
 unfinished run nor of a finished one: this page measures how far it is from each."""
@@ -65,7 +65,7 @@ def read_calibration(
 def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
     """Writes the errors, then what finished baselines are read as, for a terminal."""
     errors, shares = readable_errors(results.errors), readable_shares(results.errors)
-    return f"{frame_text(errors)}\n\n{SHARES}\n{frame_text(shares)}"
+    return f"{frame_text(errors)}\n\n{SHARES_TEXT}\n{frame_text(shares)}"
 
 
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
@@ -94,7 +94,7 @@ def calibration_sections(record: StudyRecord, results: CalibrationResults) -> li
     return [
         Section("Errors", ERRORS, figures, table=errors, table_is_open=True),
         *missing_sections(results.analysis.missing),
-        Section("Shares of the steps", SHARES, table=shares, table_is_open=True),
+        Section("Shares of the steps", SHARES_TEXT, table=shares, table_is_open=True),
         *curve_sections(results),
         Section("Runs", table=readable_runs(results.runs)),
     ]
