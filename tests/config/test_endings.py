@@ -84,6 +84,7 @@ def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
 IMPATIENT = """
 import atexit, os, signal, sys
 from gram_platform.config.endings import exit_codes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a script's background process ignores
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
 with exit_codes("Submit again."):
     os.kill(os.getpid(), signal.SIGINT)
