@@ -10,6 +10,7 @@ from benchmarks.many_runs import DOMAINS, run_config
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import Evaluation, View
 from gram_platform.engine import slots
+from gram_platform.engine.devices import ProbeReport, probe_here
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.life import Progress
@@ -27,8 +28,8 @@ MOST_MS = 1.5  # a node, of the driver's CPU time
 class EmptySlot:
     """Ends every task at once."""
 
-    def machine(self) -> str:
-        return ray.get_runtime_context().get_node_id()
+    def probe(self, execution: Execution) -> ProbeReport:
+        return probe_here(execution)
 
     def execute(self, nodes: list, execution: Execution, resources: Resources) -> list[str]:
         return []
