@@ -37,13 +37,11 @@ def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool =
         print(reason, file=sys.stderr)
     for name in names:
         yield from _size(single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason)
-        tokens = SIZES[name].micro_batch * SIZES[name].seq_len
-        if 2 * tokens <= MOST_MERGED_TOKENS:  # what studies merge
-            num_merged = next(size for size in GROUP_SIZES if size * tokens <= MOST_MERGED_TOKENS)
-            together = Workload(SIZES[name], num_merged, num_rounds, device)
-            yield merging(together)
-            if compiled:
-                yield compiling(together)
+        eager = as_studies_merge(single_gpu_workload(name, device, num_rounds, compiled=False))
+        if eager.num_merged > 1:
+            yield merging(eager)
+        if compiled:
+            yield compiling(eager)
     yield sharing(Workload(SMOKE_SIZES["small"], 1, num_rounds, device))
 
 
@@ -56,6 +54,13 @@ def single_gpu_workload(name: str, device: str, num_rounds: int, compiled: bool)
     )
 
 
+def as_studies_merge(workload: Workload) -> Workload:
+    """Returns the workload with as many micro-batches in a pass as a study puts there on a GPU."""
+    tokens = workload.size.micro_batch * workload.size.seq_len
+    number = next((n for n in GROUP_SIZES if n * tokens <= MOST_MERGED_TOKENS), 1)
+    return replace(workload, num_micro_batches=max(number, workload.num_micro_batches), num_merged=number)
+
+
 def utilisation(workload: Workload) -> BenchmarkResult:
     """Measures the training rate against the model's own matrix products, without a peer."""
     return _size(workload, with_peer=False)[0]
@@ -63,7 +68,7 @@ def utilisation(workload: Workload) -> BenchmarkResult:
 
 def _size(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
     run = compared_runs(workload)[DENSE]
-    matmuls = MatmulRate(run.model, workload.size.micro_batch, workload.device)
+    matmuls = MatmulRate(run.model, workload.num_merged * workload.size.micro_batch, workload.device)
     steps: dict[str, Iterator] = {"ours": training_steps(*loop_arguments(run, workload))}
     for precision in (AUTOCAST, COPY) if with_peer else ():
         _, plan, reader = loop_arguments(run, workload)
@@ -100,16 +105,14 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
 
 def merging(workload: Workload) -> BenchmarkResult:
     """Measures steps whose micro-batches run in one pass, against a pass each."""
-    merged = replace(workload, num_merged=workload.num_micro_batches)
-    name = f"{workload.num_micro_batches} micro-batches of {workload.size.name} in a pass on {workload.device}"
-    return _against(name, merged, "a pass each", workload)
+    name = f"{workload.num_merged} micro-batches of {workload.size.name} in a pass on {workload.device}"
+    return _against(name, workload, "a pass each", replace(workload, num_merged=1))
 
 
 def compiling(workload: Workload) -> BenchmarkResult:
-    """Measures steps with compiled blocks and a fused loss, their micro-batches in one pass, against eager steps."""
-    eager = replace(workload, num_merged=workload.num_micro_batches)
+    """Measures steps with compiled blocks and a fused loss against eager steps of the same passes."""
     name = f"compiled {workload.size.name} on {workload.device}"
-    return _against(name, replace(eager, compiled=True), "the same passes, eager", eager)
+    return _against(name, replace(workload, compiled=True), "the same passes, eager", workload)
 
 
 def _against(name: str, workload: Workload, against: str, reference: Workload) -> BenchmarkResult:

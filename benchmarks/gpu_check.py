@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.gpu import NUM_MICRO_BATCHES, SIZES, sharing, single_gpu_workload, utilisation
+from benchmarks.gpu import NUM_MICRO_BATCHES, SIZES, as_studies_merge, sharing, single_gpu_workload, utilisation
 from benchmarks.results import Aim, BenchmarkResult
 from benchmarks.step_shares import PARTS_OF_A_STEP, Stopwatch, watched_steps
 from benchmarks.timing import clock_of
@@ -48,7 +48,8 @@ def check(device: str, names: Sequence[str]) -> Iterator[BenchmarkResult]:
     yield _resuming(_run(small), device)
     for name in names:
         workload = single_gpu_workload(name, device, NUM_ROUNDS, compiled=False)
-        if device != "cpu":
+        if device != "cpu":  # where nothing is merged
+            workload = as_studies_merge(workload)
             yield _memory(workload)
         yield _speed(workload)
     small_runs = sharing(Workload(SMOKE_SIZES["small"], 1, NUM_ROUNDS, device), num_runs=2)
@@ -161,7 +162,7 @@ def _memory(workload: Workload) -> BenchmarkResult:
         name=f"peak memory {workload.size.name}",
         unit="bytes",
         values=(float(torch.cuda.max_memory_allocated() - before),),
-        references=(float(rank_memory(run, 1, device="cuda").total),),
+        references=(float(rank_memory(run, 1, device="cuda", num_merged=workload.num_merged).total),),
         against="the planner",
         aim=Aim("at most", MEMORY_BOUND),
     )
