@@ -69,6 +69,7 @@ def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path):
     exponents = grid.laws["exponent"].to_numpy()
     assert np.isfinite(exponents).all()
     assert all(f"{exponent:.3f}" in text for exponent in exponents)
+    assert frame_text(grid.optima) in text
     files.pop("trials.csv")
     Tracker(uri).log_study("pareto", files, {}, {"search_id": "4567"})
     assert report_from_mlflow("pareto", uri, "").startswith("size")
