@@ -15,7 +15,7 @@ from gram_platform.planner.memory import Memory, model_weights, rank_memory
 GIB = 2**30
 USABLE_MEMORY = 0.8  # share of an accelerator's; the rest is for runtime, collectives and fragmentation [ours]
 LEAST_PASS_TOKENS = 4096  # of a pass on one GPU [ours]: fewer would leave it idle
-MOST_MERGED_TOKENS = 32_768  # of a pass of several micro-batches on one GPU [ours, not measured]
+MOST_MERGED_TOKENS = 32_768  # of a pass of several micro-batches on one GPU [ours]; fills an H200 at 26M (FINDINGS)
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Utilisation:
 
 REVIEW = "reading the code, no GPU was used"  # launches, bytes and products of a step
 SPEED = "FINDINGS, Speed: one core with AVX512-BF16"
+FIRST_GPU = "FINDINGS, The first GPU: eager"
 # `python experiments/bench.py --gpu --check` prints a row; give it its place in FINDINGS.md and the date
 UTILISATIONS = (
     Utilisation("h100", "26M", 26_252_288, 0.09, REVIEW, "2026-11-23"),
@@ -69,7 +70,10 @@ UTILISATIONS = (
     Utilisation("h100", "100M", 103_201_984, 0.23, REVIEW, "2026-11-23"),
     Utilisation("h100", "800M", 806_509_504, 0.36, REVIEW, "2026-11-23"),
     Utilisation("h100", "5B", 4_967_743_104, 0.29, REVIEW + ", 8 ranks", "2026-11-23"),
-    Utilisation("h200", "800M", 806_509_504, 0.41, REVIEW, "2026-11-23"),
+    Utilisation("h200", "26M", 26_252_288, 0.167, FIRST_GPU, "2026-11-26", is_measured=True),
+    Utilisation("h200", "50M", 47_944_704, 0.129, FIRST_GPU, "2026-11-26", is_measured=True),
+    Utilisation("h200", "100M", 103_149_440, 0.207, FIRST_GPU, "2026-11-26", is_measured=True),
+    Utilisation("h200", "800M", 806_441_600, 0.386, FIRST_GPU, "2026-11-26", is_measured=True),
     Utilisation("cpu", "0.1M", 88_704, 0.28, SPEED, "2026-11-24", is_measured=True),
     Utilisation("cpu", "0.28M", 219_800, 0.45, SPEED, "2026-11-24", is_measured=True),
     Utilisation("cpu", "0.6M", 605_760, 0.67, SPEED, "2026-11-24", is_measured=True),

@@ -264,8 +264,8 @@ def test_a_study_is_simulated_on_a_cluster(storage):
 
 
 def test_the_table_of_utilisation_marks_estimates():
-    """No GPU was measured yet: only a CPU's rows are."""
-    assert {row.machine for row in UTILISATIONS if row.is_measured} == {"cpu"}
+    """The rows of H100s are counts of launches, bytes and products."""
+    assert {row.machine for row in UTILISATIONS if row.is_measured} == {"cpu", "h200"}
     for row in UTILISATIONS:
         assert utilisation_of(row.machine, row.parameters) == row
         assert ("an estimate" in row.text) != row.is_measured
@@ -274,7 +274,7 @@ def test_the_table_of_utilisation_marks_estimates():
 
 @pytest.mark.parametrize(
     ("machine", "parameters", "size", "of"),
-    [("h200", 10**9, "800M", "h200"), ("h200", 10**8, "100M", "h100"), ("a100", 10**6, "26M", "h100")],
+    [("h200", 10**9, "800M", "h200"), ("h200", 5 * 10**9, "5B", "h100"), ("a100", 10**6, "26M", "h100")],
 )
 def test_a_size_without_a_row_has_the_nearest_ones(machine, parameters, size, of):
     row = utilisation_of(machine, parameters)
