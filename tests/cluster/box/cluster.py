@@ -89,6 +89,7 @@ class Cluster:
         quiet = {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true", "GRAM_SITE": "0"}
         # The memory monitor and the number of threads know nothing of the other hosts on this machine.
         shared = {"RAY_memory_monitor_refresh_ms": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
+        shared |= {"RAY_raylet_start_wait_time_s": str(START_S)}  # 30 s are too few on a busy machine
         jobs = {"RAY_AUTH_MODE": "token", "RAY_API_SERVER_ADDRESS": f"http://head:{JOBS_PORT}"}
         return aws | quiet | shared | jobs
 
