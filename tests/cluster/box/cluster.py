@@ -154,8 +154,8 @@ class Cluster:
 
     def nodes(self) -> list[str]:
         """The names of the nodes that Ray counts as alive."""
-        said = self["head"].run("python", "-c", NODES, env=self.variables)
-        return said.split("NODES", 1)[1].split()
+        said = self["head"].run("python", "-c", NODES, env=self.variables, timeout_s=START_S)
+        return said.split("NODES", 1)[1].splitlines()[0].split()
 
     def on_laptop(self, *command: str | Path, timeout_s: float = 120, check: bool = True) -> str:
         """The output of a command in the checkout; fails as `Host.run` does."""

@@ -117,7 +117,10 @@ def test_a_job_is_stopped_and_submitted_again(cluster, alone, tmp_path):
     said = cluster.on_laptop("ray", "job", "stop", "first")
     assert "was stopped" in said
     before = seen(cluster, storage)
-    assert 0 < len([result for result in before["results"].values() if result]) < len(alone)
+    finished = {node for node, result in before["results"].items() if result}
+    assert 0 < len(finished) < len(alone)
     cluster.submit(*SMALL, *places)
     after = seen(cluster, storage)
     assert after["results"] == alone
+    for run_id in finished & before["attempts"].keys():
+        assert after["attempts"][run_id] == before["attempts"][run_id], f"{run_id} was trained again"
