@@ -18,6 +18,7 @@ def test_storage_on_s3(root, tmp_path):
     folder = store.study_dir("some")
     assert [folder.create("first.json", b"1"), folder.create("first.json", b"2")] == [True, False]
     assert (folder.read("first.json"), folder.size("first.json"), folder.list()) == (b"1", 1, ["first.json"])
+    assert folder.address("first.json") == f"{root}/studies/some/first.json"
     folder.rename("first.json", "second.json")
     folder.remove("absent.json")
     assert (folder.exists("first.json"), folder.list()) == (False, ["second.json"])
