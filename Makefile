@@ -1,7 +1,7 @@
 # The commands of a checkout. `make demo` and `make test` also set up .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lr-bs-demo test test-all test-lowest fuzz audit lock stop lint format
+.PHONY: help setup demo lr-bs-demo test test-all test-lowest fuzz box audit lock stop lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -51,6 +51,9 @@ $(LOWEST)/.installed: pyproject.toml
 
 fuzz: setup ## fuzz every parser of text from outside for a minute each; ARGS="records --seconds 600" for one
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+box: setup ## run the smoke study on a cluster of five hosts that are namespaces of this machine; needs root and the extra s3
+	$(BIN)/python -m tests.cluster.box $(ARGS)
 
 audit: ## look the pinned versions up among known vulnerabilities; needs a network, and fails without one
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }

@@ -79,6 +79,10 @@ class Folder:
         """Returns the full path of a file in this folder."""
         return f"{self.path}/{safe_name('file', name)}"
 
+    def address(self, name: str) -> str:
+        """Returns what a person opens a file of this folder by: its path, or its URL with the protocol."""
+        return self.file(name)
+
     def read_json(self, name: str, shape: Any = dict) -> Any:
         """Reads a file's JSON, None when the file is absent; CorruptFile unless it has this shape (`has_shape`)."""
         try:

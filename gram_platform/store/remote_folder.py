@@ -28,6 +28,9 @@ class RemoteFolder(Folder):
         path = "/".join([self.path, *(safe_name("folder", name) for name in names)])
         return RemoteFolder(self.filesystem, path, self.writable)
 
+    def address(self, name: str) -> str:
+        return self.filesystem.unstrip_protocol(self.file(name))
+
     @persistent
     def read(self, name: str) -> bytes:
         return self.filesystem.cat_file(self.file(name))

@@ -223,7 +223,7 @@ def publish_files(
         folder.write(file, data)
     if tracker is not None:
         tracker.log_study(name, files, figures, params, lines, node_tags, views)
-    return {file: folder.file(file) for file in files}
+    return {file: folder.address(file) for file in files}
 
 
 def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]) -> pd.DataFrame:

@@ -50,7 +50,7 @@ def build_site(
         write_overview(site, snapshot, summaries)
         site.finish()
     problems = tuple(summary["problem"] for summary in summaries.values() if summary["problem"])
-    return Built(folder.file("index.html"), len(snapshot.facts.runs), site.num_written, problems)
+    return Built(folder.address("index.html"), len(snapshot.facts.runs), site.num_written, problems)
 
 
 def watch_site(

@@ -38,8 +38,8 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
         for study in studies:
             for name, text in _files(study, sections[study.record.name]).items():
                 folder.child(study.record.name).write(name, text.encode(), durable=False)
-    paths = {study.record.name: folder.child(study.record.name).file("report.html") for study in studies}
-    return {**paths, "all": folder.file("index.html")}
+    paths = {study.record.name: folder.child(study.record.name).address("report.html") for study in studies}
+    return {**paths, "all": folder.address("index.html")}
 
 
 def _files(study: Results, sections: Sequence[Section]) -> dict[str, str]:

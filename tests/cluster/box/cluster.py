@@ -164,12 +164,22 @@ class Cluster:
     def _on_laptop(self) -> dict[str, str]:
         return self.variables | {"RAY_AUTH_TOKEN": self._token, "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def submit(
-        self, *command: str | Path, options: Sequence[str] = (), timeout_s: float = 600, check: bool = True
-    ) -> str:
-        """The log of a job, submitted from the laptop's checkout, once it is over. Options are those of `ray job submit`."""
-        job = ["ray", "job", "submit", "--working-dir", ".", *options, "--", *command]
-        return self.on_laptop(*job, timeout_s=timeout_s, check=check)
+    def show(self, *command: str | Path, timeout_s: float = 1800) -> None:
+        """Runs a command in the checkout, with its output where this process has its own.
+
+        Raises AssertionError where it fails.
+        """
+        process = self["laptop"].popen(command, None, env=self._on_laptop, cwd=ROOT)
+        try:
+            code = process.wait(timeout_s)
+        except BaseException:
+            self["laptop"].kill(process)
+            raise
+        assert code == 0, f"{command} ended with {code}"
+
+    def submit(self, *command: str | Path, options: Sequence[str] = (), timeout_s: float = 600) -> str:
+        """The log of a job, submitted from the laptop's checkout, once it is over; options of `ray job submit`."""
+        return self.on_laptop(*SUBMIT, *options, "--", *command, timeout_s=timeout_s)
 
     def start_job(self, log: Path, *command: str | Path, options: Sequence[str] = ()) -> subprocess.Popen:
         """A job under way; its client on the laptop writes to a file of this machine."""

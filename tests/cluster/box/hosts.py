@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from tests.cluster.box.switch import GATEWAY, NETWORK, PREFIX, Switch, ended, started
 
@@ -84,7 +85,7 @@ class Host:
         """A process on the host; `log`: a file of this machine for its output. Options: `env`, `cwd`, as in `run`."""
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(log.open("ab")) if log else subprocess.DEVNULL
-            return self._popen(command, output, **options)
+            return self.popen(command, output, **options)
 
     def run(self, *command: str | Path, timeout_s: float = 60, check: bool = True, **options) -> str:
         """The output of a command, errors among it. Options: `env` (added to the host's), `cwd` (on the host).
@@ -92,7 +93,7 @@ class Host:
         Raises AssertionError with the output where the command fails and `check` is set, or when the time is over.
         """
         with tempfile.TemporaryFile() as output:  # no pipe: a daemon that the command leaves would keep it open
-            process = self._popen(command, output, **options)
+            process = self.popen(command, output, **options)
             try:
                 code = process.wait(timeout_s)
             except BaseException:
@@ -104,7 +105,10 @@ class Host:
         assert code == 0 or not check, f"{self.name}: {command} ended with {code}:\n{text[-6000:]}"
         return text
 
-    def _popen(self, command: Sequence, output, env: dict[str, str] | None = None, cwd: str | Path = "/root"):
+    def popen(
+        self, command: Sequence, output: IO | int | None, env: dict[str, str] | None = None, cwd: str | Path = "/root"
+    ) -> subprocess.Popen:
+        """A process on the host whose output goes where `subprocess` sends it."""
         assert self.process, f"{self.name} is down"
         enter = ["nsenter", f"--target={self.pid}", *ENTER, "--", "env", f"--chdir={cwd}"]
         return subprocess.Popen(
