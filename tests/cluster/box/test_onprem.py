@@ -87,7 +87,7 @@ class Lab(Cluster):
         variables |= {"PATH": f"{Path(sys.prefix).resolve()}/bin:$PATH"}
         variables |= {"RAY_OVERRIDE_RESOURCES": f"'{json.dumps(share)}'"}
         # All hosts share two cores, so that Ray's own processes start slowly.
-        variables |= {"RAY_raylet_start_wait_time_s": "240", "RAY_agent_register_timeout_ms": "120000"}
+        variables |= {"RAY_raylet_start_wait_time_s": "240"}
         machine.run("mkdir", "-p", "-m", "700", ".ssh", "/run/sshd")
         self.write(machine, ".ssh/authorized_keys", key)
         self.write(machine, ".bashrc", "".join(f"export {name}={value}\n" for name, value in variables.items()))
