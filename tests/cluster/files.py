@@ -9,7 +9,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
-LAUNCHER_FILES = ("aws.yaml", "gcp.yaml")
+LAUNCHER_FILES = ("aws.yaml", "gcp.yaml")  # of `ray up` on clouds
+ONPREM_FILE = "onprem.yaml"  # of `ray up` on machines that one has
 CLUSTER_FILE, JOB_FILE = "kuberay/cluster/cluster.yaml", "kuberay/job/job.yaml"
 GRID_FILE = "kuberay/grid/kustomization.yaml"
 KUBERNETES_FILES = ("kuberay/base.yaml", "kuberay/network.yaml", CLUSTER_FILE, JOB_FILE, "mlflow/kubernetes.yaml")
@@ -23,6 +24,23 @@ def text(name: str) -> str:
 def launcher(name: str) -> dict:
     """A file of `ray up`."""
     return yaml.safe_load(text(name))
+
+
+def onprem(head: str, *workers: str) -> str:
+    """The text of onprem.yaml with addresses, and a core for each worker, for its placeholders."""
+    values = {
+        "YOUR_HEAD_ADDRESS": head,
+        "- YOUR_WORKER_ADDRESS": "\n    ".join(f"- {worker}" for worker in workers),
+        "YOUR_USER": "root",
+        "YOUR_CPUS_OF_A_WORKER": "1",
+        "YOUR_GPUS_OF_A_WORKER": "0",
+        "max_workers: 1": f"max_workers: {len(workers)}",
+    }
+    content = text(ONPREM_FILE)
+    for name, value in values.items():
+        assert name in content, name
+        content = content.replace(name, value)
+    return content
 
 
 def objects(name: str) -> list[dict]:

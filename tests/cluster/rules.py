@@ -12,7 +12,7 @@ from tests.cluster.structure import schema_of
 
 SPOT_GROUPS = ("gpu-1", "gpu-8")
 SECRET_FIELD = re.compile(r"(?i)(password|secret|token|credential|api_?key|flask_key|access_key)")
-REFERENCE = re.compile(r"\$\{\w+:\?[^}]*\}|/[\w./-]+|token|\{.*")  # ${NAME:?}, a path, the name of a mode
+REFERENCE = re.compile(r"\$\{\w+:\?[^}]*\}|~?/[\w./-]+|token|\{.*")  # ${NAME:?}, a path, the name of a mode
 SECRET_VALUE = re.compile(
     r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|AIza[\w-]{35}|ghp_\w{36}|hf_\w{30,}|glpat-[\w-]{20}|xox[bap]-[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]+:[^/\s@$]+@|\b[0-9a-f]{40,}\b|eyJ[\w-]{20,}\."

@@ -15,6 +15,7 @@ from tests.cluster.files import (
     JOB_FILE,
     KUBERNETES_FILES,
     LAUNCHER_FILES,
+    ONPREM_FILE,
     ROOT,
     all_objects,
     compose,
@@ -232,7 +233,7 @@ def test_no_secret_and_no_way_in(name):
     assert rules.exposure(content) == []
 
 
-@pytest.mark.parametrize("name", [*KUBERNETES_FILES, "aws.yaml", "gcp.yaml", "mlflow/compose.yaml"])
+@pytest.mark.parametrize("name", [*KUBERNETES_FILES, *LAUNCHER_FILES, ONPREM_FILE, "mlflow/compose.yaml"])
 def test_no_field_holds_a_secret(name):
     found = compose() if name.endswith("compose.yaml") else objects(name)
     assert rules.literal_secrets(found) == []
