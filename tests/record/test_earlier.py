@@ -107,7 +107,7 @@ def test_its_search_is_done(earlier):
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_profile_of_its_run_is_served(earlier, capsys):
-    """Each caller's profile answers, and without its module otherwise than with it."""
+    """By `gram serve` on a Ray of its own: each caller's profile answers."""
     storage, policy, log = earlier / "storage", earlier / "policy.toml", earlier / "serve.log"
     policy.write_text("".join(f'[profiles."{name}"]\nmodules = {list(on)}\n' for name, on in MODULES.items()))
     tokens = {
