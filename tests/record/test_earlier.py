@@ -10,6 +10,11 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import run_from_plain
+from gram_platform.config.flops import total_parameters
+from gram_platform.release.serving.command import Endpoint, Service, prepare
+from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.model_server import load_granted
+from gram_platform.release.serving.policy import token_digest
 from gram_platform.store import Store
 from tests.record.earlier import (
     BASELINE_OF_SEED_1,
@@ -67,6 +72,17 @@ def test_its_study_is_reported_with_the_same_table(earlier, capsys):
     table.unlink()
     printed(capsys, "report", "scaling", "--storage", str(storage))
     assert table.read_bytes() == before
+
+
+def test_its_run_loads_with_the_granted_module_alone(earlier):
+    policy = earlier / "policy.toml"
+    entry = f'[[tokens]]\nname = "a"\nsha256 = "{token_digest("t")}"\nprofiles = ["some"]\ndefault = "some"\n'
+    policy.write_text('[profiles.some]\nmodules = ["lisp"]\n' + entry)
+    service = Service(str(earlier / "storage"), GRAM_RUN, str(policy), Endpoint(port=0), EngineLimits())
+    prepared = prepare(service)
+    model = load_granted(prepared.source)
+    assert prepared.lines()[0] == f"run {GRAM_RUN}: core, lisp in memory"
+    assert 0 < sum(weight.numel() for weight in model.parameters()) < total_parameters(prepared.run.model)
 
 
 @pytest.mark.slow
