@@ -10,6 +10,11 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import run_from_plain
+from gram_platform.config.flops import total_parameters
+from gram_platform.release.serving.command import Endpoint, Service, prepare
+from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.model_server import load_granted
+from gram_platform.release.serving.policy import token_digest
 from gram_platform.store import Store
 from tests.record.earlier import (
     BASELINE_OF_SEED_1,
@@ -69,6 +74,17 @@ def test_its_study_is_reported_with_the_same_table(earlier, capsys):
     assert table.read_bytes() == before
 
 
+def test_its_run_loads_with_the_granted_module_alone(earlier):
+    policy = earlier / "policy.toml"
+    entry = f'[[tokens]]\nname = "a"\nsha256 = "{token_digest("t")}"\nprofiles = ["some"]\ndefault = "some"\n'
+    policy.write_text('[profiles.some]\nmodules = ["lisp"]\n' + entry)
+    service = Service(str(earlier / "storage"), GRAM_RUN, str(policy), Endpoint(port=0), EngineLimits())
+    prepared = prepare(service)
+    model = load_granted(prepared.source)
+    assert prepared.lines()[0] == f"run {GRAM_RUN}: core, lisp in memory"
+    assert 0 < sum(weight.numel() for weight in model.parameters()) < total_parameters(prepared.run.model)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_its_study_is_continued(earlier):
@@ -107,7 +123,7 @@ def test_its_search_is_done(earlier):
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_profile_of_its_run_is_served(earlier, capsys):
-    """Each caller's profile answers, and without its module otherwise than with it."""
+    """By `gram serve` on a Ray of its own: each caller's profile answers."""
     storage, policy, log = earlier / "storage", earlier / "policy.toml", earlier / "serve.log"
     policy.write_text("".join(f'[profiles."{name}"]\nmodules = {list(on)}\n' for name, on in MODULES.items()))
     tokens = {
