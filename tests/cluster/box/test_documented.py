@@ -108,7 +108,8 @@ def test_runs_of_two_ranks_on_two_hosts(cluster, alone):
 def test_a_job_is_stopped_and_submitted_again(cluster, alone, tmp_path):
     storage = "s3://gram/stopped"
     log, places = tmp_path / "job.log", ("--storage", storage, "--tracking-uri", cluster.tracking_uri)
-    job = cluster.start_job(log, *SMALL, *places, options=("--submission-id", "first"))
+    study = (*SCALING, "--sizes", "tiny")  # long enough to be stopped; the small study is a part of it
+    job = cluster.start_job(log, *study, *places, options=("--submission-id", "first"))
     deadline = time.monotonic() + 300
     while "trained in" not in log.read_text():
         assert job.poll() is None, log.read_text()[-3000:]
@@ -118,9 +119,11 @@ def test_a_job_is_stopped_and_submitted_again(cluster, alone, tmp_path):
     assert "was stopped" in said
     before = seen(cluster, storage)
     finished = {node for node, result in before["results"].items() if result}
-    assert 0 < len(finished) < len(alone)
-    cluster.submit(*SMALL, *places)
+    assert finished
+    cluster.submit(*study, *places, timeout_s=900)
     after = seen(cluster, storage)
-    assert after["results"] == alone
+    assert len(finished) < len(after["results"])
+    assert all(after["results"].values())
+    assert {node: after["results"][node] for node in alone} == alone
     for run_id in finished & before["attempts"].keys():
         assert after["attempts"][run_id] == before["attempts"][run_id], f"{run_id} was trained again"
