@@ -61,6 +61,7 @@ def test_it_is_opened_and_whole(earlier, capsys):
     assert (shown["state"], shown["tags"]["method"], shown["tags"]["seed"]) == ("interrupted", "gram", "1")
 
 
+@pytest.mark.slow
 def test_its_study_is_reported_with_the_same_table(earlier, capsys):
     """Without what the second submission had trained, the table is that of the first, byte for byte."""
     storage = earlier / "storage"

@@ -86,6 +86,7 @@ def test_a_link_is_cut_and_mended(box):
     assert knock(box, "two")
 
 
+@pytest.mark.slow
 def test_a_slow_link_delays_and_loses(box):
     """30 ms each way, then half of the frames each way: about a quarter of 12 questions are answered."""
     two = box["two"]
@@ -99,6 +100,7 @@ def test_a_slow_link_delays_and_loses(box):
     assert len(knock(box, "two", 20)) == 20
 
 
+@pytest.mark.slow
 def test_a_stream_through_a_slow_link_arrives_whole(box, tmp_path):
     """TCP with the kernel's offloads on: what the forwarder sends on has right checksums and sizes."""
     one, two = box["one"], box["two"]
@@ -117,6 +119,7 @@ def test_a_stream_through_a_slow_link_arrives_whole(box, tmp_path):
     two.mend()
 
 
+@pytest.mark.slow
 def test_a_suspended_host_answers_nobody_and_goes_on(box):
     two = box["two"]
     counter = two.start("sh", "-c", "while true; do echo >> /tmp/count; sleep 0.05; done")
@@ -140,6 +143,7 @@ def test_a_disk_is_full_and_free_again(box):
     two.run("dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1")
 
 
+@pytest.mark.slow
 def test_a_host_without_processes_lives_and_one_without_power_is_new(box):
     two = box["two"]
     sleeper = two.start("setsid", "sleep", "100")
@@ -164,6 +168,7 @@ def test_a_failed_command_says_what_it_said(box):
     assert "sleep 77" not in box["two"].run("ps", "ax")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_box_whose_maker_was_killed(tmp_path):
     """With daemons on its hosts, one of them suspended."""
     program = """
