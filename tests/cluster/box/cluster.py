@@ -163,7 +163,8 @@ class Cluster:
 
     @property
     def _on_laptop(self) -> dict[str, str]:
-        return self.variables | {"RAY_AUTH_TOKEN": self._token, "PYTHONDONTWRITEBYTECODE": "1"}
+        """Unbuffered: into a file, `ray job submit` shows a job's log only when the job is over."""
+        return self.variables | {"RAY_AUTH_TOKEN": self._token, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def show(self, *command: str | Path, timeout_s: float = 1800) -> None:
         """Runs a command in the checkout, with its output where this process has its own.

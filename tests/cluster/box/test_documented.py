@@ -17,14 +17,14 @@ pytestmark = [
 SCALING = ("python", "experiments/scaling.py", "--preset", "smoke")
 SMALL = (*SCALING, "--sizes", "tiny", "--seeds", "1", "--methods", "baseline", "gram")  # 5 runs and 7 evaluations
 RESULTS = """
-import hashlib, json, sys
+import json, sys
 from gram_platform.store import Store
 store = Store(sys.argv[1])
 nodes = [store.run(name) for name in store.list_runs()] + [store.evaluation(name) for name in store.list_evaluations()]
 print("SEEN", json.dumps({
     "results": {node.folder.path.rsplit("/", 1)[1]: node.result() for node in nodes},
     "attempts": {name: len(store.run(name).attempts.list()) for name in store.list_runs()},
-    "hosts": sorted({store.run(name).timing().get("host") for name in store.list_runs()}),
+    "hosts": sorted({store.run(name).timing().get("host", "nobody") for name in store.list_runs()}),
 }))
 """
 MIRRORED = "import sys; from tests.studies.mirrored import assert_mirrored_once as check; check(*sys.argv[1:])"
