@@ -40,6 +40,7 @@ OFTEN = (*SMALL, "--checkpoint-every", str(CHECKPOINT_EVERY_S))
 MOST_STEPS = 48  # of one run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # three starts of Ray, which a busy machine draws out
 def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared_storage):
     """The driver's orphans are left to themselves; a checkpoint is corrupted on the way."""

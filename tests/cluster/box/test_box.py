@@ -60,7 +60,7 @@ def test_a_host_has_its_own_names_processes_and_files(box):
     one.kill(sleeper)
     assert one.run("python", "-c", "import sys; print(sys.prefix)").strip() == str(Path(sys.prefix).resolve())
     assert one.run("ls", ROOT).count("pyproject.toml") == 1
-    assert "No such file" in two.run("ls", ROOT, check=False)
+    assert "pyproject.toml" not in two.run("ls", ROOT, check=False)  # the folder may be there, for an environment in it
     assert "Read-only" in one.run("touch", ROOT / "x", check=False)
 
 

@@ -36,6 +36,7 @@ def history(storage) -> list[optuna.trial.FrozenTrial]:
     return [trial for name in names for trial in optuna.load_study(study_name=name, storage=url).get_trials()]
 
 
+@pytest.mark.slow
 def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
     graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
     prepare(graph.recipe, Store(graph.flags.storage).data_root)
