@@ -19,7 +19,7 @@ from benchmarks.workloads import DENSE, Workload, compared_runs, loop_arguments
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
 from gram_platform.config.routing import GROUP_SIZES
-from gram_platform.planner import MOST_MERGED_TOKENS
+from gram_platform.planner import BORROWED, MACHINES, merged_within
 from gram_platform.train.loop import StepRecord, training_steps
 
 PAPER = {name: PAPER_SIZES[name] for name in ("50M", "100M", "800M")}
@@ -54,10 +54,17 @@ def single_gpu_workload(name: str, device: str, num_rounds: int, compiled: bool)
     )
 
 
+def machine_name(device: str) -> str:
+    """Names a device as the planner's table does; by its own name where the table lacks it."""
+    found = "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(device).lower()
+    return next((name for name in MACHINES if name in found), found)
+
+
 def as_studies_merge(workload: Workload) -> Workload:
-    """Returns the workload with as many micro-batches in a pass as a study puts there on a GPU."""
-    tokens = workload.size.micro_batch * workload.size.seq_len
-    number = next((n for n in GROUP_SIZES if n * tokens <= MOST_MERGED_TOKENS), 1)
+    """Returns the workload with as many micro-batches in a pass as a study puts there on this GPU (else an H100)."""
+    run = compared_runs(replace(workload, num_micro_batches=GROUP_SIZES[0]))[DENSE]
+    machine = machine_name(workload.device) if torch.device(workload.device).type == "cuda" else BORROWED
+    number = merged_within(run, 1, MACHINES.get(machine, MACHINES[BORROWED]))
     return replace(workload, num_micro_batches=max(number, workload.num_micro_batches), num_merged=number)
 
 

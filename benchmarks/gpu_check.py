@@ -12,7 +12,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.gpu import NUM_MICRO_BATCHES, SIZES, as_studies_merge, sharing, single_gpu_workload, utilisation
+from benchmarks.gpu import (
+    NUM_MICRO_BATCHES,
+    SIZES,
+    as_studies_merge,
+    machine_name,
+    sharing,
+    single_gpu_workload,
+    utilisation,
+)
 from benchmarks.results import Aim, BenchmarkResult
 from benchmarks.step_shares import PARTS_OF_A_STEP, Stopwatch, watched_steps
 from benchmarks.timing import clock_of
@@ -186,10 +194,8 @@ def _speed(workload: Workload) -> BenchmarkResult:
 
 def table_row(workload: Workload, flops_per_second: float) -> str:
     """Returns the line to add to the table of `planner/__init__.py`, with a CPU's rate for one core."""
-    is_cpu = torch.device(workload.device).type == "cpu"
-    found = "cpu" if is_cpu else torch.cuda.get_device_name(workload.device).lower()
-    machine = next((name for name in MACHINES if name in found), found)
-    cores, dense = torch.get_num_threads() if is_cpu else 1, workload.size.dense()
+    machine = machine_name(workload.device)
+    cores, dense = torch.get_num_threads() if machine == "cpu" else 1, workload.size.dense()
     known = MACHINES.get(machine)
     share = flops_per_second / cores / known.flops_per_second if known else float("nan")
     name, parameters, today = workload.size.name, total_parameters(dense), datetime.date.today().isoformat()
