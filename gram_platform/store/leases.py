@@ -136,7 +136,8 @@ class Lease:
                 self._folder.write_json(LEASE, self.fields, durable=False)
                 self._renewed = started
         except OSError as error:
-            warning, self._warning = self._warning, ""
+            with self._writing:  # `release` and the thread may fail at once
+                warning, self._warning = self._warning, ""
             if warning:
                 warn(f"{warning}: {error}", stacklevel=2)
 
