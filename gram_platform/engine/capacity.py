@@ -1,24 +1,19 @@
 """Decides how much work a cluster is asked to hold at once, now and after its autoscaler has grown it."""
 
-import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ray
-from ray._private.state import state
-from ray.autoscaler.v2.sdk import get_cluster_status
-from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.experimental.internal_kv import _internal_kv_get
 from ray.util import placement_group_table
 
 from gram_platform.config.identity import invalid
 from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.ray_private import largest_cluster, machine_types
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import GIB
 
-MONITOR_KEY = "__autoscaling_status"  # under it an autoscaler of version 1 stores its report; `ray status` shows it
 REPORT_TIMEOUT_S = 10.0  # autoscalers report every five seconds
 # On the driver's machine: of the driver, and of a run of several ranks (a gang: all start or none), which keeps there
 # the process that waits for it and Ray Train's controller and actors, 1.1 GB of own memory measured
@@ -166,45 +161,14 @@ def slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 def has_fixed_size() -> bool:
     """Tells whether the cluster has no autoscaler; also where one has not reported yet. Asks without waiting."""
-    return _machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
-
-
-def _machine_types() -> set[str]:
-    """Reads the machines' types from the report of Ray's autoscaler; empty where nothing has reported.
-
-    On clusters without an autoscaler Ray may report too, and calls the type of each machine `node_<id>`; with one, the
-    types have the names of the autoscaler's config.
-    """
-    if is_autoscaler_v2(fetch_from_server=True):
-        status = get_cluster_status(ray.get_runtime_context().gcs_address)
-        has_reported = status.stats.autoscaler_version not in (None, "0")
-        machines = (*status.active_nodes, *status.idle_nodes)
-        return {machine.ray_node_type_name for machine in machines} if has_reported else set()
-    report = json.loads(_internal_kv_get(MONITOR_KEY) or "{}").get("autoscaler_report") or {}
-    return set(report.get("active_nodes") or ())
+    return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
 def await_report() -> None:
     """Waits until an autoscaler has reported, or has had the time."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
-    while not _machine_types() and time.monotonic() < deadline:
+    while not machine_types() and time.monotonic() < deadline:
         time.sleep(0.5)
-
-
-# Ray has no public function for the next two, and its libraries read them so too. Only this file reads them.
-
-
-def largest_cluster() -> dict[str, float]:
-    """Reads the resources that the autoscaler may grow to; {} on a cluster of fixed size, and where it is unknown.
-
-    Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
-    """
-    return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
-
-
-def draining_machines() -> set[str]:
-    """Reads the ids of the machines that Ray drains, as before a preemption. In a worker of Ray Train, ask Train."""
-    return set(state.get_draining_nodes())
 
 
 def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:

@@ -13,20 +13,11 @@ import signal
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import psutil
 import ray
-from ray._common.network_utils import build_address
-from ray._common.tls_utils import load_certs_from_env
-from ray._private.services import canonicalize_bootstrap_address, find_node_ids
-from ray._private.utils import get_ray_address_file
-from ray.core.generated.gcs_pb2 import GcsNodeInfo
-from ray.core.generated.gcs_service_pb2 import CheckAliveRequest, GetAllNodeInfoRequest
-from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
 from gram_platform.config.endings import FAILED, Stopped
 from gram_platform.config.identity import invalid
@@ -34,6 +25,7 @@ from gram_platform.config.terminal import say
 from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.local_cluster.head import num_cpus, short_tmpdir
 from gram_platform.engine.local_cluster.state import TEMPORARY
+from gram_platform.engine.ray_private import address_of, address_record, refusal
 
 ADDRESS = "RAY_ADDRESS"
 FOLDER = "RAY_TMPDIR"
@@ -78,12 +70,12 @@ def join(given: str, **options: object) -> None:
         expected = "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the others)"
         raise invalid(ADDRESS, given, expected)
     try:
-        address = canonicalize_bootstrap_address(given)
-        refusal = _refusal(address, is_named=True)
+        address = address_of(given)
+        refused = refusal(address, _token(is_named=True), PROBE_S)
     except (ValueError, OSError) as error:  # ConnectionError for `auto` without any
-        refusal = str(error)
-    if refusal:
-        raise invalid(ADDRESS, given, f"a Ray that can be joined ({refusal}); {CURE}")
+        refused = str(error)
+    if refused:
+        raise invalid(ADDRESS, given, f"a Ray that can be joined ({refused}); {CURE}")
     _join(address, given, **options)
 
 
@@ -157,70 +149,19 @@ def _time_limit(seconds: float, what: str) -> Iterator[None]:
 
 def _found() -> str:
     """Returns the address of a Ray of `ray start` on this machine that this user can join, or ""; says why not."""
-    record = Path(get_ray_address_file(None))
+    record = address_record()
     if not record.is_file():
         return ""
     address = ""
     try:
-        address = canonicalize_bootstrap_address(None)
+        address = address_of(None)
         is_ours = record.stat().st_uid in (0, os.getuid())
-        refusal = _refusal(address, is_named=False) if is_ours else "another user's"
+        refused = refusal(address, _token(is_named=False), PROBE_S) if is_ours else "another user's"
     except (ValueError, OSError) as error:  # no address, or a file that cannot be read
-        refusal = str(error)
-    if refusal:
-        say(f"passed over the Ray {address} that {record} names: {refusal}", sys.stderr)
-    return "" if refusal else address
-
-
-def _refusal(address: str, is_named: bool) -> str:
-    """Returns why the Ray at HOST:PORT cannot be joined, after `PROBE_S` at most; "" if it can."""
-    deadline, token = time.monotonic() + PROBE_S, _token(is_named)
-    try:
-        with _channel(address) as channel:
-            gcs = NodeInfoGcsServiceStub(channel)
-
-            def ask(call: Callable, request: object, with_token: bool) -> object:
-                header = [("authorization", f"Bearer {token}")] if with_token else []
-                return call(request, timeout=max(0.1, deadline - time.monotonic()), metadata=header)
-
-            needs_token = False
-            try:
-                alive = ask(gcs.CheckAlive, CheckAliveRequest(), False)
-            except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
-                    raise
-                if not token:
-                    return "it wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the token's file"
-                needs_token, alive = True, ask(gcs.CheckAlive, CheckAliveRequest(), True)
-            if token and not needs_token:
-                return "it has no token, and this user has one: RAY_AUTH_MODE=disabled joins it all the same"
-            if alive.ray_version != ray.__version__:
-                return f"its version is {alive.ray_version}, here it is {ray.__version__}"
-            request = GetAllNodeInfoRequest(state_filter=GcsNodeInfo.ALIVE)
-            nodes = ask(gcs.GetAllNodeInfo, request, needs_token).node_info_list
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            return "it has another token than this user's"
-        return "it does not answer"
-    alive_here = set(find_node_ids())
-    here = [node for node in nodes if node.node_id.hex() in alive_here]
-    if not here:
-        return "no process of it is alive on this machine"
-    for node in here:
-        with _channel(build_address(node.node_manager_address, node.node_manager_port)) as channel:
-            try:
-                grpc.channel_ready_future(channel).result(max(0.1, deadline - time.monotonic()))
-            except grpc.FutureTimeoutError:
-                return "its process on this machine does not answer"
-    return ""
-
-
-def _channel(address: str) -> grpc.Channel:
-    options = [("grpc.enable_http_proxy", 0)]  # as Ray's own connections
-    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
-        chain, key, authority = load_certs_from_env()
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)
-    return grpc.insecure_channel(address, options)
+        refused = str(error)
+    if refused:
+        say(f"passed over the Ray {address} that {record} names: {refused}", sys.stderr)
+    return "" if refused else address
 
 
 def _token(is_named: bool) -> str:

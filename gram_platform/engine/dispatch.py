@@ -15,7 +15,6 @@ import ray.train
 import torch
 from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
-from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.identity import to_plain
@@ -31,6 +30,7 @@ from gram_platform.engine.process import (
     termination_notice,
 )
 from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
+from gram_platform.engine.ray_private.libraries import PlacementGroupTrainer, on_every_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.data import start_thread
 from gram_platform.train.loop import TrainingDiverged
@@ -178,7 +178,7 @@ def _trainer(
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
     place, filesystem = results_place(execution.storage, "ray_train")
-    return _Trainer(
+    return PlacementGroupTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution, **relayed},
         torch_config=_RankConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
@@ -200,27 +200,6 @@ def _trainer(
     )
 
 
-class _PlacementGroupAlone(FixedScalingPolicy):
-    """Asks the autoscaler for a run's ranks once, by their placement group.
-
-    Ray Train sends a second request beside it, for each rank alone: machines of one GPU come, which no rank may use.
-    """
-
-    def after_controller_start(self, train_run_context) -> None:
-        """Sends no request."""
-
-    def _maybe_send_resource_request(self) -> None:
-        """Sends no request again."""
-
-
-class _Trainer(TorchTrainer):
-    """Ray Train's trainer with another scaling policy, for which Ray Train has no public option."""
-
-    def _initialize_and_run_controller(self, **arguments) -> ray.train.Result:
-        policy = {"scaling_policy": _PlacementGroupAlone(self.scaling_config)}
-        return super()._initialize_and_run_controller(**arguments | policy)
-
-
 class _RankBackend(TorchConfig().backend_cls):
     """Ray Train's backend, but ranks probe their devices first, and note a SIGTERM.
 
@@ -229,14 +208,14 @@ class _RankBackend(TorchConfig().backend_cls):
 
     def on_start(self, worker_group, backend_config) -> None:
         """Raises DeviceError, before the process group starts, for a rank whose device does not work."""
-        for report in worker_group.execute(_probe_rank, backend_config.execution):
+        for report in on_every_rank(worker_group, _probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
         super().on_start(worker_group, backend_config)
 
     def on_training_start(self, worker_group, backend_config) -> None:
         super().on_training_start(worker_group, backend_config)
-        worker_group.execute(note_sigterm)
+        on_every_rank(worker_group, note_sigterm)
 
 
 @dataclass

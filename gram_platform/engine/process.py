@@ -219,7 +219,7 @@ def is_draining() -> bool:
         return False
     from ray.exceptions import RaySystemError
 
-    from gram_platform.engine.capacity import draining_machines
+    from gram_platform.engine.ray_private import draining_machines
 
     try:
         return ray.get_runtime_context().get_node_id() in draining_machines()

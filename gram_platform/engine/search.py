@@ -10,7 +10,6 @@ trial is shorter than a start.
 import logging
 import math
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,8 +18,6 @@ from functools import partial
 from typing import Any
 
 from ray import tune
-from ray.air.execution._internal import actor_manager
-from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
@@ -29,6 +26,7 @@ from gram_platform.engine.cluster import ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
+from gram_platform.engine.ray_private.libraries import error_of_trial, outlive_memory_monitor
 from gram_platform.engine.trial_process import (
     CRASH,
     LACKS_MEMORY,
@@ -63,9 +61,7 @@ TUNE = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that ends raises an error
 }
 TUNE_FOLDER = "tune"  # of the storage
-# Ray's memory monitor ends a trial's process with another error than its other ends. Ray Tune, which does not know it,
-# would end the search.
-actor_manager.RayActorError = (RayActorError, OutOfMemoryError)
+outlive_memory_monitor()
 
 
 @dataclass(frozen=True)
@@ -209,8 +205,7 @@ class _Scheduler(_Unpickled, FIFOScheduler):
 
 def _death(trial) -> dict[str, Any]:
     """Makes the report that a process did not live to give."""
-    with open(trial.pickled_error_file, "rb") as file:  # in the folder of this driver's Ray
-        return plain_crash(pickle.load(file))
+    return plain_crash(error_of_trial(trial))
 
 
 class _Searcher(_Unpickled, Searcher):

@@ -29,7 +29,7 @@ class Compilation:
         torch keeps one bound and one cache for the whole process: drops the graphs of earlier runs, which would count
         for this one.
         """
-        torch._dynamo.reset()
+        torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = max_graphs
         # compiles a backward pass with its forward pass: an error in the middle of a backward pass could not be met
@@ -84,7 +84,7 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
 
     FSDP2's hooks stay outside the graphs.
     """
-    torch._dynamo.assume_constant_result(repeats_keys)
+    torch.compiler.assume_constant_result(repeats_keys)
     model.register_forward_pre_hook(lambda *_: compilation.begin_pass())
     for block in model.blocks:
         block.trunk = compilation.compiled(block.trunk)

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 import ray
-from ray._private.services import canonicalize_bootstrap_address
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from gram_platform.engine import cluster
+from gram_platform.engine import cluster, ray_private
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.local_cluster import head
+from gram_platform.engine.ray_private import address_of
 
 HERE = bytes(range(28))  # the id of Ray's process on this machine
 
@@ -54,7 +54,7 @@ def answering(**how):
     gcs.port = server.add_insecure_port("0.0.0.0:0")
     server.start()
     try:
-        yield canonicalize_bootstrap_address(f"127.0.0.1:{gcs.port}")
+        yield address_of(f"127.0.0.1:{gcs.port}")
     finally:
         server.stop(None)
 
@@ -72,7 +72,7 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of the Ray that other tests share
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
-    monkeypatch.setattr(cluster, "find_node_ids", lambda: [HERE.hex()])
+    monkeypatch.setattr(ray_private, "find_node_ids", lambda: [HERE.hex()])
     monkeypatch.setattr(cluster, "PROBE_S", 1.0)
     return calls
 

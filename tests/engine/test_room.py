@@ -17,7 +17,7 @@ from ray.core.generated.autoscaler_pb2 import (
 )
 
 from gram_platform.config.space import Parameter, Space
-from gram_platform.engine import capacity, graph
+from gram_platform.engine import capacity, graph, ray_private
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
@@ -54,7 +54,7 @@ def cluster(monkeypatch):
         monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0", "Alive": True, "Resources": now}])
         monkeypatch.setattr(capacity, "largest_cluster", lambda: most or {})
         monkeypatch.setattr(capacity, "most_gangs", lambda: gangs)
-        monkeypatch.setattr(capacity, "_machine_types", lambda: types)
+        monkeypatch.setattr(capacity, "machine_types", lambda: types)
 
     return set_cluster
 
@@ -186,8 +186,8 @@ def machines(monkeypatch):
         ).SerializeToString()
         monkeypatch.setattr(capacity.ray, "nodes", lambda: nodes)
         monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: resources[0])
-        monkeypatch.setattr(capacity, "is_autoscaler_v2", lambda fetch_from_server: version == 2)
-        monkeypatch.setattr(capacity, "_internal_kv_get", lambda key: status if version == 1 else None)
+        monkeypatch.setattr(ray_private, "is_autoscaler_v2", lambda fetch_from_server: version == 2)
+        monkeypatch.setattr(ray_private, "_internal_kv_get", lambda key: status if version == 1 else None)
         client = lambda address: SimpleNamespace(get_cluster_status=lambda timeout_s: reply)
         monkeypatch.setattr(sdk, "GcsClient", client)
 
@@ -245,10 +245,10 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
 def test_a_local_cluster_has_a_fixed_size(ray_cluster):
     """As Ray reports by what it does not document: a line that fails names what a new version has changed."""
     capacity.await_report()
-    assert capacity._machine_types(), f"_internal_kv_get({capacity.MONITOR_KEY!r})"
+    assert ray_private.machine_types(), f"_internal_kv_get({ray_private.MONITOR_KEY!r})"
     assert capacity.has_fixed_size()
     assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
-    assert capacity.draining_machines() == set(), "ray._private.state: get_draining_nodes"
+    assert ray_private.draining_machines() == set(), "ray._private.state: get_draining_nodes"
     with pytest.raises(ValueError, match=r"^threads=3.*at most 2,"):
         capacity.require_room(1, Resources(3.0), print)
 

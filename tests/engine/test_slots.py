@@ -111,7 +111,7 @@ def test_a_machine_is_cleared_for_ranks_that_wait_long(monkeypatch):
     gpus, now = {"x": 4.0, "y": 4.0, "small": 1.0}, [1000.0]
     machines = lambda: [{"NodeID": name, "Alive": True, "Resources": {"GPU": n}} for name, n in gpus.items()]
     monkeypatch.setattr(capacity, "placement_group_table", lambda: groups)
-    monkeypatch.setattr(capacity, "_machine_types", lambda: {f"node_{name}" for name in gpus})
+    monkeypatch.setattr(capacity, "machine_types", lambda: {f"node_{name}" for name in gpus})
     monkeypatch.setattr(capacity.ray, "nodes", machines)
     monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
     admission, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1, "small": 0}

@@ -1,0 +1,126 @@
+"""Reaches what Ray keeps private: no module outside this folder imports a private name of Ray.
+
+Ray has no public call for any of this in the version `WRITTEN_FOR`. What belongs to Ray Train and Ray Tune is in
+`libraries.py`, because they take a second to import.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import ray
+from ray._common.network_utils import build_address
+from ray._common.tls_utils import load_certs_from_env
+from ray._private.services import canonicalize_bootstrap_address, find_node_ids
+from ray._private.state import state
+from ray._private.utils import get_ray_address_file
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from ray.core.generated.gcs_service_pb2 import CheckAliveRequest, GetAllNodeInfoRequest
+from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.experimental.internal_kv import _internal_kv_get
+
+WRITTEN_FOR = "2.60"
+MONITOR_KEY = "__autoscaling_status"  # under it an autoscaler of version 1 stores its report; `ray status` shows it
+
+# ------------------------------------------------------------------------------------------------------------- machines
+
+
+def largest_cluster() -> dict[str, float]:
+    """Reads the resources that the autoscaler may grow to; {} on a cluster of fixed size, and where it is unknown.
+
+    Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
+    """
+    return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
+
+
+def draining_machines() -> set[str]:
+    """Reads the ids of the machines that Ray drains, as before a preemption. In a worker of Ray Train, ask Train."""
+    return set(state.get_draining_nodes())
+
+
+def machine_types() -> set[str]:
+    """Reads the machines' types from the report of Ray's autoscaler; empty where nothing has reported.
+
+    On clusters without an autoscaler Ray may report too, and calls the type of each machine `node_<id>`; with one, the
+    types have the names of the autoscaler's config.
+    """
+    if is_autoscaler_v2(fetch_from_server=True):
+        status = get_cluster_status(ray.get_runtime_context().gcs_address)
+        has_reported = status.stats.autoscaler_version not in (None, "0")
+        machines = (*status.active_nodes, *status.idle_nodes)
+        return {machine.ray_node_type_name for machine in machines} if has_reported else set()
+    report = json.loads(_internal_kv_get(MONITOR_KEY) or "{}").get("autoscaler_report") or {}
+    return set(report.get("active_nodes") or ())
+
+
+# ------------------------------------------------------------------------------------------------------------ addresses
+
+
+def address_record() -> Path:
+    """Returns the file in which `ray start` leaves the address of this machine's Ray."""
+    return Path(get_ray_address_file(None))
+
+
+def address_of(given: str | None) -> str:
+    """Returns HOST:PORT of the Ray that `ray.init(address=given)` would join; ConnectionError if there is none."""
+    return canonicalize_bootstrap_address(given)
+
+
+def refusal(address: str, token: str, timeout_s: float) -> str:
+    """Returns why the Ray at HOST:PORT cannot be joined, after `timeout_s` at most; "" if it can.
+
+    `ray.init` would repeat its attempts for a quarter of an hour.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        with _channel(address) as channel:
+            gcs = NodeInfoGcsServiceStub(channel)
+
+            def ask(call: Callable, request: object, with_token: bool) -> Any:
+                header = [("authorization", f"Bearer {token}")] if with_token else []
+                return call(request, timeout=max(0.1, deadline - time.monotonic()), metadata=header)
+
+            needs_token = False
+            try:
+                alive = ask(gcs.CheckAlive, CheckAliveRequest(), False)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                    raise
+                if not token:
+                    return "it wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the token's file"
+                needs_token, alive = True, ask(gcs.CheckAlive, CheckAliveRequest(), True)
+            if token and not needs_token:
+                return "it has no token, and this user has one: RAY_AUTH_MODE=disabled joins it all the same"
+            if alive.ray_version != ray.__version__:
+                return f"its version is {alive.ray_version}, here it is {ray.__version__}"
+            request = GetAllNodeInfoRequest(state_filter=GcsNodeInfo.ALIVE)
+            nodes = ask(gcs.GetAllNodeInfo, request, needs_token).node_info_list
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            return "it has another token than this user's"
+        return "it does not answer"
+    alive_here = set(find_node_ids())
+    here = [node for node in nodes if node.node_id.hex() in alive_here]
+    if not here:
+        return "no process of it is alive on this machine"
+    for node in here:
+        with _channel(build_address(node.node_manager_address, node.node_manager_port)) as channel:
+            try:
+                grpc.channel_ready_future(channel).result(max(0.1, deadline - time.monotonic()))
+            except grpc.FutureTimeoutError:
+                return "its process on this machine does not answer"
+    return ""
+
+
+def _channel(address: str) -> grpc.Channel:
+    options = [("grpc.enable_http_proxy", 0)]  # as Ray's own connections
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        chain, key, authority = load_certs_from_env()
+        return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)
+    return grpc.insecure_channel(address, options)
