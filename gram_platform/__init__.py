@@ -12,7 +12,7 @@ PUBLIC = {
     "compute_ratio": "analysis.compute_ratio",
     "fit_learning_curve": "analysis.compute_ratio",
     "fit_power_law": "analysis.trends",
-    "fit_quadratic": "analysis.power_law",
+    "fit_quadratic": "analysis.surface",
     "load_curves": "tracking.frame",
     "load_runs": "tracking.frame",
     "load_store": "tracking.frame",

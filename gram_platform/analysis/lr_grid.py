@@ -2,7 +2,7 @@
 
 Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
 (complete, diverged or failed; the loss counts only if complete) and optionally `run_id`. Source of the fit: see
-`power_law`. Ours: a cell with a diverged seed is counted but left out of every fit, since its surviving seeds make it
+`surface`. Ours: a cell with a diverged seed is counted but left out of every fit, since its surviving seeds make it
 look better than it is. Pooled fits give each seed a level (see `level_columns`), so that a seed missing from a cell
 does not bend the surface. A size whose fit fails keeps its row, with the reason. `as_published`: see
 `lr_laws.analyse_grid`.
@@ -15,7 +15,8 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import floats, require_columns
-from gram_platform.analysis.power_law import (
+from gram_platform.analysis.ratios import seed_key, size_key
+from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
     Optimum,
@@ -24,7 +25,6 @@ from gram_platform.analysis.power_law import (
     levelled_losses,
     require_window,
 )
-from gram_platform.analysis.ratios import seed_key, size_key
 from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, STATE, WAITING
 from gram_platform.config.identity import invalid
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 from gram_platform.analysis.intervals import TAIL, Interval, bootstrap, percentile_interval, positive
 from gram_platform.analysis.lr_grid import POOLED, cells, is_flat, optima_table, surface_table, used_trials
-from gram_platform.analysis.power_law import fit_quadratic
+from gram_platform.analysis.surface import fit_quadratic
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid

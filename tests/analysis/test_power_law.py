@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.lr_laws import bootstrap_laws
-from gram_platform.analysis.power_law import fit_quadratic
+from gram_platform.analysis.surface import fit_quadratic
 from gram_platform.analysis.trends import fit_power_law
 
 RATES = 1e-3 * 2.0 ** np.arange(-2, 2)

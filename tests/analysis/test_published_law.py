@@ -14,7 +14,7 @@ import pytest
 import gram_platform
 from gram_platform.analysis.lr_grid import POOLED, cells, load_trials, optima_table
 from gram_platform.analysis.lr_laws import analyse_grid, laws_table
-from gram_platform.analysis.power_law import fit_quadratic, fit_surface
+from gram_platform.analysis.surface import fit_quadratic, fit_surface
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests.analysis.test_lr_grid import laddered, planted
 
@@ -195,14 +195,14 @@ def test_absent_columns_and_unreadable_sizes_are_named(tmp_path):
 
 
 def test_public_names_are_the_functions_of_the_analysis():
-    from gram_platform.analysis import compute_ratio, lr_laws, power_law, trends
+    from gram_platform.analysis import compute_ratio, lr_laws, surface, trends
     from gram_platform.tracking import frame
 
     assert gram_platform.analyse_grid is lr_laws.analyse_grid
     assert gram_platform.load_trials is load_trials
     assert gram_platform.compute_ratio is compute_ratio.compute_ratio
     assert gram_platform.fit_learning_curve is compute_ratio.fit_learning_curve
-    assert gram_platform.fit_quadratic is power_law.fit_quadratic
+    assert gram_platform.fit_quadratic is surface.fit_quadratic
     assert gram_platform.fit_power_law is trends.fit_power_law
     assert (gram_platform.load_runs, gram_platform.load_store) == (frame.load_runs, frame.load_store)
     assert gram_platform.load_curves is frame.load_curves

@@ -8,7 +8,7 @@ import pytest
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import laws_table
-from gram_platform.analysis.power_law import fit_quadratic, fit_surface, level_columns, levelled
+from gram_platform.analysis.surface import fit_quadratic, fit_surface, level_columns, levelled
 
 SIZES = (1e8, 4e8)
 BEST = {n: (0.311 * n**-0.308, 4.93e-5 * n**0.799) for n in SIZES}

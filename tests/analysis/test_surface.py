@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.lr_laws import bootstrap_laws
-from gram_platform.analysis.power_law import fit_quadratic, fit_surface
+from gram_platform.analysis.surface import fit_quadratic, fit_surface
 
 BEST = 2.0**-8.3, 2.0**18.2  # off the grid
 LR, BATCH = (g.ravel() for g in np.meshgrid(2.0 ** np.arange(-11, -6.4, 0.5), 2.0 ** np.arange(15, 22.1, 0.5)))

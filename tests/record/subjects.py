@@ -38,7 +38,7 @@ STORAGE = "STORAGE"  # in place of a path
 WIDTH = "1000"  # letters of a terminal, so that --help breaks no line of its own accord
 RETURNED = {  # classes of which public functions return objects
     "analysis.compute_ratio": "LearningCurve",
-    "analysis.power_law": "Optimum",
+    "analysis.surface": "Optimum",
     "analysis.trends": "PowerLaw",
 }
 OUTSIDE = ("experiments", "dashboards")  # folders that import from rooms, beside the package
