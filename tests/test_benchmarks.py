@@ -213,6 +213,7 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     assert lines[1]["losses apart, nats"] < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
     done = bench(tmp_path, "--gpu --check --device cpu --sizes tiny")

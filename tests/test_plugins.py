@@ -51,6 +51,7 @@ def installed(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     run, tokens = ("run", "example", *FLAGS), ("run", "core_tokens_of_example", *FLAGS)

@@ -116,8 +116,7 @@ def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster,
     monkeypatch.chdir(ROOT)
     uploads = bare_cluster.ray_folder / "session_latest/runtime_resources/working_dir_files"
     before = set(uploads.glob("_ray_pkg_*"))
-    experiments = ("scaling.py", "lr_bs_grid.py")  # a study and a search; test_architecture.py builds them all
-    build = " && ".join(f"python experiments/{name} --help >/dev/null" for name in experiments)
+    build = "python experiments/scaling.py --help >/dev/null"  # test_architecture.py builds all experiments
     assert head.submit(bare_cluster, ["bash", "-c", build]) == 0
     upload = next(path for path in set(uploads.glob("_ray_pkg_*")) - before if path.is_dir())
     files = {path.relative_to(upload): path.stat().st_size for path in upload.rglob("*") if path.is_file()}

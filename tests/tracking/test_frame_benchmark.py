@@ -8,7 +8,7 @@ from benchmarks.results import BenchmarkSettings
 from gram_platform.tracking.frame import load_curves, load_runs
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def uri(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/mlflow.db"
