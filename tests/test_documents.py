@@ -2,6 +2,9 @@
 
 import ast
 import functools
+import importlib
+import inspect
+import operator
 import re
 import runpy
 import shlex
@@ -101,6 +104,14 @@ def test_the_rooms_are_those_of_the_import_rule():
     section = DOCUMENTS["README.md"].split("## The rooms")[1].split("Beside the package")[0]
     rooms = re.findall(r"(?:\| |· )`(\w+)` ", section)
     assert rooms == [room for room, _ in rows] == list(ROOMS)
+
+
+def test_the_functions_to_read_first_are_where_the_readme_says():
+    named = re.findall(r"`([\w.]+)` in\s`([\w/]+)\.py`", DOCUMENTS["README.md"])
+    assert len(named) == 3
+    for name, path in named:
+        function = operator.attrgetter(name)(importlib.import_module(f"gram_platform.{path.replace('/', '.')}"))
+        assert Path(inspect.getsourcefile(function)) == ROOT / f"gram_platform/{path}.py"
 
 
 # ----------------------------------------------------------------------------------------------- commands
