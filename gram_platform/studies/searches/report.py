@@ -65,10 +65,9 @@ def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
     if tracker is None:
         return {}, "There are no links: nothing was written to MLflow."
     try:
-        urls = mlflow_links(tracker, tracker.runs())
+        return mlflow_links(tracker), links_note(tracker.tracking_uri)
     except TrackingUnavailable as error:
         return {}, f"There are no links: MLflow is away ({error})."
-    return {node_id: url for node_id, url in urls.items() if url}, links_note(tracker.tracking_uri)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

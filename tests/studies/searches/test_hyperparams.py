@@ -240,7 +240,7 @@ def test_tables_figures_and_report(setup, store):
         assert text in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert "cannot tell" in result.text
-    assert "read from the run directories" in result.text
+    assert "read from the storage" in result.text
     assert set(KNOBS) == {"p_cr", "p_as", "p_ca"}
 
 
