@@ -288,10 +288,7 @@ class Mirror:
 
     def _send(self, node: Node) -> None:
         try:
-            if node.is_run:
-                self.tracker.mirror_run(self.store.run(node.id))
-            else:
-                self.tracker.mirror_evaluation(self.store.evaluation(node.id))
+            self.tracker.mirror(self.store.run(node.id) if node.is_run else self.store.evaluation(node.id))
             self.is_away = False
         except TrackingUnavailable as error:
             self._report(error)

@@ -23,9 +23,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import pandas as pd
-from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 
 from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
@@ -68,7 +66,8 @@ def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFram
 @collector_paused()
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, experiment: str = "gram") -> pd.DataFrame:
     """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
-    return _mlflow_curves(Tracker(tracking_uri, experiment).runs(), tracking_uri, run_ids)
+    tracker = Tracker(tracking_uri, experiment)
+    return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 
 def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
@@ -106,9 +105,12 @@ def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[
     Once the tracker has brought MLflow up to the storage, also when MLflow has not exactly what was sent.
     """
     runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
-    curves = _mlflow_curves(runs, tracker.tracking_uri, curves_of)
-    if tracker.sent is not None and (reason := _difference(runs, curves, ids, curves_of, tracker.sent)):
-        raise TrackingUnavailable(reason)
+    curves = _mlflow_curves(runs, tracker, curves_of)
+    if tracker.sent is not None:
+        wanted = {node_id: digest for node_id in ids if (digest := tracker.sent.get(node_id, "unknown"))}
+        if unlike := _unlike(runs, curves, wanted, curves_of):
+            more = f" and {len(unlike) - 1} more" if unlike[1:] else ""
+            raise TrackingUnavailable(f"MLflow has not what was sent of {unlike[0]}{more}")
     return Frames(_mlflow_frame(runs, {}), curves, "MLflow")
 
 
@@ -126,36 +128,17 @@ def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], cu
     return store_frames(store, ids, curves_of)._replace(source=f"the storage: {reason}")
 
 
-def _difference(
-    runs: MlflowRuns, curves: pd.DataFrame, ids: Collection[str], curves_of: Collection[str], sent: Mapping[str, str]
-) -> str:
-    """Says what MLflow lacks of what was sent, or has beside it; "" if nothing.
-
-    `sent` has the digest of every node that was compared, "" of one without a result.
-    """
+def _unlike(runs: MlflowRuns, curves: pd.DataFrame, wanted: Mapping[str, str], curves_of: Collection[str]) -> list[str]:
+    """Lists the nodes whose results or curves in MLflow are not those that were sent, by their digests."""
     complete = {key: run for key, run in runs.items() if run.data.tags.get(content.STATUS) == State.COMPLETE}
     found = {node_id: mlflow_digest(kind, node_id, run) for (kind, node_id), run in complete.items()}
-    wanted = {node_id: sent.get(node_id, "") for node_id in ids}
-    if lacking := [node_id for node_id, digest in wanted.items() if digest and node_id not in found]:
-        return f"MLflow lacks {_named(lacking)}, which was sent"
-    if unsent := [node_id for node_id in wanted if node_id not in sent]:
-        return f"MLflow was not brought up to {_named(unsent)}"
-    if others := [node_id for node_id in found if not wanted[node_id]]:
-        return f"MLflow has {_named(others)}, which the storage lacks"
-    if changed := [node_id for node_id, digest in found.items() if digest != wanted[node_id]]:
-        return f"MLflow has other values of {_named(changed)} than were sent"
-    points = dict(iter(curves.groupby("run_id")))
-    for run_id in (run_id for run_id in curves_of if run_id in found):
-        of_run = points.get(run_id, curves[:0]).groupby("domain")
-        found_curves = {str(domain): zip(rows["step"], rows["loss"], strict=True) for domain, rows in of_run}
-        if curves_digest(found_curves) != complete["run", run_id].data.tags.get(CURVES_DIGEST):
-            return f"MLflow has not the curves of {run_id} as the run made them"
-    return ""
-
-
-def _named(node_ids: list[str]) -> str:
-    more = f" and {len(node_ids) - 1} more" if len(node_ids) > 1 else ""
-    return f"{node_ids[0]}{more}"
+    unlike = {node_id for node_id in wanted.keys() | found.keys() if wanted.get(node_id) != found.get(node_id)}
+    for run_id in found.keys() & curves_of:
+        rows = curves[curves["run_id"] == run_id].groupby("domain")
+        of_run = {str(domain): zip(points["step"], points["loss"], strict=True) for domain, points in rows}
+        if curves_digest(of_run) != complete["run", run_id].data.tags.get(CURVES_DIGEST):
+            unlike.add(run_id)
+    return sorted(unlike)
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -191,27 +174,21 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
 # ----------------------------------------------------------------------------------------------------- curves
 
 
-def _mlflow_curves(runs: MlflowRuns, tracking_uri: str, run_ids: Iterable[str] | None) -> pd.DataFrame:
-    wanted, client = None if run_ids is None else set(run_ids), MlflowClient(tracking_uri)
-    try:
-        return _curves(
-            (run_id, step, key, loss)
-            for (kind, run_id), run in runs.items()
-            if kind == "run" and (wanted is None or run_id in wanted)
-            for key in run.data.metrics
-            if key.startswith(CURVES)
-            for step, loss in _points(client, run, key)
-        )
-    except (MlflowException, OSError) as error:
-        raise TrackingUnavailable(f"MLflow at {tracking_uri} cannot be read: {error}") from error
+def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:
+    wanted = None if run_ids is None else set(run_ids)
+    return _curves(
+        (run_id, step, key, loss)
+        for (kind, run_id), run in runs.items()
+        if kind == "run" and (wanted is None or run_id in wanted)
+        for key in run.data.metrics
+        if key.startswith(CURVES)
+        for step, loss in _points(tracker, run, key)
+    )
 
 
-def _points(client: MlflowClient, run: Run, key: str) -> Iterable[tuple[int, float]]:
+def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]:
     """Reads (step, loss) from the run's tag; by a request where there is no such text, as for a running run."""
-    points = curve_points(run.data.tags.get(CURVE + key.removeprefix(content.LOSS), ""))
-    if points:
-        return points
-    return ((point.step, point.value) for point in client.get_metric_history(run.info.run_id, key))
+    return curve_points(run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")) or tracker.history(run, key)
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:

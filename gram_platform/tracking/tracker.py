@@ -1,6 +1,6 @@
 """Sends the storage to MLflow: one MLflow run for each node, found by a tag, and nothing sent twice.
 
-Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror_*` or `sync` compares MLflow with the
+Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync` compares MLflow with the
 storage and sends the difference. An interrupted send leaves the tag `gram.sending_step`; then whole histories are
 compared. Processes of one machine lock a node. Machines share no lock: after a collision the sender looks again and
 sends the rest.
@@ -60,13 +60,12 @@ class Tracker:
         with self._connection.writing():
             return self._connection.experiment_id
 
-    def mirror_run(self, run: RunDirectory) -> str | None:
-        """Sends what MLflow lacks of a run; returns the MLflow run id, None for a run that was never attempted."""
-        return self._sender.mirror(run, content.node_entry(run))
+    def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
+        """Sends what MLflow lacks of a node; returns the MLflow run id.
 
-    def mirror_evaluation(self, evaluation: EvaluationDirectory) -> str | None:
-        """Sends an evaluation; None before the result."""
-        return self._sender.mirror(evaluation, content.node_entry(evaluation))
+        None for a run that was never attempted, and for an evaluation before its result.
+        """
+        return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
         """Gives MLflow's status KILLED to runs that were sent while they trained, and that now lose their driver."""
@@ -154,6 +153,11 @@ class Tracker:
         """
         require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
+
+    def history(self, run: Run, key: str) -> list[tuple[int, float]]:
+        """Reads (step, value) of every point of a metric of MLflow's run."""
+        with self._connection.reaching() as client:
+            return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
 
     @collector_paused()
     def _copies(self) -> dict[tuple[str, str], list[Run]]:

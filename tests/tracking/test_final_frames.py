@@ -20,6 +20,7 @@ from tests.pages.results.test_results import study as planted_study  # noqa: F40
 from tests.tracking.servers import running_mlflow
 from tests.tracking.test_changed_in_mlflow import EVALUATION, RUN, execute, mirrored_storage, set_tag
 
+LACKS = "the storage: MLflow has not what was sent of"
 IDS, CURVES_OF = {RUN.run_id, EVALUATION.eval_id}, [RUN.run_id]
 
 
@@ -65,24 +66,24 @@ def test_mlflow_is_read_once_it_has_caught_up(sent):
 
 
 DELETE = "DELETE FROM tags WHERE key = "
-OTHER = "has other values of"
+BOTH = "and 1 more"
 CHANGES = {
-    "UPDATE runs SET lifecycle_stage = 'deleted'": "lacks",
-    "UPDATE runs SET lifecycle_stage = 'deleted' WHERE name LIKE '%evaluated%'": f"lacks {EVALUATION.eval_id}",
-    set_tag("gram.status", "'running'"): "lacks",
-    set_tag("gram.eval_id", "'0'"): f"lacks {EVALUATION.eval_id}",
-    set_tag("gram.digest", "'0'"): OTHER,
-    DELETE + "'gram.digest'": OTHER,
-    set_tag("gram.result", "'0'"): OTHER,
-    DELETE + "'gram.result'": OTHER,
-    set_tag("gram.view_run_id", "'0'"): f"{OTHER} {EVALUATION.eval_id}",
-    set_tag("seed", "'5'"): OTHER,
-    "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/core'": OTHER,
-    "DELETE FROM latest_metrics WHERE key = 'loss/virology'": OTHER,
-    "UPDATE params SET value = 'later' WHERE key = 'num_steps'": f"{OTHER} {RUN.run_id}",
-    set_tag("mlflow.gram.curve.core", "'1:2.5 8:0.25'"): f"curves of {RUN.run_id}",
-    set_tag("gram.curves_digest", "'0'"): f"curves of {RUN.run_id}",
-    DELETE + "'gram.curves_digest'": f"curves of {RUN.run_id}",
+    "UPDATE runs SET lifecycle_stage = 'deleted'": BOTH,
+    "UPDATE runs SET lifecycle_stage = 'deleted' WHERE name LIKE '%evaluated%'": EVALUATION.eval_id,
+    set_tag("gram.status", "'running'"): BOTH,
+    set_tag("gram.eval_id", "'0'"): EVALUATION.eval_id,
+    set_tag("gram.digest", "'0'"): BOTH,
+    DELETE + "'gram.digest'": BOTH,
+    set_tag("gram.result", "'0'"): BOTH,
+    DELETE + "'gram.result'": BOTH,
+    set_tag("gram.view_run_id", "'0'"): EVALUATION.eval_id,
+    set_tag("seed", "'5'"): BOTH,
+    "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/core'": BOTH,
+    "DELETE FROM latest_metrics WHERE key = 'loss/virology'": BOTH,
+    "UPDATE params SET value = 'later' WHERE key = 'num_steps'": RUN.run_id,
+    set_tag("mlflow.gram.curve.core", "'1:2.5 8:0.25'"): RUN.run_id,
+    set_tag("gram.curves_digest", "'0'"): RUN.run_id,
+    DELETE + "'gram.curves_digest'": RUN.run_id,
     "DROP TABLE tags": "no such table",
 }
 
@@ -108,10 +109,10 @@ def test_what_tables_do_not_show_may_be_changed(sent):
 
 def test_the_storage_is_read_when_either_side_has_a_node_that_the_other_lacks(sent, tmp_path):
     store, tracker = sent
-    assert "was not brought up to 0" in final_frames(store, tracker, {*IDS, "0" * 12}, CURVES_OF).source
+    assert final_frames(store, tracker, {*IDS, "0" * 12}, CURVES_OF).source == f"{LACKS} 000000000000"
     shutil.rmtree(store.evaluation(EVALUATION.eval_id).folder.path)
     tracker.sync(store, IDS)
-    assert read(store, tracker).source == f"the storage: MLflow has {EVALUATION.eval_id}, which the storage lacks"
+    assert read(store, tracker).source == f"{LACKS} {EVALUATION.eval_id}"
 
 
 def test_the_storage_is_read_when_the_database_goes_between_sending_and_reading(sent):
@@ -168,7 +169,7 @@ def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
     assert_frame_equal(found.curves, whole, check_exact=True)
     emptied = Tracker(f"sqlite:///{store.root}/new.db")
     emptied.sync(store, IDS)
-    assert f"curves of {RUN.run_id}" in read(store, emptied).source
+    assert read(store, emptied).source == f"{LACKS} {RUN.run_id}"
 
 
 def test_an_explicit_reading_of_mlflow_is_an_error_where_there_is_none(tmp_path):
@@ -200,6 +201,6 @@ def test_a_driver_says_once_why_it_read_the_storage(planted_study, tmp_path):  #
     client = MlflowClient(tracker.tracking_uri)
     client.delete_run(tracker.runs()["run", name].info.run_id)
     lines = [line for line in written(record, store, tracker) if line.startswith("read from")]
-    assert lines == [f"read from the storage: MLflow lacks {name}, which was sent"]
-    assert "Read from the storage: MLflow lacks" in (folder / "report.html").read_text()
+    assert lines == [f"read from {LACKS} {name}"]
+    assert f"Read from {LACKS}" in (folder / "report.html").read_text()
     assert (folder / "table.csv").read_bytes() == table

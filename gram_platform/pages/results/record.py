@@ -249,6 +249,16 @@ def mlflow_links(tracker: Tracker | None) -> dict[str, str]:
     return {node_id: tracker.run_url(run.info.run_id) for (_, node_id), run in runs.items()}
 
 
+def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
+    """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
+    if tracker is None:
+        return {}, "There are no links to MLflow: no server was named, and the storage has no database."
+    try:
+        return mlflow_links(tracker), links_note(tracker.tracking_uri)
+    except TrackingUnavailable as error:
+        return {}, f"There are no links to MLflow: it is away ({error})."
+
+
 def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):

@@ -1,6 +1,6 @@
 """Reads a study's losses, and writes its tables for a terminal."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Literal
 
 import pandas as pd
@@ -72,7 +72,10 @@ def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: 
     found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
     runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
     runs = runs if results is None or curves is not None else []
-    for run_id in runs if curves is None else sorted(_short_curves(curves, runs, store)):
+    if curves is not None:
+        steps = curves.groupby("run_id")["step"].nunique()
+        runs = [i for i in runs if steps.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]]
+    for run_id in runs:
         if reason := store.run(run_id).lost_history():
             found[run_id] = f"its curves cannot be read ({reason})"
     lines = []
@@ -144,12 +147,6 @@ def summary_text(record: StudyRecord, results: Results) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ frames
-
-
-def _short_curves(curves: pd.DataFrame, runs: Iterable[str], store: Store) -> set[str]:
-    """Selects the runs whose curves have fewer points than their configs ask for."""
-    found = curves.groupby("run_id")["step"].nunique().to_dict()
-    return {i for i in runs if found.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]}
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:

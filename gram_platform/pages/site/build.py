@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from gram_platform.config.identity import invalid
+from gram_platform.pages.results.record import run_links
 from gram_platform.pages.site.facts import Facts, read_facts
 from gram_platform.pages.site.folder import SiteFolder, writing
-from gram_platform.pages.site.pages import Snapshot, read_links, write_overview, write_studies
+from gram_platform.pages.site.pages import Snapshot, write_overview, write_studies
 from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
-from gram_platform.tracking import default_tracking_uri
+from gram_platform.tracking import Tracker, default_tracking_uri
 
 SITE = "site"  # the folder in the storage
 
@@ -43,7 +44,8 @@ def build_site(
     with writing(folder):
         site = SiteFolder(folder)
         facts = facts or read_facts(store, folder)
-        snapshot = Snapshot(store, facts, read_links(tracking_uri), not out, measurements)
+        tracker = Tracker(tracking_uri) if tracking_uri else None
+        snapshot = Snapshot(store, facts, tracker, *run_links(tracker), not out, measurements)
         summaries = write_studies(site, snapshot)
         write_overview(site, snapshot, summaries)
         site.finish()

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from gram_platform.pages.figures.thumbnail import is_thumbnail
 from gram_platform.pages.report.page import Section, Shell, page_html, sections_html
-from gram_platform.pages.results.record import links_note, mlflow_links, with_links
+from gram_platform.pages.results.record import with_links
 from gram_platform.pages.site.claims import are_claim_rows, claim_rows, claim_sections, csv_claim_rows, scale_of
 from gram_platform.pages.site.facts import CLAIMS, REPORT, Facts, NodeFacts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.folder import SiteFolder
@@ -36,38 +36,14 @@ STUDY_SUMMARY = {**SUMMARY, "picture": is_thumbnail}
 
 
 @dataclass(frozen=True)
-class MLflowLinks:
-    """The addresses of MLflow's pages."""
-
-    note: str  # says what the links need, or why there are none
-    tracker: Tracker | None = None
-    links: Mapping[str, str] = field(default_factory=dict)  # {node id: its page}
-
-    def pages(self, study: str) -> dict[str, str]:
-        """Returns {what it shows: address} of MLflow's pages about a study; {} while MLflow is away."""
-        with suppress(TrackingUnavailable):
-            return {} if self.tracker is None else self.tracker.view_urls(study)
-        return {}
-
-
-def read_links(tracking_uri: str | None) -> MLflowLinks:
-    """Reads the links into MLflow; none without `tracking_uri` or while MLflow is away."""
-    if tracking_uri is None:
-        return MLflowLinks("There are no links to MLflow: no server was named, and the storage has no database.")
-    tracker = Tracker(tracking_uri)
-    try:
-        return MLflowLinks(links_note(tracking_uri), tracker, mlflow_links(tracker))
-    except TrackingUnavailable as error:
-        return MLflowLinks(f"There are no links to MLflow: it is away ({error}).")
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """The storage, its links into MLflow, and sums over the storage."""
 
     store: Store
     facts: Facts
-    mlflow: MLflowLinks
+    tracker: Tracker | None
+    links: Mapping[str, str]  # {node id: its page in MLflow}
+    note: str  # says what the links need, or why there are none
     is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
     measurements: Mapping[str, Any]  # of `studies/measurements.py`, by the name in a study's record
 
@@ -81,6 +57,12 @@ class Snapshot:
         """The studies that have a node, by the node's id."""
         return uses(self.facts.studies)
 
+    def pages(self, study: str) -> dict[str, str]:
+        """Returns {what it shows: address} of MLflow's pages about a study; {} while MLflow is away."""
+        with suppress(TrackingUnavailable):
+            return self.tracker.view_urls(study) if self.tracker and self.links else {}
+        return {}
+
     def num_shared(self, study: StudyFacts) -> int:
         """Counts the study's runs that other studies have too."""
         return sum(len(self.uses[i]) > 1 for i in study.node_ids if i in self.facts.runs)
@@ -92,7 +74,7 @@ def shell(current: str, root: str = "../") -> Shell:
 
 def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
     """Writes a page for each study and search; returns {name: claims, problem and picture}."""
-    summaries, mlflow = {}, snapshot.mlflow
+    summaries, links = {}, snapshot.links
     for study in snapshot.facts.studies:
         nodes = [node for i in study.node_ids if (node := snapshot.facts.node(i)) is not None]
         inputs = [
@@ -100,7 +82,7 @@ def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
             vars(snapshot.totals[study.name]),
             snapshot.num_shared(study),
             [_identity(node) for node in nodes],
-            [mlflow.note, [mlflow.links.get(node.node_id, "") for node in nodes], snapshot.is_beside],
+            [snapshot.note, [links.get(node.node_id, "") for node in nodes], snapshot.is_beside],
         ]
         render, shape = (_search_page, SUMMARY) if study.record is None else (_study_page, STUDY_SUMMARY)
         page = f"studies/{study.name}.html", inputs, partial(render, snapshot, study), shape
@@ -113,7 +95,7 @@ def _identity(node: NodeFacts) -> tuple:
 
 
 def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
-    record, mlflow, totals = study.record, snapshot.mlflow, snapshot.totals[study.name]
+    record, totals = study.record, snapshot.totals[study.name]
     problem, results = "", None
     page = snapshot.measurements.get(record.measurement)  # None: a kind that this version does not know
     if page is not None:
@@ -123,7 +105,7 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
             # a record of another version, or altered by hand: write the other pages
             problem = f"{study.name}: its results cannot be read: {error}"
     sections = [Section("Results", problem, is_warning=True)] if problem else []
-    claims, footer, source = None, "", mlflow.note
+    claims, footer, source = None, "", snapshot.note
     if results is None:
         sections.append(no_results(page is not None))
     else:
@@ -133,8 +115,8 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
         source = f"Read from {results.source}. {source}"
     intro, picture = study_intro(study, totals, source, claims), picture_of(sections)
     files, shared = f"../../studies/{study.name}/" if snapshot.is_beside else "", snapshot.num_shared(study)
-    pages = mlflow.pages(study.name)
-    sections += state_sections(study, totals, snapshot.facts, shared, files, mlflow.links, pages)
+    pages = snapshot.pages(study.name)
+    sections += state_sections(study, totals, snapshot.facts, shared, files, snapshot.links, pages)
     text = page_html(study.title, intro, sections, footer, shell(STUDIES))
     return text, {"claims": claim_rows(claims, scale_of(record)), "problem": problem, "picture": picture}
 
@@ -144,14 +126,14 @@ def _linked(results: Any, snapshot: Snapshot) -> Any:
     if getattr(results, "runs", None) is None:
         return results
     errors = {node_id: node.error for node_id, node in snapshot.facts.runs.items()}
-    return replace(results, runs=with_links(results.runs, errors, snapshot.mlflow.links))
+    return replace(results, runs=with_links(results.runs, errors, snapshot.links))
 
 
 def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
     """Renders the search's report between the search's state and the list of its runs."""
     folder, claims = snapshot.store.study_dir(search.name), []
     state = search_state(search, snapshot.totals[search.name])
-    runs = search_runs(search, snapshot.facts, snapshot.mlflow.links)
+    runs = search_runs(search, snapshot.facts, snapshot.links)
     text, problem = None, ""
     if CLAIMS in search.files:
         try:
@@ -180,12 +162,12 @@ def write_overview(site: SiteFolder, snapshot: Snapshot, summaries: Mapping[str,
     counts = Counter(row["verdict"] for found in rows.values() for row in found)
     ordered = {verdict: counts[verdict] for verdict in VERDICTS if counts}
     cards = [_card(snapshot, study, titles[study.name], summaries) for study in studies if study.record is not None]
-    sections = index_sections(snapshot.facts, snapshot.totals, snapshot.uses, ordered, cards, snapshot.mlflow.links)
-    intro = f"Storage {snapshot.store.root}. {snapshot.mlflow.note}"
+    sections = index_sections(snapshot.facts, snapshot.totals, snapshot.uses, ordered, cards, snapshot.links)
+    intro = f"Storage {snapshot.store.root}. {snapshot.note}"
     index = page_html("Studies", intro, sections, TERMS, shell(STUDIES, ""))
     site.page("index.html", index, lambda: (index, None))
 
 
 def _card(snapshot: Snapshot, study: StudyFacts, title: tuple[str, str], summaries: Mapping[str, Mapping]) -> Card:
-    summary, pages = summaries[study.name], snapshot.mlflow.pages(study.name)
+    summary, pages = summaries[study.name], snapshot.pages(study.name)
     return Card(*title, [row["verdict"] for row in summary["claims"]], summary["picture"], pages.get("runs", ""))

@@ -19,6 +19,7 @@ from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ATTACK, FOOTER
 from gram_platform.pages.report.page import Section, readable_claims
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
+from gram_platform.pages.results.record import run_links
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
@@ -32,7 +33,6 @@ from gram_platform.studies.searches.report import (
     curve_frame,
     declared_frame,
     result_frame,
-    run_links,
     search_output,
     trial_state,
     view_frame,

@@ -42,6 +42,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.searches import LABEL, front_figures, hypervolume_figure
 from gram_platform.pages.report.page import Section
+from gram_platform.pages.results.record import run_links
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
@@ -55,7 +56,6 @@ from gram_platform.studies.searches.report import (
     attack_frame,
     counts_text,
     result_frame,
-    run_links,
     search_output,
     view_frame,
     with_run_links,
