@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _print_all(flags: CoverageFlags) -> int:
     store = Store(flags.storage)
     record = load_record(store, flags.study)
-    results = read_results(record, store, None)
+    results = read_results(record, store)
     source = measured(results.curves, results.analysis.ratios, flags.profile)
     forgotten = source.domains["gram", flags.profile, "forget"][0]
     for shape, num_seeds in product(flags.shapes, NUM_SEEDS):

@@ -15,14 +15,14 @@ NUM_RUNS, NUM_POINTS = 500, 100
 def measure(
     settings: BenchmarkSettings, num_runs: int = NUM_RUNS, num_points: int = NUM_POINTS
 ) -> list[BenchmarkResult]:
-    """Builds from the run directories, twice; the details have the second build, when nothing has changed."""
+    """Builds it twice; the details have the second build, when nothing has changed."""
     run_ids, eval_ids = write_study(settings.storage, num_runs, num_points)
     store = Store(settings.storage).open_for_writing()
     store.study_dir("benchmark").write("study.json", _record(store, run_ids, eval_ids).to_json())
     seconds = []
     for _ in range(2):
         started = time.perf_counter()
-        built = build_site(store, None, why_not="the benchmark has none")
+        built = build_site(store, None)
         seconds.append(time.perf_counter() - started)
     pages = len(list(Path(built.index).parent.rglob("*.html")))
     assert not built.problems, built.problems

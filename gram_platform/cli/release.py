@@ -166,7 +166,7 @@ def _registered(
 ) -> str:
     """Registers an export with MLflow, which gets its run if it has none; describes the version."""
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
-    mlflow_run_id = tracker.mirror_run(store.run(view.run_id))
+    mlflow_run_id = tracker.mirror(store.run(view.run_id))
     assert mlflow_run_id is not None, "an exported run was attempted"
     active = " ".join(f"{domain}={weight:g}" for domain, weight in view.weights) or "none"
     tags = {RUN_ID: view.run_id, VIEW_ID: view.view_id, "gram.modules": active, **hub_tags}

@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,7 @@ from gram_platform.pages.results.record import (
     mlflow_links,
     record_from_plain,
     with_links,
+    write_or_log,
 )
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.pages.results.results import read_results, summary_text
@@ -45,6 +47,7 @@ from gram_platform.studies.searches.lr_batch_trials import without_stopped
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
+from gram_platform.tracking.frame import mlflow_frames
 
 
 def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str = "mlflow", folder: str = "") -> None:
@@ -80,7 +83,8 @@ def report_command(
 ) -> None:
     """Build the site of the whole storage; with a study, rebuild its table and report from stored results.
 
-    A study that the storage lacks is read from MLflow at --tracking-uri alone; its files then go into --out, if given.
+    With --tracking-uri its results are read from MLflow. So a study that the storage lacks is read; its files then go
+    into --out, if given.
 
     Args:
         study: name of a submitted study, such as scaling
@@ -99,14 +103,16 @@ def report_command(
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")
     store = stored(storage).open_for_writing()
     record = load_record(store, study)
-    uri, why_not = tracking_of(store, tracking_uri)
+    uri = tracking_of(store, tracking_uri)
+    tracker = Tracker(uri) if uri else None
     require_choice("measurement", record.measurement, tuple(MEASUREMENTS))
     measurement = MEASUREMENTS[record.measurement]
-    results = measurement.read(record, store, uri, why_not)
+    frames = mlflow_frames(tracker, record.ids, record.baseline_runs) if tracker and tracking_uri else None
+    results = measurement.read(record, store, frames)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
-    paths = measurement.write(record, store, results, failures, Tracker(uri) if results.source == "MLflow" else None)
+    paths = write_or_log(partial(measurement.write, record, store, results, failures), tracker, say)
     say(measurement.text(record, results))
     say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     say(f"read from {results.source}")
@@ -138,7 +144,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> str:
 def _mlflow_study(record: StudyRecord, tracker: Tracker) -> tuple[dict[str, str], str]:
     if record.measurement != LOSSES:
         raise invalid("study", record.name, f"a study of losses; one of {record.measurement} needs its storage")
-    results = read_results(record, None, tracker.tracking_uri)
+    results = read_results(record, None, mlflow_frames(tracker, record.ids, record.baseline_runs))
     if results is None:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
     page = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker)))
@@ -175,14 +181,14 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
         watch: rebuild the site after changes, checked every so many seconds, until interrupted
     """
     store = stored(storage)
-    uri, why_not = tracking_of(store, tracking_uri)
+    uri = tracking_of(store, tracking_uri)
     if watch < 0:
         raise invalid("watch", watch, "a positive number of seconds, or 0 to build once")
     if watch:
         with suppress(KeyboardInterrupt):
-            watch_site(store, uri, watch, say, out, why_not)
+            watch_site(store, uri, watch, say, out)
         return
-    built = build_site(store, uri, out, why_not)
+    built = build_site(store, uri, out)
     for problem in built.problems:
         say(f"warning: {problem}", file=sys.stderr)
     say(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")

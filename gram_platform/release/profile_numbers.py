@@ -11,7 +11,6 @@ from gram_platform.config import LOSSES, View, evaluation_from_plain
 from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.pages.results.results import Results, read_results
 from gram_platform.store import Store
-from gram_platform.tracking.frame import Frames
 
 ROW = ["method", "size", "profile"]
 CLASS_COLUMNS = ["class", "domain", "loss (nats a token)", "this run", "all seeds [90% interval]", "seeds"]
@@ -41,12 +40,11 @@ def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
     records = [record for name in store.list_studies() if (record := readable_record(store, name)) is not None]
     records = [record for record in records if record.measurement == LOSSES]
     wanted = {record.name: _entries(store, record, view) for record in records}
-    frames = Frames(store)
     found = []
     for record in records:
         if not wanted[record.name]:
             continue
-        results = read_results(record, store, None, "an export reads the storage", frames)
+        results = read_results(record, store)
         if results is not None:
             found += [_numbers(record, results, tags) for tags in wanted[record.name]]
     return tuple(found)

@@ -24,6 +24,7 @@ from gram_platform.pages.results.results import lost_rows, ratio_lines, read_res
 from gram_platform.store import Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import final_frames
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Losses:
     """The losses of every domain under every view, and the attacks. Other measurements replace every method.
 
     `nodes` depends on a measurement's parameters. The functions below it take results of every study with its name:
-    `read` returns them, None while there is nothing to show. They have `source` (a text) and, where there are any,
+    `read` returns them, from `frames` where they are given and else from the storage, None while there is nothing to
+    show. They have `source` (a text) and, where there are any,
     `runs` and `claims` as `pages.results.results.Results`. `text` is for a terminal; `table` is table.csv, `lines` are
     drawn in MLflow; `intro`, `sections` and `footer` are parts of the page. `write` makes the files of all these.
     `lost` has a line for each node that is done but missing from the tables.
@@ -203,15 +205,16 @@ MEASUREMENTS = Table(
 
 
 def read_or_lost(
-    record: StudyRecord, store: Store, tracking_uri: str | None, done: Collection[str]
+    record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
     """Returns (a study's results, a line about each part that the storage has lost); results are None as in `read`.
 
-    `done`: ids of the nodes that are done.
+    Reads `final_frames`. `done`: ids of the nodes that are done.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:
-        results = measurement.read(record, store, tracking_uri, "MLflow is away")
+        frames = final_frames(store, tracker, record.ids, record.baseline_runs)
+        results = measurement.read(record, store, frames)
     except ValueError as error:
         return None, [f"{record.name}: {error}"]
     return results, measurement.lost(record, store, results, done)

@@ -18,7 +18,7 @@ from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.pages.results.record import StudyRecord, entries_of
+from gram_platform.pages.results.record import StudyRecord, entries_of, write_or_log
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.definition import (
@@ -121,22 +121,22 @@ class Driver:
         self._begin()
         with self.view, self.mirror:
             self._execute(execute)
-        is_mirrored = self.mirror.finish(self.ids)
+        self.mirror.finish(self.ids)
         for line in self._failures():
             self.view.say(line)
         self.view.say(f"\n{self._counts(time.monotonic() - started)}")
         limit = self.flags.budget.reached(self.spent_hours()) if self._has_work() else ""
         if limit:
             self.view.say(f"limit: {limit}; submit again with a higher one to go on")
-        return worst(TIME_IS_UP if limit else DONE, self.finish(is_mirrored))
+        return worst(TIME_IS_UP if limit else DONE, self.finish())
 
     def _has_work(self) -> bool:
         """Tells whether nodes are left that could be executed."""
         return len(self.nodes) > sum(map(len, (self.progress.done, self.progress.failed, self.progress.blocked)))
 
-    def finish(self, is_mirrored: bool) -> int:
+    def finish(self) -> int:
         """Writes and logs all tables and reports, and updates the site; returns the exit code."""
-        code = worst(self._write_tables(is_mirrored), FAILED if self._failures() else DONE)
+        code = worst(self._write_tables(), FAILED if self._failures() else DONE)
         if self.draws_trials or len(self.progress.done) > self.progress.reused:
             refresh_site(self.flags, self.view.say)
         self.view.say(f"{'MLflow':12} {opened_by(self.flags.tracking_uri)}")
@@ -226,9 +226,9 @@ class Driver:
                 self.view.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:
-        """Writes the table and report so far from the run directories, since MLflow may be behind."""
+        """Writes the table and report so far from the storage, since MLflow may be behind."""
         measurement = MEASUREMENTS[record.measurement]
-        results = measurement.read(record, self.store, None, "the study is running")
+        results = measurement.read(record, self.store)
         if results is not None:
             paths = measurement.write(record, self.store, results, progress.failed, None)
             self.view.say(f"\n{measurement.text(record, results)}\nso far: {paths['report.html']}\n")
@@ -247,12 +247,12 @@ class Driver:
         done, reused = len(self.progress.done), self.progress.reused
         return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
 
-    def _write_tables(self, is_mirrored: bool) -> int:
+    def _write_tables(self) -> int:
         """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""
-        uri, code = self.flags.tracking_uri if is_mirrored else None, 0
+        code = 0
         for record in self.records:
             measurement = MEASUREMENTS[record.measurement]
-            results, lost = read_or_lost(record, self.store, uri, self.progress.done)
+            results, lost = read_or_lost(record, self.store, self.tracker, self.progress.done)
             for line in lost:
                 self.view.say(f"lost: {line}")
                 code = 1
@@ -263,24 +263,22 @@ class Driver:
             self._publish(write, f"{record.title}\n{measurement.text(record, results)}")
             if results.source != "MLflow":
                 self.view.say(f"read from {results.source}")
-            self._say_links(record.name, is_mirrored)
+            self._say_links(record.name)
         return code
 
-    def _say_links(self, study: str, is_mirrored: bool) -> None:
+    def _say_links(self, study: str) -> None:
         """Prints the study's pages in MLflow, if it answers."""
+        if self.mirror.is_away:
+            return
         try:
-            for name, url in self.tracker.view_urls(study).items() if is_mirrored else ():
+            for name, url in self.tracker.view_urls(study).items():
                 self.view.say(f"{'MLflow ' + name:13} {url}")
         except TrackingUnavailable as error:
             self.view.say(f"no links to the study's pages ({error})")
 
     def _publish(self, write: Callable[[Tracker | None], Mapping[str, str]], text: str) -> None:
         """Writes files and logs them to MLflow, or only writes them while it is away; prints text and paths."""
-        try:
-            paths = write(self.tracker)
-        except TrackingUnavailable as error:
-            self.view.say(f"the tables are not in MLflow ({error}); submit again to log them")
-            paths = write(None)
+        paths = write_or_log(write, self.tracker, self.view.say)
         self.view.say(f"\n{text}\n")
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")

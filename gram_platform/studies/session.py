@@ -262,8 +262,8 @@ class Mirror:
         """Sets the running nodes whose committed metrics are sent."""
         self._running = tuple(running)
 
-    def finish(self, ids: Iterable[str]) -> bool:
-        """Waits for the queue, then sends whatever MLflow lacks of these nodes; False if MLflow is away."""
+    def finish(self, ids: Iterable[str]) -> None:
+        """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is away."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -273,7 +273,6 @@ class Mirror:
             self.is_away = False
         except TrackingUnavailable as error:
             self._report(error)
-        return not self.is_away
 
     def _work(self, sends_running: bool) -> None:
         while True:
@@ -289,10 +288,7 @@ class Mirror:
 
     def _send(self, node: Node) -> None:
         try:
-            if node.is_run:
-                self.tracker.mirror_run(self.store.run(node.id))
-            else:
-                self.tracker.mirror_evaluation(self.store.evaluation(node.id))
+            self.tracker.mirror(self.store.run(node.id) if node.is_run else self.store.evaluation(node.id))
             self.is_away = False
         except TrackingUnavailable as error:
             self._report(error)

@@ -21,7 +21,6 @@ from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
 from gram_platform.tracking.values import (
     LONGEST_NAME,
-    LONGEST_TEXT,
     is_short_name,
     milliseconds,
     run_of_start,
@@ -51,8 +50,6 @@ STUDY, STUDY_ID = "gram.study", "gram.study_id"
 SEARCH = "gram.search"  # + "." + search: the numbers or names of its trials that use a run
 PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
 NUM_CURVE_POINTS = 100
-CURVE = "mlflow.gram.curve."  # + domain; MLflow's pages hide tags whose names begin with `mlflow.`
-LONGEST_TAG, MOST_CURVES = LONGEST_TEXT, 60  # of a curve's text, and of such texts of a run
 
 
 @dataclass(frozen=True)
@@ -232,23 +229,6 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
             values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
         metrics += [Metric(key, float(value), time_ms, step) for key, value in values.items() if is_short_name(key)]
     return metrics
-
-
-def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
-    """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
-
-    Tags come with their run, a thousand runs in one request; the history of a metric is a request of its own, 40 s for
-    the curves of a thousand runs. A curve that is too long for a tag gets none, nor do too many.
-    """
-    points: dict[str, list[str]] = {}
-    for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
-        for name, loss in record["metrics"].items():
-            if name.startswith(VALIDATION):
-                key = CURVE + metric_name(name.removeprefix(VALIDATION))
-                points.setdefault(key, []).append(f"{record['step']}:{float(loss)!r}")
-    texts = {key: " ".join(of_curve) for key, of_curve in points.items()}
-    kept = texts if len(texts) <= MOST_CURVES else {}
-    return {key: text for key, text in kept.items() if len(text) <= LONGEST_TAG and is_short_name(key)}
 
 
 def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:

@@ -19,26 +19,33 @@
 Rows are sorted by kind and id; numbers are float64, NaN where missing.
 """
 
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import pandas as pd
-from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 
 from gram_platform.config import State
-from gram_platform.store import Store
+from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import collector_paused, require_database
-from gram_platform.tracking.values import curve_points, in_utf8, number_of, study_of, unescape
+from gram_platform.tracking.connection import collector_paused, first_line
+from gram_platform.tracking.rows import (
+    CURVE,
+    CURVES_DIGEST,
+    MEASURED,
+    NUMBER_COLUMNS,
+    column,
+    curves_digest,
+    entry_row,
+    mlflow_digest,
+    mlflow_row,
+)
+from gram_platform.tracking.values import curve_points
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
-NUMBER_COLUMNS = content.SIZES + content.TIMES
-MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 CURVES = (content.LOSS, VALIDATION)  # + domain: the keys of curves in MLflow, now and in earlier versions
 
@@ -47,21 +54,20 @@ MlflowRuns = Mapping[tuple[str, str], Run]  # by kind and id
 
 def load_runs(tracking_uri: str, *, experiment: str = "gram", **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the frame from MLflow, only rows with the given tag values; TrackingUnavailable when it cannot be read."""
-    return _mlflow_frame(_mlflow_runs(Tracker(tracking_uri, experiment)), tags)
+    return _mlflow_frame(Tracker(tracking_uri, experiment).runs(), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the frame from the storage, only rows with the given tag values (one value or several for each tag)."""
     store = storage if isinstance(storage, Store) else Store(storage)
-    entries = map(content.node_entry, store.nodes())
-    rows = [_row(e.kind, e.node_id, e.tags, e.result_metrics, e.num_steps) for e in entries if e is not None]
-    return _frame(rows, tags)
+    return _store_frame(store, store.nodes(), tags)
 
 
 @collector_paused()
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, experiment: str = "gram") -> pd.DataFrame:
     """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
-    return _mlflow_curves(_mlflow_runs(Tracker(tracking_uri, experiment)), tracking_uri, run_ids)
+    tracker = Tracker(tracking_uri, experiment)
+    return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 
 def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
@@ -76,66 +82,79 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
     return _curves(rows)
 
 
-class Frames:
-    """The frames of a storage and of its MLflow, each read once, at the first use."""
+# --------------------------------------------------------------------------------------------------- of one study
 
-    def __init__(self, storage: str | Store, tracking_uri: str | None = None) -> None:
-        self.storage, self.tracking_uri = storage, tracking_uri
 
-    @cached_property
-    def stored(self) -> pd.DataFrame:
-        """All of `load_store`."""
-        return load_store(self.storage)
+class Frames(NamedTuple):
+    """The nodes of a study, the curves of its baselines, and where they were read."""
 
-    @cached_property
-    def mlflow_runs(self) -> MlflowRuns:
-        """All MLflow runs as {(kind, node_id): run}."""
-        assert self.tracking_uri is not None, "there is no MLflow"
-        return _mlflow_runs(Tracker(self.tracking_uri))
+    nodes: pd.DataFrame  # as `load_runs`
+    curves: pd.DataFrame  # as `load_curves`
+    source: str  # "MLflow", or the storage with the reason why not MLflow
 
-    @cached_property
-    def mirrored(self) -> pd.DataFrame:
-        """All of `load_runs`."""
-        return _mlflow_frame(self.mlflow_runs, {})
 
-    def mirrored_curves(self, run_ids: Iterable[str]) -> pd.DataFrame:
-        """The curves of these runs as `load_curves` gives them."""
-        assert self.tracking_uri is not None, "there is no MLflow"
-        return _mlflow_curves(self.mlflow_runs, self.tracking_uri, run_ids)
+def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
+    """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
+    nodes = [node for node in store.nodes() if node.node_id in ids]
+    return Frames(_store_frame(store, nodes, {}), load_store_curves(store, curves_of), "the storage")
+
+
+def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
+    """Reads the same from MLflow; TrackingUnavailable when it cannot be read.
+
+    Once the tracker has brought MLflow up to the storage, also when MLflow has not exactly what was sent.
+    """
+    runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
+    curves = _mlflow_curves(runs, tracker, curves_of)
+    if tracker.sent is not None:
+        wanted = {node_id: digest for node_id in ids if (digest := tracker.sent.get(node_id, "unknown"))}
+        if unlike := _unlike(runs, curves, wanted, curves_of):
+            more = f" and {len(unlike) - 1} more" if unlike[1:] else ""
+            raise TrackingUnavailable(f"MLflow has not what was sent of {unlike[0]}{more}")
+    return Frames(_mlflow_frame(runs, {}), curves, "MLflow")
+
+
+def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]) -> Frames:
+    """Reads the same for a final table: from MLflow once the tracker has brought it up to the storage.
+
+    From the storage otherwise, and whenever MLflow fails or has not exactly what was sent; `source` says why.
+    """
+    if tracker is None or tracker.sent is None:
+        return store_frames(store, ids, curves_of)
+    try:
+        return mlflow_frames(tracker, ids, curves_of)
+    except Exception as error:  # whatever MLflow answers: the storage has the results
+        reason = first_line(error)
+    return store_frames(store, ids, curves_of)._replace(source=f"the storage: {reason}")
+
+
+def _unlike(runs: MlflowRuns, curves: pd.DataFrame, wanted: Mapping[str, str], curves_of: Collection[str]) -> list[str]:
+    """Lists the nodes whose results or curves in MLflow are not those that were sent, by their digests."""
+    complete = {key: run for key, run in runs.items() if run.data.tags.get(content.STATUS) == State.COMPLETE}
+    found = {node_id: mlflow_digest(kind, node_id, run) for (kind, node_id), run in complete.items()}
+    unlike = {node_id for node_id in wanted.keys() | found.keys() if wanted.get(node_id) != found.get(node_id)}
+    for run_id in found.keys() & curves_of:
+        rows = curves[curves["run_id"] == run_id].groupby("domain")
+        of_run = {str(domain): zip(points["step"], points["loss"], strict=True) for domain, points in rows}
+        if curves_digest(of_run) != complete["run", run_id].data.tags.get(CURVES_DIGEST):
+            unlike.add(run_id)
+    return sorted(unlike)
 
 
 # ------------------------------------------------------------------------------------------------------- rows
 
 
-def _mlflow_runs(tracker: Tracker) -> MlflowRuns:
-    require_database(tracker.tracking_uri)
-    return tracker.runs()
+def _store_frame(
+    store: Store,
+    nodes: Iterable[RunDirectory | EvaluationDirectory],
+    tags: Mapping[str, str | Iterable[str]],
+) -> pd.DataFrame:
+    entries = store.concurrently(content.node_entry, nodes)
+    return _frame([entry_row(entry) for entry in entries if entry is not None], tags)
 
 
 def _mlflow_frame(runs: MlflowRuns, tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
-    rows = []
-    for (kind, node_id), run in runs.items():
-        has_result = run.data.tags.get(content.STATUS) == State.COMPLETE  # else they are the curves' points so far
-        metrics = {_column(key): value for key, value in run.data.metrics.items()} if has_result else {}
-        metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
-        rows.append(_row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps")))
-    return _frame(rows, tags)
-
-
-def _column(key: str) -> str:
-    """Names a metric of MLflow in a frame; earlier versions sent a run's results a second time as `final/...`."""
-    return content.AT_END.get(key) or content.shown_name(unescape(key).removeprefix("final/"))
-
-
-def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
-    is_run = kind == "run"
-    study = {in_utf8(name): in_utf8(value) for name, value in study_of(tags).items() if not name.startswith(MEASURED)}
-    study = {name: value for name, value in study.items() if name not in NUMBER_COLUMNS}
-    ids = {"run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""), "view_id": tags.get(content.VIEW_ID, "")}
-    numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
-    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
-    numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
-    return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
+    return _frame([mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
 def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
@@ -155,33 +174,27 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
 # ----------------------------------------------------------------------------------------------------- curves
 
 
-def _mlflow_curves(runs: MlflowRuns, tracking_uri: str, run_ids: Iterable[str] | None) -> pd.DataFrame:
-    wanted, client = None if run_ids is None else set(run_ids), MlflowClient(tracking_uri)
-    try:
-        return _curves(
-            (run_id, step, key, loss)
-            for (kind, run_id), run in runs.items()
-            if kind == "run" and (wanted is None or run_id in wanted)
-            for key in run.data.metrics
-            if key.startswith(CURVES)
-            for step, loss in _points(client, run, key)
-        )
-    except (MlflowException, OSError) as error:
-        raise TrackingUnavailable(f"MLflow at {tracking_uri} cannot be read: {error}") from error
+def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:
+    wanted = None if run_ids is None else set(run_ids)
+    return _curves(
+        (run_id, step, key, loss)
+        for (kind, run_id), run in runs.items()
+        if kind == "run" and (wanted is None or run_id in wanted)
+        for key in run.data.metrics
+        if key.startswith(CURVES)
+        for step, loss in _points(tracker, run, key)
+    )
 
 
-def _points(client: MlflowClient, run: Run, key: str) -> Iterable[tuple[int, float]]:
+def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]:
     """Reads (step, loss) from the run's tag; by a request where there is no such text, as for a running run."""
-    points = curve_points(run.data.tags.get(content.CURVE + key.removeprefix(content.LOSS), ""))
-    if points:
-        return points
-    return ((point.step, point.value) for point in client.get_metric_history(run.info.run_id, key))
+    return curve_points(run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")) or tracker.history(run, key)
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
     """Makes a tidy frame of rows (run_id, step, metric name, loss)."""
     frame = pd.DataFrame(list(rows), columns=CURVE_COLUMNS)
-    names = {name: _column(name).removeprefix(content.LOSS) for name in frame["domain"].unique()}
+    names = {name: column(name).removeprefix(content.LOSS) for name in frame["domain"].unique()}
     frame["domain"] = frame["domain"].map(names)
     frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
     frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)

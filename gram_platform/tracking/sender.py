@@ -13,6 +13,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.rows import DIGEST, curve_tags, entry_digest, has_curves
 from gram_platform.tracking.values import MOST_TAGS, number_of
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
@@ -58,8 +59,11 @@ class Sender:
 
     def is_mirrored(self, run: Run, entry: Entry) -> bool:
         """Tells whether MLflow has all that the storage has of the node."""
-        is_sent = has(run, entry.last_step, entry.tags | self.parent_tag(entry.parent))
+        is_sent = has(run, entry.last_step, self._wanted(entry))
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
+
+    def _wanted(self, entry: Entry) -> dict[str, str]:
+        return {**entry.tags, DIGEST: entry_digest(entry), **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
         """Returns the tag by which MLflow folds a node below the run that it measures or attacks, if that is known."""
@@ -112,13 +116,15 @@ class Sender:
             metrics += content.result_metrics(entry, records)
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
+        # a result's curves never change, but the storage may have lost a part of them since
+        is_same = tags.get(content.RESULT) == entry.tags[content.RESULT] and has_curves(run)
+        curves = {} if is_same else curve_tags(records, entry)
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
             metrics = metrics[METRICS_PER_REQUEST:]
         wanted = {
-            **entry.tags,
-            **self.parent_tag(entry.parent),
-            **content.curve_tags(records, entry),
+            **self._wanted(entry),
+            **curves,
             "mlflow.runName": entry.name,
             content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
         }

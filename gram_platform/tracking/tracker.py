@@ -1,6 +1,6 @@
 """Sends the storage to MLflow: one MLflow run for each node, found by a tag, and nothing sent twice.
 
-Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror_*` or `sync` compares MLflow with the
+Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync` compares MLflow with the
 storage and sends the difference. An interrupted send leaves the tag `gram.sending_step`; then whole histories are
 compared. Processes of one machine lock a node. Machines share no lock: after a collision the sender looks again and
 sends the rest.
@@ -23,6 +23,7 @@ from gram_platform.store.listing import Finished
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.artifacts import Artifacts
 from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
+from gram_platform.tracking.rows import entry_digest, mlflow_digest
 from gram_platform.tracking.sender import Sender, age, has
 from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
@@ -51,19 +52,20 @@ class Tracker:
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS  # SQLite has one writer
         self._sender = Sender(self._connection)
         self._artifacts = Artifacts(self._connection)
+        # after `sync`: the digest of every node that it compared, "" of one without a result
+        self.sent: dict[str, str] | None = None
 
     def prepare_database(self) -> str:
         """Creates the database and the experiment if need be, before workers start; returns the experiment's id."""
         with self._connection.writing():
             return self._connection.experiment_id
 
-    def mirror_run(self, run: RunDirectory) -> str | None:
-        """Sends what MLflow lacks of a run; returns the MLflow run id, None for a run that was never attempted."""
-        return self._sender.mirror(run, content.node_entry(run))
+    def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
+        """Sends what MLflow lacks of a node; returns the MLflow run id.
 
-    def mirror_evaluation(self, evaluation: EvaluationDirectory) -> str | None:
-        """Sends an evaluation; None before the result."""
-        return self._sender.mirror(evaluation, content.node_entry(evaluation))
+        None for a run that was never attempted, and for an evaluation before its result.
+        """
+        return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
         """Gives MLflow's status KILLED to runs that were sent while they trained, and that now lose their driver."""
@@ -77,6 +79,7 @@ class Tracker:
 
         With `ids`, finished nodes of an object store are not read where MLflow has their results and tags.
         """
+        self.sent = None
         copies = self._copies()
         mirrored = {key: oldest for key, (oldest, *_) in copies.items()}
         with self._connection.writing():  # a sender or server that was killed may have left a copy
@@ -84,28 +87,42 @@ class Tracker:
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
         nodes = store.nodes()
         counts: Counter[str] = Counter(sent=0, unchanged=0)
+        digests = dict.fromkeys([node.node_id for node in nodes] if ids is None else ids, "")
         if ids is not None:
-            wanted = set(ids)
-            nodes = [node for node in nodes if node.node_id in wanted]
+            nodes = [node for node in nodes if node.node_id in digests]
             found = {} if store.is_local else store.finished((node.kind, node.node_id) for node in nodes)
-            same = {i for i, finished in found.items() if finished and self._has_finished(i, finished, mirrored)}
+            same = {i: digest for i, end in found.items() if end and (digest := self._finished(i, end, mirrored))}
             counts["unchanged"], nodes = len(same), [node for node in nodes if node.node_id not in same]
+            digests |= same
         orphans: list[RunDirectory | EvaluationDirectory] = []
         for kind in content.ID_TAGS:
-            orphans += self._send_changed([node for node in nodes if node.kind == kind], store, mirrored, counts)
-        self._send_changed(orphans, store, mirrored, counts, are_orphans=True)
+            of_kind = [node for node in nodes if node.kind == kind]
+            orphans += self._send_changed(of_kind, store, mirrored, counts, digests)
+        self._send_changed(orphans, store, mirrored, counts, digests, are_orphans=True)
+        self.sent = digests
         return dict(counts)
 
     def _send_changed(
-        self, nodes: Sequence, store: Store, mirrored: Mapping, counts: Counter[str], are_orphans: bool = False
+        self,
+        nodes: Sequence,
+        store: Store,
+        mirrored: Mapping,
+        counts: Counter[str],
+        digests: dict[str, str],
+        are_orphans: bool = False,
     ) -> list:
-        """Sends what MLflow lacks; returns the nodes that wait for their parents, unless they are such orphans."""
+        """Sends what MLflow lacks; returns the nodes that wait for their parents, unless they are such orphans.
+
+        Adds to `counts` and `digests`.
+        """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
             for start in range(0, len(nodes), NODES_AT_ONCE):
                 part, changed = nodes[start : start + NODES_AT_ONCE], []
                 for node, entry in zip(part, store.concurrently(content.node_entry, part), strict=True):
                     run = entry and mirrored.get((entry.kind, entry.node_id))
+                    if entry:
+                        digests[entry.node_id] = entry_digest(entry)
                     if entry and entry.parent and ("run", entry.parent) not in self._sender.known and not are_orphans:
                         orphans.append(node)
                     elif run is not None and self._sender.is_mirrored(run, entry):
@@ -115,21 +132,32 @@ class Tracker:
                 counts["sent"] += len(list(threads.map(lambda pair: self._sender.mirror(*pair), changed)))
         return orphans
 
-    def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
-        """Tells whether MLflow has the result and the tags of a finished node, which is then the same for ever."""
-        run = next((mirrored[kind, node_id] for kind in content.ID_TAGS if (kind, node_id) in mirrored), None)
+    def _finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> str:
+        """Returns the digest of a finished node, which is the same for ever; "" if MLflow lacks its result or tags."""
+        kind = next((kind for kind in content.ID_TAGS if (kind, node_id) in mirrored), "")
+        run = mirrored.get((kind, node_id))
         if run is None or run.info.status != "FINISHED":
-            return False
+            return ""
         parent = content.shown_parent(run.data.tags, run.data.params)
         if parent is None:
-            return False
+            return ""
         wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(parent)
-        last_step = number_of(run.data.params, "num_steps") if run.data.tags.get(content.KIND) == "run" else -1
-        return last_step is not None and has(run, last_step, wanted)
+        last_step = number_of(run.data.params, "num_steps") if kind == "run" else -1
+        has_all = last_step is not None and has(run, last_step, wanted)
+        return mlflow_digest(kind, node_id, run) if has_all else ""
 
     def runs(self) -> dict[tuple[str, str], Run]:
-        """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request."""
+        """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request.
+
+        TrackingUnavailable also where the file of a database is missing.
+        """
+        require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
+
+    def history(self, run: Run, key: str) -> list[tuple[int, float]]:
+        """Reads (step, value) of every point of a metric of MLflow's run."""
+        with self._connection.reaching() as client:
+            return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
 
     @collector_paused()
     def _copies(self) -> dict[tuple[str, str], list[Run]]:

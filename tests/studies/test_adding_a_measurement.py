@@ -36,7 +36,7 @@ class WorstToken(Losses):
         return instead_of_losses(method_nodes(method, setting), self.name, evaluation_of)
 
     @staticmethod
-    def read(record, store, uri, why_not="", frames=None):
+    def read(record, store, frames=None):
         views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
         rows = [
             (e["tags"]["method"], e["tags"]["profile"], float(store.evaluation(e["id"]).tensors()[CORE].max()))
@@ -80,16 +80,16 @@ def test_a_measurement_is_one_class_and_one_line(study, tmp_path, monkeypatch):
     store.study_dir("worst").write("study.json", record_of(graph).to_json())
     record = load_record(store, "worst")
     measurement = MEASUREMENTS[record.measurement]
-    assert measurement.read(record, store, None) is None
+    assert measurement.read(record, store) is None
     for node in graph.nodes:
         execute = execute_run if node.is_run else execute_evaluation
         execute(node.config, node.names, Execution(flags.storage))
-    results = measurement.read(record, store, None)
+    results = measurement.read(record, store)
     assert set(results.table["method"]) == {"baseline", "gram"}
     assert (results.table["loss"] > 0).all()
     assert measurement.text(record, results).startswith("the highest loss is ")
     assert set(measurement.write(record, store, results, {}, None)) == {"table.csv", "report.html", "study.json"}
-    assert build_site(store, None, why_not="it is a test").problems == ()
+    assert build_site(store, None).problems == ()
     page = (tmp_path / "storage" / "site" / "studies" / "worst.html").read_text()
     assert "<h2>Worst tokens</h2>" in page
     assert "Losses in nats." in page

@@ -114,7 +114,7 @@ def test_every_figure_of_the_smoke_study_and_grid(tmp_path):
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ))
         assert ended.returncode == 0, ended.stdout + ended.stderr
     store = Store(str(tmp_path))
-    results = read_results(load_record(store, "scaling"), store, None)
+    results = read_results(load_record(store, "scaling"), store)
     figures = figures_of(report_sections(results)) | grid_figures(str(tmp_path))
     assert len(figures) > 12
     assert wrong_marks(figures) == []

@@ -25,7 +25,6 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
 from gram_platform.studies.measurements import MEASUREMENTS, Samples, TokenIncreases
 from gram_platform.studies.supply import shortages
-from gram_platform.tracking import default_tracking_uri
 from tests.studies.processes import submit
 
 AUXILIARY = ("airport", "beach")
@@ -165,8 +164,8 @@ def test_both_studies_from_end_to_end(tmp_path):
     before = (tokens / "table.csv").read_bytes()
     record = load_record(store, "token_localization")
     measurement = MEASUREMENTS[record.measurement]
-    results = measurement.read(record, store, default_tracking_uri(store.root))
-    assert results.source == "MLflow"
+    results = measurement.read(record, store)
+    assert results.source == "the storage"
     assert results.claims["explanation"].tolist() == [""] * len(results.claims)
     measurement.write(record, store.open_for_writing(), results, {}, None)
     assert (tokens / "table.csv").read_bytes() == before

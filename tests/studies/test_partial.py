@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from gram_platform.engine.life import Progress
+from gram_platform.store import Store
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.run import Driver
 from gram_platform.tracking import TrackingUnavailable
@@ -29,7 +30,7 @@ def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
     assert list(driver.unwritten) == [(0, "small")]
 
 
-def test_every_table_is_written_while_mlflow_is_away(monkeypatch):
+def test_every_table_is_written_while_mlflow_is_away(monkeypatch, tmp_path):
     def away(study):
         raise TrackingUnavailable("its disk is full")
 
@@ -41,9 +42,11 @@ def test_every_table_is_written_while_mlflow_is_away(monkeypatch):
     monkeypatch.setitem(MEASUREMENTS, "losses", losses)
     said = []
     driver = object.__new__(Driver)
-    driver.view, driver.tracker = SimpleNamespace(say=said.append), SimpleNamespace(view_urls=away)
-    driver.flags, driver.store, driver.progress = SimpleNamespace(tracking_uri="http://host"), None, Progress([])
-    driver.records = [SimpleNamespace(name=name, title=name, measurement="losses") for name in ("scaling", "stories")]
-    assert driver._write_tables(True) == 0
+    driver.view, driver.mirror = SimpleNamespace(say=said.append), SimpleNamespace(is_away=False)
+    driver.tracker = SimpleNamespace(view_urls=away, sent=None)
+    driver.store, driver.progress = Store(tmp_path), Progress([])
+    about = {"measurement": "losses", "ids": (), "baseline_runs": ()}
+    driver.records = [SimpleNamespace(name=name, title=name, **about) for name in ("scaling", "stories")]
+    assert driver._write_tables() == 0
     assert sum("/scaling/table.csv" in line or "/stories/table.csv" in line for line in said) == 2
     assert said.count("no links to the study's pages (its disk is full)") == 2

@@ -11,7 +11,6 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import metric_name
-from gram_platform.pages.results.results import load_frames
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import unescape
@@ -85,6 +84,7 @@ CHANGES = {
         "UPDATE runs SET status = 'FAILED'",
     ],
     "the result": [set_tag("gram.result", "'0'"), "DELETE FROM tags WHERE key = 'gram.result'"],
+    "the digest": [set_tag("gram.digest", "'0'"), "DELETE FROM tags WHERE key = 'gram.digest'"],
     "times and name": ["UPDATE runs SET start_time = 0, end_time = NULL, name = NULL"],
     "every run": ["UPDATE runs SET lifecycle_stage = 'deleted'"],
     "the kind": ["DELETE FROM tags WHERE key = 'gram.kind'"],
@@ -117,28 +117,6 @@ def test_a_change_is_undone_by_the_next_submission(database, what):
     for key in runs[0].data.metrics:
         steps = [point.step for run in runs for point in client.get_metric_history(run.info.run_id, key)]
         assert len(steps) == len(set(steps)), key
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/core'",
-        set_tag("mlflow.gram.curve.core", "'1:2.5 8:2.0'"),
-        "UPDATE params SET value = 'later' WHERE key = 'num_steps'",
-        "UPDATE params SET value = '{' WHERE key = 'start'",
-    ],
-)
-def test_values_that_cannot_be_sent_again_are_not_read_for_a_study(database, statement):
-    """The tables are made from the storage, and say why; without a change they are read from MLflow."""
-    store, uri = database
-    args = ([RUN.run_id, EVALUATION.eval_id], [RUN.run_id], store, uri)
-    assert load_frames(*args)[2] == "MLflow"
-    execute(uri, statement)
-    frame, curves, source = load_frames(*args)
-    assert_frame_equal(frame, load_store(store))
-    assert_frame_equal(curves, load_store_curves(store))
-    assert source == "MLflow" or "MLflow has other values" in source
-    assert (source == "MLflow") == ("start" in statement)
 
 
 @pytest.mark.parametrize("text", ["nonsense", "1:2 x", "1:2:3 4:5", "a:b", ":", "1:"])

@@ -11,8 +11,7 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Continuations, Evaluation, TokenLosses, View
 from gram_platform.store import Store
-from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
-from gram_platform.tracking import entry as content
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, rows
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
@@ -169,7 +168,7 @@ def test_curves_of_complete_runs_come_with_the_runs(study, tmp_path, monkeypatch
     assert_frame_equal(load_curves(bare), load_store_curves(store), check_exact=True)
     assert len(asked) == 2 + 6
     assert Tracker(bare).sync(store) == {"sent": 0, "unchanged": 6}
-    monkeypatch.setattr(content, "LONGEST_TAG", 79)  # core's has 93 characters, virology's 66
+    monkeypatch.setattr(rows, "LONGEST_TAG", 79)  # core's has 93 characters, virology's 66
     long = f"sqlite:///{tmp_path}/long.db"
     assert Tracker(long).sync(store) == {"sent": 6, "unchanged": 0}
     asked.clear()

@@ -68,23 +68,23 @@ def evaluate(store) -> None:
 
 def test_run_is_mirrored_as_it_goes(store, tracker):
     directory = store.run(RUN.run_id)
-    assert tracker.mirror_run(directory) is None
+    assert tracker.mirror(directory) is None
     directory.ensure_config(RUN)
     directory.add_tags(TAGS)
     train(store.root, RUN, last=4)
     client = MlflowClient(tracker.tracking_uri)
-    mlflow_id = tracker.mirror_run(directory)
+    mlflow_id = tracker.mirror(directory)
     assert client.get_run(mlflow_id).info.status == "KILLED"
     with directory.start_attempt("second") as attempt:
         attempt.resume()
-        assert tracker.mirror_run(directory) == mlflow_id
+        assert tracker.mirror(directory) == mlflow_id
         assert client.get_run(mlflow_id).info.status == "RUNNING"
         attempt.fail("loss is not finite at step 5")
-    tracker.mirror_run(directory)
+    tracker.mirror(directory)
     run = client.get_run(mlflow_id)
     assert (run.info.status, run.data.tags["gram.failure"]) == ("FAILED", "loss is not finite at step 5")
     train(store.root, RUN)
-    assert Tracker(tracker.tracking_uri).mirror_run(directory) == mlflow_id
+    assert Tracker(tracker.tracking_uri).mirror(directory) == mlflow_id
     run = client.get_run(mlflow_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "gram tiny all s0")
     assert run.data.tags["gram.run_id"] == RUN.run_id
@@ -106,8 +106,8 @@ def test_mirroring_again_changes_nothing(store, tracker):
     before = dump(store)
     assert tracker.sync(store) == {"sent": 0, "unchanged": 2}
     fresh = Tracker(tracker.tracking_uri)
-    fresh.mirror_run(store.run(RUN.run_id))
-    fresh.mirror_evaluation(store.evaluation(EVALUATION.eval_id))
+    fresh.mirror(store.run(RUN.run_id))
+    fresh.mirror(store.evaluation(EVALUATION.eval_id))
     assert dump(store) == before
     store.run(RUN.run_id).add_tags({"study": "second"})
     assert tracker.sync(store, ids=[RUN.run_id]) == {"sent": 1, "unchanged": 0}
@@ -118,12 +118,12 @@ def test_a_send_that_was_cut_short_is_completed_without_repeating_a_step(store, 
     """The first part of a batch arrived; then the run was continued by another attempt, with other times."""
     train(store.root, RUN, last=4)
     directory = store.run(RUN.run_id)
-    mlflow_id = tracker.mirror_run(directory)
+    mlflow_id = tracker.mirror(directory)
     client = MlflowClient(tracker.tracking_uri)
     client.set_tag(mlflow_id, "gram.sending_step", "6")
     client.log_batch(mlflow_id, metrics=curve_metrics([record(5, first_time=1.0e9)], run_entry(directory), -1)[:2])
     train(store.root, RUN)
-    Tracker(tracker.tracking_uri).mirror_run(directory)
+    Tracker(tracker.tracking_uri).mirror(directory)
     for key in map(shown_name, record(1)["metrics"]):
         assert sorted(m.step for m in client.get_metric_history(mlflow_id, key)) == list(range(1, 9))
 
@@ -181,12 +181,12 @@ def test_duplicates_of_machines_without_a_common_lock_are_merged(store, tracker)
     with connection.reaching():
         for start_ms in (2000, 1000, 3000):
             connection.create("twin", {"gram.kind": "run", "gram.run_id": RUN.run_id}, start_ms)
-    mlflow_id = tracker.mirror_run(store.run(RUN.run_id))
+    mlflow_id = tracker.mirror(store.run(RUN.run_id))
     assert [run.info.run_id for run in tracker.runs().values()] == [mlflow_id]
     client = MlflowClient(tracker.tracking_uri)
     assert client.get_run(mlflow_id).info.start_time == 1000
     client.delete_run(mlflow_id)  # by hand, while the tracker remembers it
-    assert tracker.mirror_run(store.run(RUN.run_id)) != mlflow_id
+    assert tracker.mirror(store.run(RUN.run_id)) != mlflow_id
 
 
 @pytest.mark.parametrize("start_ms", [1, 2**42])
@@ -216,7 +216,7 @@ def test_server_that_is_down_fails_fast_and_sync_catches_up(store, tracker):
         absent = Tracker(uri)
         started = time.monotonic()
         with pytest.raises(TrackingUnavailable, match="not available"):
-            absent.mirror_run(store.run(RUN.run_id))
+            absent.mirror(store.run(RUN.run_id))
         assert time.monotonic() - started < 10
         started = time.monotonic()
         with pytest.raises(TrackingUnavailable):  # at once: training goes on undisturbed
@@ -328,12 +328,12 @@ def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
 def test_an_evaluation_is_below_its_run_with_its_data_and_origin(store, tracker):
     train(store.root, RUN)
     evaluate(store)
-    evaluation = tracker.mirror_evaluation(store.evaluation(EVALUATION.eval_id))
+    evaluation = tracker.mirror(store.evaluation(EVALUATION.eval_id))
     client = MlflowClient(tracker.tracking_uri)
     assert "mlflow.parentRunId" not in client.get_run(evaluation).data.tags  # the run is not there yet
     assert tracker.sync(store) == {"sent": 2, "unchanged": 0}
     assert tracker.sync(store) == {"sent": 0, "unchanged": 2}
-    run = client.get_run(tracker.mirror_run(store.run(RUN.run_id)))
+    run = client.get_run(tracker.mirror(store.run(RUN.run_id)))
     assert client.get_run(evaluation).data.tags["mlflow.parentRunId"] == run.info.run_id
     (dataset,) = (entry.dataset for entry in run.inputs.dataset_inputs)
     assert (dataset.digest, dataset.source_type) == (RUN.data.data_id, "gram")
@@ -379,11 +379,11 @@ def test_runs_that_lose_their_driver_are_killed_until_they_go_on(store, tracker)
     directory.ensure_config(RUN)
     with directory.start_attempt("first") as attempt:
         attempt.resume()
-        mlflow_id = tracker.mirror_run(directory)
+        mlflow_id = tracker.mirror(directory)
         assert client.get_run(mlflow_id).info.status == "RUNNING"
         tracker.mark_killed([RUN.run_id, "not sent"])
         assert client.get_run(mlflow_id).info.status == "KILLED"
-        tracker.mirror_run(directory)
+        tracker.mirror(directory)
         assert client.get_run(mlflow_id).info.status == "RUNNING"
 
 
@@ -426,5 +426,5 @@ def test_unfinished_final_fields_are_not_needed(store, tracker):
     directory.ensure_config(RUN)
     with directory.start_attempt("short") as attempt:
         attempt.complete({"num_steps": 8, "num_tokens": 64}, {})
-    assert MlflowClient(tracker.tracking_uri).get_run(tracker.mirror_run(directory)).data.metrics["train/tokens"] == 64
+    assert MlflowClient(tracker.tracking_uri).get_run(tracker.mirror(directory)).data.metrics["train/tokens"] == 64
     assert set(final_fields(RUN)) > {"num_steps"}

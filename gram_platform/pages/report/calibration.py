@@ -41,11 +41,9 @@ class CalibrationResults(Results):
     errors: pd.DataFrame | None = None
 
 
-def read_calibration(
-    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
-) -> CalibrationResults | None:
+def read_calibration(record: StudyRecord, store: Store, frames: Frames | None = None) -> CalibrationResults | None:
     """Reads losses as `read_results`, and schedules from the storage; None while nothing is rated."""
-    results = read_results(record, store, tracking_uri, why_not, frames)
+    results = read_results(record, store, frames)
     if results is None:
         return None
     ratios, curves = results.analysis.ratios, results.curves

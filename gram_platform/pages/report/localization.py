@@ -30,12 +30,12 @@ from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_st
 from gram_platform.pages.report.page import Section, readable_runs, render, with_verdicts
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
-from gram_platform.pages.results.results import load_frames, nodes_frame
+from gram_platform.pages.results.results import nodes_frame
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.frame import Frames
+from gram_platform.tracking.frame import Frames, store_frames
 
 CALIBRATION_METHOD = "filtering"  # the model without the domain sets the scale of colours
 NUM_SHADED = 96  # tokens of a shaded text at most
@@ -67,12 +67,10 @@ class TokenResults:
     source: str
 
 
-def read_tokens(
-    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
-) -> TokenResults | None:
+def read_tokens(record: StudyRecord, store: Store, frames: Frames | None = None) -> TokenResults | None:
     """Analyses the stored token losses; None while there are none of a baseline.
 
-    Runs and their states are read from MLflow or the run directories, token losses always from the storage.
+    Runs and their states are those of `frames`, else the storage's; token losses are always read from the storage.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     done = {e["id"] for e in views if store.evaluation(e["id"]).result() is not None}
@@ -89,7 +87,7 @@ def read_tokens(
             texts.setdefault(size, _texts(store, of_size[0]["id"], measured, references[size, seed]))
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
-    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
+    frame, _, source = frames or store_frames(store, record.ids, ())
     claims = explained(localization_claims(found.per_seed), record.name, record.preset)
     runs = nodes_frame(record, frame)
     return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)

@@ -33,7 +33,7 @@ shows every module's share of the modules' squared gradient; the thick line is t
 on validation text between steps, without training. Biases are left out: the output's bias has the same gradient in
 every module. Bands are 90% intervals over seeds. AdamW rescales the gradients of every module: a share is the direction
 of a batch's pull, not the distance that weights move. The table has the shares after the last step; its mean is over
-the domains' own modules. Read from the run directories."""
+the domains' own modules. Read from the storage."""
 NUMBERS = """Compute ratio of core, and of the domains whose modules are on, against the number of modules on at once.
 Within a seed, the mean over the subsets of this size; error bars are 90% intervals over seeds."""
 DROPS = """The drop of a class from one module to all, in compute ratio: one less all, of the same seed. Less than GRAM:

@@ -11,11 +11,11 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
-from gram_platform.pages.results.results import load_frames, nodes_frame
+from gram_platform.pages.results.results import nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.frame import Frames
+from gram_platform.tracking.frame import Frames, store_frames
 
 KEPT, REMOVED = "kept", "removed"
 COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
@@ -38,9 +38,7 @@ class SampleResults:
     sampling: str  # says how continuations were drawn
 
 
-def read_samples(
-    record: StudyRecord, store: Store, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
-) -> SampleResults | None:
+def read_samples(record: StudyRecord, store: Store, frames: Frames | None = None) -> SampleResults | None:
     """Reads every stored continuation; None while there is none. Runs as in `read_tokens`."""
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
@@ -61,7 +59,7 @@ def read_samples(
         if results[entry["id"]] is None
     ]
     missing = pd.DataFrame(lacking, columns=["what", "why"])
-    frame, _, source = load_frames(record.ids, (), store, tracking_uri, why_not, frames)
+    frame, _, source = frames or store_frames(store, record.ids, ())
     sampling = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
     sampling += f"at temperature {config['temperature']:g}."
     return SampleResults(samples, missing, nodes_frame(record, frame), source, sampling)

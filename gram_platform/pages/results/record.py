@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import Node
 from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
-from gram_platform.tracking import Tracker
+from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
@@ -161,7 +161,7 @@ class Results:
     curves: pd.DataFrame  # the points given to `analyse`
     runs: pd.DataFrame
     claims: pd.DataFrame  # of `claims_frame`
-    source: str  # "MLflow", or the run directories with the reason
+    source: str  # of `Frames`
     absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
     # the published table of the same methods, in the columns of table.csv; the record then has its sizes' parameters
     published: pd.DataFrame | None = None
@@ -226,21 +226,37 @@ def publish_files(
     return {file: folder.address(file) for file in files}
 
 
+def write_or_log(
+    write: Callable[[Tracker | None], dict[str, str]], tracker: Tracker | None, say: Callable[[str], None]
+) -> dict[str, str]:
+    """Returns the paths of files that `write` writes and logs; only writes them, and says so, while MLflow is away."""
+    try:
+        return write(tracker)
+    except TrackingUnavailable as error:
+        say(f"the tables are not in MLflow ({error}); submit again to log them")
+        return write(None)
+
+
 def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]) -> pd.DataFrame:
     """Adds `run_id_url`, each node's page in MLflow by `links`, and `error`, from {node id: message} in `failures`."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
-def mlflow_links(tracker: Tracker | None, runs: Mapping | None = None) -> dict[str, str]:
-    """Returns {node id: page in MLflow}; {} without a tracker.
-
-    `runs` are MLflow's by (kind, node id), where the caller has them.
-    """
-    if tracker is None:
-        return {}
-    runs = tracker.runs() if runs is None else runs
+def mlflow_links(tracker: Tracker | None) -> dict[str, str]:
+    """Returns {node id: page in MLflow}; {} without a tracker."""
+    runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id) for (_, node_id), run in runs.items()}
+
+
+def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
+    """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
+    if tracker is None:
+        return {}, "There are no links to MLflow: no server was named, and the storage has no database."
+    try:
+        return mlflow_links(tracker), links_note(tracker.tracking_uri)
+    except TrackingUnavailable as error:
+        return {}, f"There are no links to MLflow: it is away ({error})."
 
 
 def links_note(tracking_uri: str) -> str:

@@ -1,6 +1,6 @@
-"""Reads a study's losses from MLflow, else the run directories, and writes its tables for a terminal."""
+"""Reads a study's losses, and writes its tables for a terminal."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from typing import Literal
 
 import pandas as pd
@@ -31,24 +31,21 @@ from gram_platform.paper.verdicts import (
     with_published,
 )
 from gram_platform.store import Store
-from gram_platform.tracking import TrackingUnavailable
-from gram_platform.tracking.entry import BEST_LOSS, TIMES
-from gram_platform.tracking.frame import Frames, load_curves, load_runs, load_store_curves
+from gram_platform.tracking.entry import BEST_LOSS
+from gram_platform.tracking.frame import Frames, store_frames
 from gram_platform.tracking.views import Line
 
-CHANGED = "MLflow has other values, which somebody has changed"
 RUN_COLOUR = "mlflow.runColor"  # of a run's line in MLflow's charts
 
 
-def read_results(
-    record: StudyRecord, store: Store | None, tracking_uri: str | None, why_not: str = "", frames: Frames | None = None
-) -> Results | None:
+def read_results(record: StudyRecord, store: Store | None, frames: Frames | None = None) -> Results | None:
     """Analyses every complete node; None while there is no evaluation or no baseline's curve.
 
-    Reads MLflow at `tracking_uri`, or the run directories if there is no URI, or if MLflow is away or lacks nodes;
-    without a store, MLflow alone. Pass `frames` of the same two to read them once for several studies.
+    Reads the storage, unless `frames` of the study are given. Without a store there are no probes' shares.
     """
-    frame, curves, source = load_frames(record.ids, record.baseline_runs, store, tracking_uri, why_not, frames)
+    if frames is None:
+        frames = store_frames(store, record.ids, record.baseline_runs)
+    frame, curves, source = frames
     complete = frame[frame["status"] == State.COMPLETE]
     evaluations = named(record.tags("evaluation"), complete)
     if evaluations.empty or curves.empty:
@@ -75,7 +72,10 @@ def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: 
     found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
     runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
     runs = runs if results is None or curves is not None else []
-    for run_id in runs if curves is None else sorted(_short_curves(curves, runs, store)):
+    if curves is not None:
+        steps = curves.groupby("run_id")["step"].nunique()
+        runs = [i for i in runs if steps.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]]
+    for run_id in runs:
         if reason := store.run(run_id).lost_history():
             found[run_id] = f"its curves cannot be read ({reason})"
     lines = []
@@ -147,66 +147,6 @@ def summary_text(record: StudyRecord, results: Results) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ frames
-
-
-def load_frames(
-    ids: Collection[str],
-    baseline_runs: Sequence[str],
-    store: Store | None,
-    uri: str | None,
-    why_not: str = "",
-    frames: Frames | None = None,
-) -> tuple[pd.DataFrame, pd.DataFrame, str]:
-    """Returns (frame of these nodes, baselines' curves, source): from MLflow if it has the storage's complete nodes.
-
-    TrackingUnavailable without a store, when MLflow is away.
-    """
-    if store is None:
-        frame = load_runs(uri or "")
-        return frame[frame["id"].isin(ids)], load_curves(uri or "", baseline_runs), "MLflow alone"
-    frames = frames or Frames(store.root, uri)
-    local = frames.stored[frames.stored["id"].isin(ids)]
-    curves = load_store_curves(store, baseline_runs)
-    if uri is not None:
-        try:
-            frame = frames.mirrored[frames.mirrored["id"].isin(ids)]
-            stored = _measured(local)
-            if not (why_not := _difference(_measured(frame), stored)):
-                mirrored = frames.mirrored_curves(baseline_runs)
-                lost = _short_curves(curves, stored.index.intersection(baseline_runs), store)
-                is_same = _without(mirrored, lost).equals(_without(curves, lost))
-                if is_same and not _short_curves(mirrored, lost, store):
-                    return frame, mirrored, "MLflow"
-                why_not = CHANGED
-        except TrackingUnavailable as error:
-            why_not = f"MLflow is away ({error})"
-    return local, curves, f"the run directories: {why_not}"
-
-
-def _short_curves(curves: pd.DataFrame, runs: Iterable[str], store: Store) -> set[str]:
-    """Selects the runs whose curves have fewer points than their configs ask for."""
-    found = curves.groupby("run_id")["step"].nunique().to_dict()
-    return {i for i in runs if found.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]}
-
-
-def _without(curves: pd.DataFrame, runs: Collection[str]) -> pd.DataFrame:
-    return curves[~curves["run_id"].isin(runs)].reset_index(drop=True)
-
-
-def _measured(frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the numbers of the complete nodes by id, but for times, which differ between two that trained a run."""
-    numbers = frame[frame["status"] == State.COMPLETE].set_index("id").select_dtypes("float64")
-    return numbers.drop(columns=list(TIMES))
-
-
-def _difference(sent: pd.DataFrame, stored: pd.DataFrame) -> str:
-    """Says why MLflow is not read; "" if it has the storage's complete nodes with every number that they have there."""
-    if set(stored.index) - set(sent.index):
-        return "MLflow lacks some of the study's nodes"
-    if set(sent.index) - set(stored.index):
-        return "MLflow has nodes that they lack"
-    is_same = (sent.reindex_like(stored) == stored) | stored.isna()
-    return "" if is_same.all(axis=None) else CHANGED
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:

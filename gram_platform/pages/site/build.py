@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from gram_platform.config.identity import invalid
+from gram_platform.pages.results.record import run_links
 from gram_platform.pages.site.facts import Facts, read_facts
 from gram_platform.pages.site.folder import SiteFolder, writing
-from gram_platform.pages.site.pages import Snapshot, read_mirror, write_overview, write_studies
+from gram_platform.pages.site.pages import Snapshot, write_overview, write_studies
 from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
-from gram_platform.tracking import default_tracking_uri
+from gram_platform.tracking import Tracker, default_tracking_uri
 
 SITE = "site"  # the folder in the storage
 
@@ -31,21 +32,20 @@ def build_site(
     store: Store,
     tracking_uri: str | None,
     out: str = "",
-    why_not: str = "",
     facts: Facts | None = None,
     *,
     measurements: Mapping[str, Any],
 ) -> Built:
     """Writes every page whose facts have changed into `out` (default: `site` in the storage).
 
-    Studies are read from MLflow at `tracking_uri`, or from the run directories if there is no URI (`why_not` says why),
-    or if MLflow is away or behind. ValueError if `out` cannot be written.
+    Links lead to MLflow at `tracking_uri`. ValueError if `out` cannot be written.
     """
     folder = _site_folder(store, out)
     with writing(folder):
         site = SiteFolder(folder)
         facts = facts or read_facts(store, folder)
-        snapshot = Snapshot(store, facts, read_mirror(store, tracking_uri, why_not), not out, measurements)
+        tracker = Tracker(tracking_uri) if tracking_uri else None
+        snapshot = Snapshot(store, facts, tracker, *run_links(tracker), not out, measurements)
         summaries = write_studies(site, snapshot)
         write_overview(site, snapshot, summaries)
         site.finish()
@@ -59,7 +59,6 @@ def watch_site(
     every_s: float,
     say: Callable[[str], None],
     out: str = "",
-    why_not: str = "",
     *,
     measurements: Mapping[str, Any],
 ) -> None:
@@ -74,7 +73,7 @@ def watch_site(
             facts = read_facts(store, folder)
         if facts.key != key:
             key = facts.key
-            built = build_site(store, tracking_uri, out, why_not, facts, measurements=measurements)
+            built = build_site(store, tracking_uri, out, facts, measurements=measurements)
             say(f"{time.strftime('%H:%M:%S')} {built.num_written} files written: {built.index}")
         time.sleep(max(0.0, every_s - (time.monotonic() - started)))
 
@@ -83,13 +82,9 @@ def _site_folder(store: Store, out: str) -> Folder:
     return open_folder(out, writable=True) if out else open_folder(store.root, writable=True).child(SITE)
 
 
-def tracking_of(store: Store, tracking_uri: str) -> tuple[str | None, str]:
-    """Returns (URI to read, "") or (None, reason); by default the storage's database, once it exists."""
+def tracking_of(store: Store, tracking_uri: str) -> str | None:
+    """Returns MLflow's address: by default the storage's database, once it exists; None where there is none."""
     if tracking_uri:
-        return tracking_uri, ""
-    if not store.is_local:
-        return None, "no --tracking-uri was given"
-    database = Path(store.root) / "mlflow.db"
-    if not database.exists():
-        return None, f"there is no {database}"
-    return default_tracking_uri(store.root), ""
+        return tracking_uri
+    has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
+    return default_tracking_uri(store.root) if has_database else None

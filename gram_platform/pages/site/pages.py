@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 from gram_platform.pages.figures.thumbnail import is_thumbnail
 from gram_platform.pages.report.page import Section, Shell, page_html, sections_html
-from gram_platform.pages.results.record import links_note, mlflow_links, with_links
+from gram_platform.pages.results.record import with_links
 from gram_platform.pages.site.claims import are_claim_rows, claim_rows, claim_sections, csv_claim_rows, scale_of
 from gram_platform.pages.site.facts import CLAIMS, REPORT, Facts, NodeFacts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.folder import SiteFolder
@@ -28,7 +28,6 @@ from gram_platform.pages.site.sections import (
 from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.frame import Frames
 
 LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
 STUDIES, CLAIMS_PAGE = (label for label, _ in LINKS)
@@ -37,46 +36,14 @@ STUDY_SUMMARY = {**SUMMARY, "picture": is_thumbnail}
 
 
 @dataclass(frozen=True)
-class MirrorState:
-    """MLflow's frames and links if it can be reached, else `why_not` says why it cannot."""
-
-    frames: Frames
-    tracker: Tracker | None = None
-    links: Mapping[str, str] = field(default_factory=dict)  # {node id: its page}
-    why_not: str = ""
-
-    @property
-    def note(self) -> str:
-        """Says what the links need, or why there are none."""
-        if self.tracker is None:
-            return f"There are no links to MLflow: {self.why_not}."
-        return links_note(self.tracker.tracking_uri)
-
-    def pages(self, study: str) -> dict[str, str]:
-        """Returns {what it shows: address} of MLflow's pages about a study; {} while MLflow is away."""
-        with suppress(TrackingUnavailable):
-            return {} if self.tracker is None else self.tracker.view_urls(study)
-        return {}
-
-
-def read_mirror(store: Store, tracking_uri: str | None, why_not: str = "") -> MirrorState:
-    """Reads MLflow's runs and their links; none without `tracking_uri` or while MLflow is away."""
-    if tracking_uri is None:
-        return MirrorState(Frames(store), why_not=why_not)
-    frames, tracker = Frames(store, tracking_uri), Tracker(tracking_uri)
-    try:
-        return MirrorState(frames, tracker, mlflow_links(tracker, frames.mlflow_runs))
-    except TrackingUnavailable as error:
-        return MirrorState(Frames(store), why_not=f"MLflow is away ({error})")
-
-
-@dataclass(frozen=True)
 class Snapshot:
-    """The storage, the state of its mirror in MLflow, and sums over both."""
+    """The storage, its links into MLflow, and sums over the storage."""
 
     store: Store
     facts: Facts
-    mirror: MirrorState
+    tracker: Tracker | None
+    links: Mapping[str, str]  # {node id: its page in MLflow}
+    note: str  # says what the links need, or why there are none
     is_beside: bool  # whether the site lies in the storage, where it can link to files of studies
     measurements: Mapping[str, Any]  # of `studies/measurements.py`, by the name in a study's record
 
@@ -90,6 +57,12 @@ class Snapshot:
         """The studies that have a node, by the node's id."""
         return uses(self.facts.studies)
 
+    def pages(self, study: str) -> dict[str, str]:
+        """Returns {what it shows: address} of MLflow's pages about a study; {} while MLflow is away."""
+        with suppress(TrackingUnavailable):
+            return self.tracker.view_urls(study) if self.tracker and self.links else {}
+        return {}
+
     def num_shared(self, study: StudyFacts) -> int:
         """Counts the study's runs that other studies have too."""
         return sum(len(self.uses[i]) > 1 for i in study.node_ids if i in self.facts.runs)
@@ -101,7 +74,7 @@ def shell(current: str, root: str = "../") -> Shell:
 
 def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
     """Writes a page for each study and search; returns {name: claims, problem and picture}."""
-    summaries, mirror = {}, snapshot.mirror
+    summaries, links = {}, snapshot.links
     for study in snapshot.facts.studies:
         nodes = [node for i in study.node_ids if (node := snapshot.facts.node(i)) is not None]
         inputs = [
@@ -109,7 +82,7 @@ def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:
             vars(snapshot.totals[study.name]),
             snapshot.num_shared(study),
             [_identity(node) for node in nodes],
-            [mirror.note, [mirror.links.get(node.node_id, "") for node in nodes], snapshot.is_beside],
+            [snapshot.note, [links.get(node.node_id, "") for node in nodes], snapshot.is_beside],
         ]
         render, shape = (_search_page, SUMMARY) if study.record is None else (_study_page, STUDY_SUMMARY)
         page = f"studies/{study.name}.html", inputs, partial(render, snapshot, study), shape
@@ -122,17 +95,17 @@ def _identity(node: NodeFacts) -> tuple:
 
 
 def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
-    record, mirror, totals = study.record, snapshot.mirror, snapshot.totals[study.name]
+    record, totals = study.record, snapshot.totals[study.name]
     problem, results = "", None
     page = snapshot.measurements.get(record.measurement)  # None: a kind that this version does not know
     if page is not None:
         try:
-            results = page.read(record, snapshot.store, mirror.frames.tracking_uri, mirror.why_not, mirror.frames)
+            results = page.read(record, snapshot.store)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             # a record of another version, or altered by hand: write the other pages
             problem = f"{study.name}: its results cannot be read: {error}"
     sections = [Section("Results", problem, is_warning=True)] if problem else []
-    claims, footer, source = None, "", mirror.note
+    claims, footer, source = None, "", snapshot.note
     if results is None:
         sections.append(no_results(page is not None))
     else:
@@ -142,8 +115,8 @@ def _study_page(snapshot: Snapshot, study: StudyFacts) -> tuple[str, dict]:
         source = f"Read from {results.source}. {source}"
     intro, picture = study_intro(study, totals, source, claims), picture_of(sections)
     files, shared = f"../../studies/{study.name}/" if snapshot.is_beside else "", snapshot.num_shared(study)
-    pages = mirror.pages(study.name)
-    sections += state_sections(study, totals, snapshot.facts, shared, files, mirror.links, pages)
+    pages = snapshot.pages(study.name)
+    sections += state_sections(study, totals, snapshot.facts, shared, files, snapshot.links, pages)
     text = page_html(study.title, intro, sections, footer, shell(STUDIES))
     return text, {"claims": claim_rows(claims, scale_of(record)), "problem": problem, "picture": picture}
 
@@ -153,14 +126,14 @@ def _linked(results: Any, snapshot: Snapshot) -> Any:
     if getattr(results, "runs", None) is None:
         return results
     errors = {node_id: node.error for node_id, node in snapshot.facts.runs.items()}
-    return replace(results, runs=with_links(results.runs, errors, snapshot.mirror.links))
+    return replace(results, runs=with_links(results.runs, errors, snapshot.links))
 
 
 def _search_page(snapshot: Snapshot, search: StudyFacts) -> tuple[str, dict]:
     """Renders the search's report between the search's state and the list of its runs."""
     folder, claims = snapshot.store.study_dir(search.name), []
     state = search_state(search, snapshot.totals[search.name])
-    runs = search_runs(search, snapshot.facts, snapshot.mirror.links)
+    runs = search_runs(search, snapshot.facts, snapshot.links)
     text, problem = None, ""
     if CLAIMS in search.files:
         try:
@@ -189,12 +162,12 @@ def write_overview(site: SiteFolder, snapshot: Snapshot, summaries: Mapping[str,
     counts = Counter(row["verdict"] for found in rows.values() for row in found)
     ordered = {verdict: counts[verdict] for verdict in VERDICTS if counts}
     cards = [_card(snapshot, study, titles[study.name], summaries) for study in studies if study.record is not None]
-    sections = index_sections(snapshot.facts, snapshot.totals, snapshot.uses, ordered, cards, snapshot.mirror.links)
-    intro = f"Storage {snapshot.store.root}. {snapshot.mirror.note}"
+    sections = index_sections(snapshot.facts, snapshot.totals, snapshot.uses, ordered, cards, snapshot.links)
+    intro = f"Storage {snapshot.store.root}. {snapshot.note}"
     index = page_html("Studies", intro, sections, TERMS, shell(STUDIES, ""))
     site.page("index.html", index, lambda: (index, None))
 
 
 def _card(snapshot: Snapshot, study: StudyFacts, title: tuple[str, str], summaries: Mapping[str, Mapping]) -> Card:
-    summary, pages = summaries[study.name], snapshot.mirror.pages(study.name)
+    summary, pages = summaries[study.name], snapshot.pages(study.name)
     return Card(*title, [row["verdict"] for row in summary["claims"]], summary["picture"], pages.get("runs", ""))

@@ -19,7 +19,7 @@ from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ATTACK, FOOTER
 from gram_platform.pages.report.page import Section, readable_claims
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
-from gram_platform.pages.results.results import load_frames
+from gram_platform.pages.results.record import run_links
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
@@ -33,12 +33,12 @@ from gram_platform.studies.searches.report import (
     curve_frame,
     declared_frame,
     result_frame,
-    run_links,
     search_output,
     trial_state,
     view_frame,
 )
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import final_frames
 
 RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
 
@@ -137,8 +137,8 @@ def sweep_report(
     trials = [(point, problem.nodes(point)) for point in points]
     ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
     of_baselines = [node.id for node in baselines if node.is_run]
-    frame, stored_curves, source = load_frames(ids, of_baselines, store, flags.tracking_uri)
-    curves = curve_frame(baselines, stored_curves)
+    frame, curves, source = final_frames(store, tracker, ids, of_baselines)
+    curves = curve_frame(baselines, curves)
     sweep = _analysed(trials, baselines, frame, curves, flags.sizes)
     if sweep is None:
         return None

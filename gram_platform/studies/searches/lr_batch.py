@@ -17,7 +17,6 @@ from gram_platform.config.ladder import Size
 from gram_platform.engine.proposals import Judge
 from gram_platform.engine.trials import STOPPED, Point
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.results.results import load_frames
 from gram_platform.planner import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import Preset
@@ -44,6 +43,7 @@ from gram_platform.studies.searches.stopping import (
     read_stopped,
 )
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import final_frames
 
 AUTO_AXIS = "auto"
 NO_RUNS = pd.DataFrame({"id": [], "status": []})
@@ -230,7 +230,7 @@ class LrBatchGrid(GridSearch):
         grids = {size: self.grown(graph, store, size, stopped)[0] for size in sizes_of(graph)}
         nodes = {size: self.cell_nodes(graph, size, grid) for size, grid in grids.items()}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
-        frame, _, source = load_frames(ids, (), store, graph.flags.tracking_uri)
+        frame, _, source = final_frames(store, tracker, ids, ())
         rows = [trial_rows(size, of_size, frame, store, stopped) for size, of_size in nodes.items()]
         seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
         trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")

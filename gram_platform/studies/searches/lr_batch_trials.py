@@ -22,6 +22,7 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
 from gram_platform.pages.report.page import Section
+from gram_platform.pages.results.record import run_links
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
@@ -30,7 +31,6 @@ from gram_platform.studies.searches.report import (
     SearchOutput,
     counts_text,
     json_file,
-    run_links,
     search_output,
     trial_state,
     with_run_links,

@@ -19,6 +19,7 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.pages.report.page import Section
+from gram_platform.pages.results.record import run_links
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, Graph
 from gram_platform.studies.definition import shown_place
@@ -31,7 +32,6 @@ from gram_platform.studies.searches.optuna_studies import (
 from gram_platform.studies.searches.report import (
     SearchOutput,
     json_file,
-    run_links,
     search_output,
     with_run_links,
 )

@@ -42,6 +42,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.searches import LABEL, front_figures, hypervolume_figure
 from gram_platform.pages.report.page import Section
+from gram_platform.pages.results.record import run_links
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
@@ -55,7 +56,6 @@ from gram_platform.studies.searches.report import (
     attack_frame,
     counts_text,
     result_frame,
-    run_links,
     search_output,
     view_frame,
     with_run_links,
@@ -156,7 +156,7 @@ class FrontTables:
 
 
 def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-    """Returns files, figures and text from Optuna's database and the run directories; None without a complete trial."""
+    """Returns files, figures and text from Optuna's database and the storage; None without a complete trial."""
     search = graph.study
     (group,) = search.open(graph, search_id)
     trials = trials_frame(group.study, tuple(OBJECTIVES))
@@ -191,7 +191,7 @@ def front_table(
     """Returns the preset's point if it is done, then the trials on the front, the highest core first.
 
     `label, trial, <parameters>`, core, retain, elicited and forget each with `_low, _high` (90%, CURVE_FIXED, from
-    the run directories), `compute, num_seeds, runs`.
+    the storage), `compute, num_seeds, runs`.
     """
     rows = [_row(PRESET, default_point(problem.settings[0]), problem, read)]
     front = trials[pareto_front(trials, OBJECTIVES)].sort_values("core", ascending=False)
@@ -286,7 +286,7 @@ def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
         "elicited are compute ratios, averaged over the profiles of core with at most one domain and over seeds, each "
         f"clipped to 0 to {HIGHEST_RATIO:g}; elicited after the attack, the same for all trials. Compute is that of "
         "training by its plan, companions of core batches included, over the baseline's. Trials are read from Optuna's "
-        f"database, the front's intervals (90%, {CURVE_FIXED}) from the run directories.",
+        f"database, the front's intervals (90%, {CURVE_FIXED}) from the storage.",
         about_links,
     )
     return " ".join(facts)

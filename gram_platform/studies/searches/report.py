@@ -15,12 +15,11 @@ from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Section, page_html, with_verdicts
-from gram_platform.pages.results.record import entries_of, links_note, mlflow_links, tags_frame
+from gram_platform.pages.results.record import entries_of, tags_frame
 from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.studies.build import Graph
-from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
@@ -58,17 +57,6 @@ def search_output(
     page = page_html(search.title, intro, sections, footer)
     plain = json_file({"name": search.name, **known, **record})
     return SearchOutput({**tables, "report.html": page.encode(), "search.json": plain}, figures, text)
-
-
-def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
-    """Returns {node id: page in MLflow}, and a sentence on what the links need or why there are none."""
-    if tracker is None:
-        return {}, "There are no links: nothing was written to MLflow."
-    try:
-        urls = mlflow_links(tracker, tracker.runs())
-    except TrackingUnavailable as error:
-        return {}, f"There are no links: MLflow is away ({error})."
-    return {node_id: url for node_id, url in urls.items() if url}, links_note(tracker.tracking_uri)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

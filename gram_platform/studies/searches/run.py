@@ -83,7 +83,7 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     say(f"storage {store.root}")
     tracker = open_tracker(flags)
     if flags.report_only:
-        return SearchDriver(graph, store, tracker, search_id).finish(True)
+        return SearchDriver(graph, store, tracker, search_id).finish()
     with DriverLease(store.search_dir(search_id), search.name) as lease:
         try:
             return SearchDriver(graph, store, tracker, search_id, lease.is_lost).run()
@@ -202,7 +202,7 @@ class SearchDriver(Driver):
             lines.append("cancelled; submit again to go on")
         return "\n".join(lines)
 
-    def _write_tables(self, is_mirrored: bool) -> int:
+    def _write_tables(self) -> int:
         output = self.search.write(self.graph, self.store, self.tracker, self.search_id)
         if output is None:
             self.view.say("no table: no trial is complete yet")
@@ -212,7 +212,7 @@ class SearchDriver(Driver):
         views = study_views(name, study_id(name, params), {}, ())
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
         self._publish(partial(write, node_tags=tags, views=views), output.text)
-        self._say_links(name, is_mirrored)
+        self._say_links(name)
         return 0
 
 

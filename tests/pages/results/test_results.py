@@ -9,12 +9,12 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import StudyRecord, load_record
-from gram_platform.pages.results.results import load_frames, read_results, summary_text
+from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
 from gram_platform.studies.measurements import Losses
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.frame import Frames, load_runs, load_store
+from gram_platform.tracking.frame import final_frames, load_runs, load_store
 from tests.stories_frames import AUXILIARY, COSTS, DOMAINS, PARAMETERS, PLANTED, PROFILES, SIZE, evaluations, loss_at
 from tests.study_frames import NUM_STEPS
 from tests.tiny import run_config
@@ -108,9 +108,11 @@ def test_best_losses_come_back_through_mlflow(study):
 
 def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
     store, record, uri = study
-    results = read_results(record, store, uri)
-    assert results.source == "MLflow"
-    local = read_results(record, store, None, "a test")
+    tracker = Tracker(uri)
+    tracker.sync(store, record.ids)
+    results = read_results(record, store, final_frames(store, tracker, record.ids, record.baseline_runs))
+    local = read_results(record, store)
+    assert (results.source, local.source) == ("MLflow", "the storage")
     assert_frame_equal(results.analysis.table, local.analysis.table, check_exact=True)
     table = results.analysis.table.set_index(["method", "profile"])
     for method in METHODS:
@@ -124,24 +126,13 @@ def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
     assert results.runs["best_loss"].notna().sum() == 2 * 16
 
 
-def test_the_source_says_which_side_lacks_nodes(study, monkeypatch):
-    store, record, uri = study
-    rows = load_store(store.root)
-    ids, part = list(rows["id"]), rows[rows["kind"] == "run"]
-    for name, why in (("mirrored", "MLflow lacks some of"), ("stored", "MLflow has nodes that they lack")):
-        frames = Frames(store, uri)
-        frames.__dict__[name] = part
-        source = load_frames(ids, record.baseline_runs, store, uri, "", frames)[2]
-        assert source.startswith(f"the run directories: {why}")
-
-
 def test_an_attack_under_two_names_counts_for_both(study):
     store, record, _ = study
     own, other = ([e for e in record.entries if e["tags"]["method"] == m and "elicited" in e["tags"]] for m in METHODS)
     renamed = [{**e, "tags": {**e["tags"], "method": METHODS[1]}} for e in own]
     kept = [entry for entry in record.entries if entry not in other]
     shared = StudyRecord(**{**vars(record), "entries": (*kept, *renamed)})
-    table = read_results(shared, store, None).analysis.table.set_index(["method", "profile"])
+    table = read_results(shared, store).analysis.table.set_index(["method", "profile"])
     assert table.loc[(METHODS[1], "mean"), "elicited"] == pytest.approx(PLANTED[METHODS[0]][3], rel=1e-6)
     assert table.loc[(METHODS[0], "mean"), "elicited"] == pytest.approx(PLANTED[METHODS[0]][3], rel=1e-6)
 
@@ -151,12 +142,12 @@ def test_what_is_declared_and_not_done_is_named(study):
     undone = {"kind": "run", "id": "0" * 12, "tags": {**record.entries[-1]["tags"], "method": METHODS[0], "seed": "1"}}
     view = {"kind": "evaluation", "id": "1" * 12, "tags": {**record.entries[4]["tags"], "seed": "1"}}
     partial = StudyRecord(**{**vars(record), "entries": (*record.entries, undone, view)})
-    results = read_results(partial, store, None)
+    results = read_results(partial, store)
     assert len(results.analysis.missing) == 1
     assert results.analysis.missing["why"].tolist() == ["no evaluation of seed 1"]
     lost = [e for e in record.entries if e["tags"].get("elicited") != AUXILIARY[0]]
     lost += [{**e, "id": f"{i:012d}"} for i, e in enumerate(record.entries) if e not in lost]
-    results = read_results(StudyRecord(**{**vars(record), "entries": tuple(lost)}), store, None)
+    results = read_results(StudyRecord(**{**vars(record), "entries": tuple(lost)}), store)
     assert results.analysis.table["elicited"].notna().sum() == 2  # the profile that retains the domain
     assert results.analysis.missing["why"].str.contains(f"attack on seed 0: {AUXILIARY[0]}").all()
 
@@ -169,16 +160,16 @@ def test_the_terminal_explains_a_disagreement(study, monkeypatch):
     swapped = StudyRecord(**{**vars(record), "entries": entries})
     key = (record.name, record.preset, "MaxEnt is less robust than GRAM: its elicited is above")
     monkeypatch.setitem(EXPLANATIONS, key, "The names are swapped. Shown by this test.")
-    lines = summary_text(swapped, read_results(swapped, store, None)).splitlines()
+    lines = summary_text(swapped, read_results(swapped, store)).splitlines()
     (line,) = [line for line in lines if "The names are swapped." in line]
     assert line.startswith("disagree")
     assert line.endswith("Shown by this test.")
-    assert "swapped" not in summary_text(record, read_results(record, store, None))
+    assert "swapped" not in summary_text(record, read_results(record, store))
 
 
 def test_report_and_record(study):
     store, record, _ = study
-    results = read_results(record, store, None)
+    results = read_results(record, store)
     paths = Losses.write(record, store, results, {}, None)
     page = Path(paths["report.html"]).read_text(encoding="utf-8")
     for title in ("Methods, ours beside the paper&#39;s", "Claims", "Cost", "Attacks"):
@@ -194,4 +185,4 @@ def test_report_and_record(study):
     store.study_dir("older").write("study.json", json.dumps(plain).encode())
     assert load_record(store, "older").costs == ()
     older = load_record(store, "older")
-    assert summary_text(older, read_results(older, store, None)).count("paper") == 0
+    assert summary_text(older, read_results(older, store)).count("paper") == 0

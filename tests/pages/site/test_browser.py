@@ -63,8 +63,8 @@ def built_sites(tmp_path_factory):
     real_study(real)
     planted = every_state(tmp_path_factory.mktemp("planted")).store
     for store in (real, planted):
-        uri, why_not = tracking_of(store, "")
-        assert build_site(store, uri, why_not=why_not).problems == ()
+        uri = tracking_of(store, "")
+        assert build_site(store, uri).problems == ()
     return [Path(store.root) / "site" for store in (real, planted)]
 
 
@@ -136,8 +136,8 @@ def test_a_report_in_the_storage_runs_no_script_in_the_site(tmp_path):
     planted = every_state(tmp_path / "storage")
     folder = planted.store.study_dir("maxent_search")
     folder.write("report.html", folder.read("report.html").replace(b"What it asks.", HOSTILE.encode()))
-    uri, why_not = tracking_of(planted.store, "")
-    build_site(planted.store, uri, why_not=why_not)
+    uri = tracking_of(planted.store, "")
+    build_site(planted.store, uri)
     page = Path(planted.store.root) / "site" / "studies" / "maxent_search.html"
     bare = page.with_name("bare.html")
     bare.write_text(re.sub("<meta http-equiv=.Content-Security-Policy.*?>", "", page.read_text()))
@@ -154,8 +154,8 @@ def test_a_report_in_the_storage_runs_no_script_in_the_site(tmp_path):
 def test_a_report_in_another_form_is_named_and_not_shown(tmp_path):
     planted = every_state(tmp_path)
     planted.store.study_dir("maxent_search").write("report.html", HOSTILE.encode() + b"\xff")
-    uri, why_not = tracking_of(planted.store, "")
-    built = build_site(planted.store, uri, why_not=why_not)
+    uri = tracking_of(planted.store, "")
+    built = build_site(planted.store, uri)
     assert built.problems == ("maxent_search: its report.html has another form than this version writes: not shown",)
     page = (Path(planted.store.root) / "site" / "studies" / "maxent_search.html").read_text()
     assert built.problems[0] in page

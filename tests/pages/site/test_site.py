@@ -40,7 +40,7 @@ def planted_root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(planted_root) -> Path:
-    built = build_site(Store(planted_root), None, why_not="it is a test")
+    built = build_site(Store(planted_root), None)
     assert built.problems == ()
     assert built.num_runs == 14
     assert built.index == f"{planted_root}/site/index.html"
@@ -51,7 +51,7 @@ def site(planted_root) -> Path:
 def storage_copy(planted_root, site, tmp_path) -> Path:
     """The same storage with its site, to be changed."""
     shutil.copytree(planted_root, tmp_path / "storage")
-    assert build_site(Store(tmp_path / "storage"), None, why_not="it is a test").num_written == 1  # the index names it
+    assert build_site(Store(tmp_path / "storage"), None).num_written == 1  # the index names it
     return tmp_path / "storage"
 
 
@@ -129,7 +129,7 @@ def test_explanations_are_on_the_page_of_a_study_and_on_that_of_all_claims(stora
     path.write_text(json.dumps(record))
     key = ("scaling", "tiny", "gram, tiny: retain is above forget")
     monkeypatch.setitem(EXPLANATIONS, key, "Its profiles are swapped. Shown by this test.")
-    build_site(Store(storage_copy), None, out=str(storage_copy / "again"), why_not="it is a test")
+    build_site(Store(storage_copy), None, out=str(storage_copy / "again"))
     for page, title in (("studies/scaling.html", "Claims"), ("claims.html", "Scaling <of> sizes")):
         rows = {row[1]: (row[0], row[-1]) for row in rows_of(storage_copy / "again" / page, title)}
         assert rows[key[2]] == ("disagree", "Its profiles are swapped. Shown by this test.")
@@ -142,7 +142,7 @@ def test_a_study_with_holes_builds_and_says_what_is_missing(site):
     assert set(rows) == {"failed", "interrupted", "missing"}
     assert rows["failed"][2] == HOSTILE
     assert rows["missing"][:2] == ["gram small all s2", MISSING_ID]
-    assert "Read from the run directories: it is a test." in text(page)
+    assert "Read from the storage." in text(page)
     assert "<h2>Scaling</h2>" in page.read_text()
     assert "3 of 39 nodes are not complete" in text(page)
     assert "No baseline is complete" in text(site / "studies" / "empty.html")
@@ -185,11 +185,11 @@ def test_links_lead_somewhere_and_nothing_comes_from_elsewhere(site):
 
 def test_only_what_has_changed_is_written(storage_copy):
     store, site = Store(storage_copy), storage_copy / "site"
-    assert build_site(store, None, why_not="it is a test").num_written == 0
+    assert build_site(store, None).num_written == 0
     before = {page: page.stat().st_mtime_ns for page in site.rglob("*.html")}
     (site / "claims.html").unlink()
     shutil.rmtree(storage_copy / "runs" / rows_of(site / "index.html", "Failed runs")[0][0])
-    build_site(Store(storage_copy), None, why_not="it is a test")
+    build_site(Store(storage_copy), None)
     changed = {
         page.relative_to(site).as_posix()
         for page, at in before.items()
@@ -205,7 +205,7 @@ def test_pages_that_are_no_longer_written_are_removed(storage_copy):
     manifest = json.loads((site / "manifest.json").read_text())
     manifest["runs/0123456789ab.html"] = {"made_from": "", "leaves": None}
     (site / "manifest.json").write_text(json.dumps(manifest))
-    build_site(Store(storage_copy), None, why_not="it is a test")
+    build_site(Store(storage_copy), None)
     assert not page.exists()
     assert (site / "studies" / "scaling.html").exists()
 
@@ -279,7 +279,7 @@ def test_a_manifest_of_another_shape_ends_no_build(storage_copy):
     alien = {"../../x.html": {}, "a/b/c.html": {}, "": {}, "thesis.txt": "", "studies": {}, "index.html": 5}
     for text in (json.dumps({**entries, **alien}), "[5]"):
         path.write_text(text)
-        assert build_site(Store(storage_copy), None, why_not="it is a test").problems == ()
+        assert build_site(Store(storage_copy), None).problems == ()
         assert (storage_copy / "site" / "index.html").read_text() == index
         assert kept.read_text() == "mine"
 
@@ -296,10 +296,10 @@ def test_cached_facts_of_another_shape_are_read_again(storage_copy):
         json.dumps({key: {**facts, **FACTS[i % len(FACTS)]} for i, (key, facts) in enumerate(whole.items())})
     )
     index.unlink()
-    build_site(Store(storage_copy), None, why_not="it is a test")
+    build_site(Store(storage_copy), None)
     assert index.read_text() == expected
     path.write_text(json.dumps({key: {**facts, "timing": TIMING} for key, facts in whole.items()}))
-    build_site(Store(storage_copy), None, why_not="it is a test")
+    build_site(Store(storage_copy), None)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_cached_facts_of_another_shape_are_read_again(storage_copy):
 def test_a_report_that_leads_elsewhere_is_not_shown(storage_copy, element):
     path = storage_copy / "studies" / "maxent_search" / "report.html"
     path.write_text(path.read_text().replace("What it asks.", element))
-    built = build_site(Store(storage_copy), None, why_not="it is a test")
+    built = build_site(Store(storage_copy), None)
     assert built.problems == ("maxent_search: its report.html has another form than this version writes: not shown",)
     assert element not in (storage_copy / "site" / "studies" / "maxent_search.html").read_text()
 
@@ -319,7 +319,7 @@ def test_a_report_that_leads_elsewhere_is_not_shown(storage_copy, element):
 )
 def test_a_damaged_table_of_a_search_does_not_stop_the_site(storage_copy, file, data):
     (storage_copy / "studies" / "maxent_search" / file).write_bytes(data)
-    build_site(Store(storage_copy), None, why_not="it is a test")
+    build_site(Store(storage_copy), None)
     assert (storage_copy / "site" / "studies" / "maxent_search.html").exists()
 
 
@@ -340,20 +340,19 @@ def test_every_page_lets_only_its_own_scripts_run(site):
     assert len(set(nonces)) == len(nonces) > 4
 
 
-def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
+def test_links_into_mlflow_where_a_database_is(tmp_path):
     planted = PlantedStorage(tmp_path)
     planted.plant(("tiny",), ("0",))
     planted.study("scaling", "Scaling")
     store = planted.store
-    assert tracking_of(store, "") == (None, f"there is no {tmp_path}/mlflow.db")
+    assert tracking_of(store, "") is None
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
     tracker.log_study("scaling", {}, {}, {}, views=study_views("scaling", "0", {}, ("core",)))
-    uri, why_not = tracking_of(store, "")
-    assert (uri, why_not) == (f"sqlite:///{tmp_path}/mlflow.db", "")
-    build_site(store, uri)
+    assert tracking_of(store, "") == f"sqlite:///{tmp_path}/mlflow.db"
+    build_site(store, tracking_of(store, ""))
     page = tmp_path / "site" / "studies" / "scaling.html"
-    assert "Read from MLflow." in text(page)
+    assert "Read from the storage. Links to MLflow open while this command runs: mlflow ui" in text(page)
     assert page.read_text().count('href="http://127.0.0.1:5000/#/experiments/1/runs/') == 9
     state = page.read_text().split("<h2>State</h2>")[1]
     of_study = re.findall(r'href="http://127.0.0.1:5000/#/experiments/1/runs\?(.*?)"', state)
@@ -364,11 +363,11 @@ def test_links_into_mlflow_and_the_source_of_a_study(tmp_path):
     assert runs in (tmp_path / "site" / "index.html").read_text()
 
 
-def test_without_a_server_the_run_directories_are_read(storage_copy):
+def test_without_a_server_there_are_no_links(storage_copy):
     built = build_site(Store(storage_copy), "http://127.0.0.1:9")
     page = storage_copy / "site" / "studies" / "scaling.html"
     assert built.problems == ()
-    assert "Read from the run directories: MLflow is away" in text(page)
+    assert "Read from the storage. There are no links to MLflow: it is away (" in text(page)
 
 
 def test_a_study_that_cannot_be_read_does_not_stop_the_others(storage_copy):
@@ -378,7 +377,7 @@ def test_a_study_that_cannot_be_read_does_not_stop_the_others(storage_copy):
     for place, entry in enumerate(twice):
         entry["tags"] = {**twice[0]["tags"]} if place < 2 else entry["tags"]
     path.write_text(json.dumps(record))
-    built = build_site(Store(storage_copy), None, out=str(storage_copy / "elsewhere"), why_not="it is a test")
+    built = build_site(Store(storage_copy), None, out=str(storage_copy / "elsewhere"))
     assert len(built.problems) == 1
     assert "its results cannot be read" in text(storage_copy / "elsewhere" / "studies" / "scaling.html")
     assert "Read from" in text(storage_copy / "elsewhere" / "studies" / "stories.html")
@@ -390,7 +389,7 @@ def test_a_record_of_another_version_is_left_out_with_a_warning(storage_copy, ch
     path, store = storage_copy / "studies" / "scaling" / "study.json", Store(storage_copy)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.warns(RuntimeWarning, match=rf"scaling/study\.json: fields.*{next(iter(change))}.*left out"):
-        build_site(store, None, why_not="it is a test")
+        build_site(store, None)
     assert not (storage_copy / "site" / "studies" / "scaling.html").exists()
     assert (storage_copy / "site" / "studies" / "stories.html").exists()
     with pytest.warns(RuntimeWarning, match="scaling/study.json"):
@@ -405,7 +404,7 @@ def test_a_record_of_another_version_is_left_out_with_a_warning(storage_copy, ch
 @pytest.mark.parametrize("name", [["x"], "../x", None])
 def test_a_search_of_another_name_is_shown_by_its_id(storage_copy, name):
     Store(storage_copy).open_for_writing().search_dir("a1b2").write_json("search.json", {"name": name})
-    build_site(Store(storage_copy), None, why_not="it is a test")
+    build_site(Store(storage_copy), None)
     assert (storage_copy / "site" / "studies" / "a1b2.html").exists()
 
 
@@ -422,7 +421,7 @@ def test_watching_builds_again_when_something_has_happened(storage_copy):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch_site(store, None, 0.05, say, why_not="it is a test")
+        watch_site(store, None, 0.05, say)
     assert [line.split()[1] for line in said] == ["0", "3"]
     assert "changed while watched" in text(storage_copy / "site" / "studies" / "maxent_search.html")
 
@@ -437,6 +436,6 @@ def test_gram_report_without_a_study_builds_the_site(storage_copy, capsys):
 
 
 def test_an_empty_storage_has_a_site(tmp_path):
-    build_site(Store(tmp_path), None, why_not="it is a test")
+    build_site(Store(tmp_path), None)
     assert "No study has been submitted" in text(tmp_path / "site" / "index.html")
     assert "No study has what a claim needs yet" in text(tmp_path / "site" / "claims.html")

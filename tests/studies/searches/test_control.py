@@ -118,7 +118,8 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     driver = SearchDriver(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
     with driver.mirror:
         driver._execute(Progress)
-    assert driver.mirror.finish(driver.ids)
+    driver.mirror.finish(driver.ids)
+    assert not driver.mirror.is_away
     assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}
 
 

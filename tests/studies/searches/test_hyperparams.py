@@ -11,6 +11,7 @@ import pytest
 
 from gram_platform.analysis.sweeps import PROFILE_COLUMNS
 from gram_platform.config import CORE
+from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
@@ -164,9 +165,11 @@ def plant(setup, store, node, knob="", value=0.0):
     records = [{"step": i, "time": 1.5e9 + i, "metrics": own} for i, own in zip(steps, losses, strict=True)]
     run = node.config
     facts = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 9}
+    facts["compute_units"] = plan_compute_units(run)
     facts |= {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64}
     with directory.start_attempt("test") as attempt:
-        attempt.complete({**facts, **result}, {}, records)
+        last = records[-1]["metrics"] if records else {}
+        attempt.complete({**facts, "final": last | result["final"]}, {}, records)
 
 
 def written(setup, store):
@@ -240,7 +243,7 @@ def test_tables_figures_and_report(setup, store):
         assert text in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert "cannot tell" in result.text
-    assert "read from the run directories" in result.text
+    assert "read from the storage" in result.text
     assert set(KNOBS) == {"p_cr", "p_as", "p_ca"}
 
 
