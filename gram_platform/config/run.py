@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from gram_platform.config.identity import from_plain, invalid, require_choice, require_int, short_hash
+from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
+from gram_platform.config.plain import from_plain
 from gram_platform.config.training import (
     CORE,
     DataConfig,

@@ -8,6 +8,7 @@ from gram_platform.config import CORE, IMPORTED, model_from_plain
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
+from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.corpora import CorpusRecipe, resolve
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.corpora.resolution import grows_with_size
@@ -317,7 +318,8 @@ def load_best(
     if plain["missing"]:
         lacking = ", ".join(plain["missing"])
         raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
-    return tuple((tuple(trial["retained"]), replace(maxent, **trial["maxent"])) for trial in plain["profiles"])
+    built = [from_plain(Unlearning, overlaid(maxent, trial["maxent"])) for trial in plain["profiles"]]
+    return tuple((tuple(trial["retained"]), one) for trial, one in zip(plain["profiles"], built, strict=True))
 
 
 def _read_best(store: Store, search_id: str) -> dict | None:

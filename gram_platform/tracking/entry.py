@@ -286,7 +286,7 @@ def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
     """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
     try:
         return to_plain(node_from_plain(node.kind, node.config()))
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warn(text, stacklevel=3)
         return None

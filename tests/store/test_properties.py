@@ -38,7 +38,8 @@ from gram_platform.config import (
     run_from_plain,
     view_from_plain,
 )
-from gram_platform.config.identity import canonical_json, from_plain, to_plain
+from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.config.plain import from_plain
 from gram_platform.store import LeaseHeld, RunDirectory, Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.files import is_safe_name
