@@ -27,10 +27,11 @@ def steps_of(name: str) -> list[str]:
 
 def overlaid(base: Any, changes: Any) -> Any:
     """Lays plain values over a dataclass or other plain values: a table changes what it names, all else replaces."""
-    fields = _values(base) if dataclasses.is_dataclass(base) else base
-    if not isinstance(changes, Mapping) or not isinstance(fields, Mapping):
+    if dataclasses.is_dataclass(base):
+        base = {field.name: getattr(base, field.name) for field in dataclasses.fields(base) if field.init}
+    if not isinstance(changes, Mapping) or not isinstance(base, Mapping):
         return changes
-    return {**fields, **{key: overlaid(fields.get(key), value) for key, value in changes.items()}}
+    return {**base, **{key: overlaid(base.get(key), value) for key, value in changes.items()}}
 
 
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
@@ -65,17 +66,16 @@ def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
     for name, value in plain.items():
         if name not in hints:
-            raise misplaced((*steps, name), value, "one of the fields " + ", ".join(hints))
+            raise _misplaced((*steps, name), value, "one of the fields " + ", ".join(hints))
     values = {name: from_plain(hints[name], value, (*steps, name)) for name, value in plain.items()}
     if missing := [name for name in needed if name not in values]:
         # the whole document would be a long line
-        raise misplaced(steps, dict(plain) if steps else list(plain), "a table that also has " + ", ".join(missing))
+        raise _misplaced(steps, dict(plain) if steps else list(plain), "a table that also has " + ", ".join(missing))
     try:
         return kind(**values)
     except InvalidField as error:
-        names = steps_of(error.field)
-        own = next((number for number, name in enumerate(names) if name in hints), len(names))
-        raise InvalidField(error.field, error.value, error.expected, steps=(*steps, *names[own:])) from error
+        own = [name for name in steps_of(error.field) if name in hints]
+        raise InvalidField(error.field, error.value, error.expected, steps=(*steps, *own)) from error
 
 
 @functools.cache
@@ -86,10 +86,6 @@ def _declared(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {field.name: hints[field.name] for field in fields}, needed
 
 
-def _values(built: Any) -> dict[str, Any]:
-    return {field.name: getattr(built, field.name) for field in dataclasses.fields(built) if field.init}
-
-
 def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
     """Returns an array as a tuple; of pairs also a table."""
     part = arguments[0]
@@ -98,16 +94,16 @@ def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
     _require(plain, list | tuple, steps, "an array")
     parts = [part] * len(plain) if arguments[-1] is ... else list(arguments)
     if len(parts) != len(plain):
-        raise misplaced(steps, plain, f"an array of {len(parts)} values")
+        raise _misplaced(steps, plain, f"an array of {len(parts)} values")
     return tuple(from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True)))
 
 
 def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
-        raise misplaced(steps, plain, expected)
+        raise _misplaced(steps, plain, expected)
     return plain
 
 
-def misplaced(steps: Steps, value: Any, expected: str) -> InvalidField:
+def _misplaced(steps: Steps, value: Any, expected: str) -> InvalidField:
     """Makes the error for a value in a document, named by the steps to it."""
     return InvalidField(name_of(steps) or "the file", value, expected, steps=steps)

@@ -155,7 +155,3 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
     """Reads the config of a node; `kind` is run or evaluation, KeyError for another."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)
-
-
-def model_from_plain(plain: Mapping) -> ModelConfig:
-    return from_plain(ModelConfig, plain)

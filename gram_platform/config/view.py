@@ -111,10 +111,6 @@ class Evaluation:
         return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})
 
 
-def view_from_plain(plain: Mapping) -> View:
-    return from_plain(View, plain)
-
-
 LOSSES, TOKENS, SAMPLES, TASKS = Evaluation.measure, "tokens", "samples", "tasks"
 
 

@@ -58,8 +58,9 @@ class Written:
     def _steps(self, error: InvalidField) -> Steps:
         """Returns the steps to the written field that an error is about, or to a table around it; () without one."""
         written = list(_written(self.plain))
-        last_names = reversed(steps_of(error.field)[-2:])  # of `globs[code]`, the key before the table
-        steps = error.steps or next((at for name in last_names for at in written if at[-1] == name), ())
+        named = tuple(steps_of(error.field))
+        likely = (at for name in reversed(named[-2:]) for at in written if at[-1] == name)
+        steps = error.steps or (named if named in written else next(likely, ()))
         while steps and steps not in written:
             steps = steps[:-1]
         return steps
@@ -101,7 +102,7 @@ def read_assignment(text: str) -> Written:
     if len(steps) > DEEPEST:
         raise invalid("set", f"{text:.60}...", f"a field in at most {DEEPEST} tables")
     try:
-        found = _value(value)
+        found = read_value(value)
     except ValueError as error:  # a number of thousands of digits, or arrays within arrays
         raise invalid("set", f"{text:.60}...", f"field=value, with a value that can be read ({error})") from None
     for step in reversed(steps):
@@ -109,7 +110,7 @@ def read_assignment(text: str) -> Written:
     return Written(f"--set {text}", found)
 
 
-def _value(text: str) -> Any:
+def read_value(text: str) -> Any:
     """Reads a value in TOML; else a number such as .5, else the text itself."""
     with suppress(tomllib.TOMLDecodeError):
         return parsed_by(tomllib.loads, f"value = {text}")["value"]

@@ -10,7 +10,7 @@ from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
 from gram_platform.config.ladder import Law, Size, sized_by
-from gram_platform.config.plain import from_plain, misplaced, overlaid
+from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.stories import RESPONSE
@@ -306,7 +306,7 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
             continue
         base = one.get(BASE, name) if isinstance(one, Mapping) else name
         if base != name and base not in tuple(preset.sizes):
-            raise misplaced((SIZES, name, BASE), base, "one of " + ", ".join(preset.sizes))
+            raise invalid(f"{SIZES}.{name}.{BASE}", base, "one of " + ", ".join(preset.sizes))
         fields = {"name": name, **{k: v for k, v in one.items() if k != BASE}} if isinstance(one, Mapping) else one
         sizes[name] = overlaid(preset.sizes.get(base), fields)
     return sizes
