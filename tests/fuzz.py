@@ -310,7 +310,7 @@ PARSERS = {
         ),
         Parser("policy", ((PROFILES + "".join(TOKENS)).encode(), PROFILES.encode()), read_policy),
         Parser("sealed", (seal({"loss": 1.5, "ä": [1, {"b": None}]}), seal({})), read_sealed),
-        Parser("run", (_plain(tiny.run_config()), _plain(tiny.run_config(False))), read_run, (ValueError, TypeError)),
+        Parser("run", (_plain(tiny.run_config()), _plain(tiny.run_config(False))), read_run, (ValueError,)),
         Parser("config", (FOREIGN,), read_foreign_config),
         Parser("index", (INDEX_JSON,), read_index),
         Parser("checkpoint", (TENSORS,), read_import(SINGLE)),

@@ -245,6 +245,31 @@ def test_nobody_asks_which_method_it_is():
     assert not wrong, wrong
 
 
+FOREIGN_MESSAGES = {"gram_platform/engine/devices.py", "gram_platform/engine/process.py"}  # of torch and of CUDA
+
+
+def test_nobody_reads_the_text_of_an_error():
+    """Errors of ours carry their data: whoever improves a message breaks nothing."""
+    readers = ("search", "match", "fullmatch", "findall", "finditer", "split", "sub")
+    readers += ("startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "replace")
+    found = set()
+    for path in python_files(PACKAGE, "experiments"):
+        tree = ast.parse(path.read_text())
+        names = {"error", *(node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))}
+        for node in ast.walk(tree):
+            is_read = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in readers
+            is_asked = isinstance(node, ast.Compare) and any(isinstance(one, ast.In) for one in node.ops)
+            if (is_read or is_asked) and any(is_text_of(names, part) for part in ast.walk(node)):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == FOREIGN_MESSAGES
+
+
+def is_text_of(names: set[str | None], node: ast.AST) -> bool:
+    """Tells whether a node is `str(NAME)` with one of the names."""
+    is_text = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and len(node.args) == 1
+    return is_text and getattr(node.args[0], "id", "") in names
+
+
 def test_one_module_prints_and_warns():
     """`config/terminal.py` escapes what commands a terminal; the panel of a study's progress asks it too."""
     wrong = []

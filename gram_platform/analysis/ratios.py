@@ -71,13 +71,15 @@ class Reference:
         return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
-def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False) -> tuple[dict, Notes]:
+def baseline_references(
+    evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False, only_seed: str = ""
+) -> tuple[dict, Notes]:
     """Returns `{(size, domain): Reference}` of every size with a finished baseline, and notes on other sizes and seeds.
 
     A baseline seed counts if it has both a curve and final losses; the curves of all seeds that count are pooled.
-    `leave_out`: fits each curve without each seed too, for the jackknife.
+    `leave_out`: fits each curve without each seed too, for the jackknife. `only_seed`: the one in the frames, in notes.
     """
-    references, notes = {}, []
+    references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
     for size in dict.fromkeys([*evaluations["size"], *curves["size"]]):
         finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
@@ -87,18 +89,19 @@ def baseline_references(evaluations: pd.DataFrame, curves: pd.DataFrame, leave_o
             notes.append((f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference"))
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:
-            notes.append((f"all rows of size {size}", NO_BASELINE))
+            notes.append((f"all rows of size {size}{of_seed}", NO_BASELINE))
             continue
         for domain in domains_of(evaluations[evaluations["size"] == size]):
             try:
                 found = _reference(domain, finals[PREFIX + domain], points)
             except ValueError as error:
-                notes.append((f"size {size}, domain {domain}", f"the baseline's curve could not be fitted: {error}"))
+                what = f"size {size}, domain {domain}{of_seed}"
+                notes.append((what, f"the baseline's curve could not be fitted: {error}"))
                 continue
             if leave_out and len(finals) > 1:
                 without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
                 found = replace(found, without=without)
-                notes += [(f"intervals of size {size}, domain {domain}", why) for why in unfitted]
+                notes += [(f"intervals of size {size}, domain {domain}{of_seed}", why) for why in unfitted]
             references[size, domain] = found
     return references, notes
 

@@ -121,8 +121,9 @@ def _compared(
     own baseline.
     """
     evaluations, curves, attacks, unit = frames
-    references, notes = baseline_references(unit, curves, leave_out=intervals == JACKKNIFE)
-    notes = _of_seed(notes, seed, set(evaluations["size"]) - {size for size, _ in references}) if seed else notes
+    references, notes = baseline_references(unit, curves, leave_out=intervals == JACKKNIFE, only_seed=seed)
+    lacking = set(evaluations["size"]) - {size for size, _ in references} if seed else ()
+    notes += [(f"all rows of size {size}, seed {seed}", NO_BASELINE) for size in lacking]
     ratios, unknown = compute_ratio_frame(evaluations, references)
     elicited, unattacked = elicited_ratios(attacks, ratios, references)
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
@@ -131,12 +132,6 @@ def _compared(
         joined = joined.assign(**{PSEUDO: pseudo_values(joined, references)})
     fits = fits_frame(references)
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
-
-
-def _of_seed(notes: Notes, seed: str, lacking: set[str]) -> Notes:
-    """Adds the seed to notes on references of one seed, and notes on the sizes at which it has none."""
-    notes = [*notes, *((f"all rows of size {size}", NO_BASELINE) for size in lacking)]
-    return [(what if what.endswith(f" seed {seed}") else f"{what}, seed {seed}", why) for what, why in notes]
 
 
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:

@@ -17,7 +17,6 @@ from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.machines import cordoned_lines, read_cordoned
 
-BAD_CONFIG = (ValueError, TypeError, KeyError)  # raised for damaged, absent or foreign JSON
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
@@ -88,7 +87,7 @@ def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple
     """
     try:
         config = run_from_plain(run.config())
-    except BAD_CONFIG:
+    except ValueError:
         return (UNREADABLE,)
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
     hours, num_bytes = (1 - share_done) * need.gpu_hours, need.disk_bytes(NUM_CHECKPOINTS_KEPT)
@@ -216,7 +215,7 @@ def _unfinished(
         return None
     try:
         return from_plain(node.config())
-    except BAD_CONFIG as error:
+    except ValueError as error:
         why = f"nothing is removed while it is unknown what the {node.kind} needs ({error})"
         allowed = f"a readable config, {why}: submit again, or remove its folder"
         raise invalid("config", node.folder.file(CONFIG), allowed) from error

@@ -6,7 +6,7 @@ configs are the same run on every machine; `run_id` hashes the config's canonica
 makes a variant. The dataclasses need only the standard library.
 """
 
-from gram_platform.config.run import RECIPE_VERSION, RunConfig, State, model_from_plain, node_from_plain, run_from_plain
+from gram_platform.config.run import RECIPE_VERSION, RunConfig, State, node_from_plain, run_from_plain
 from gram_platform.config.training import (
     CORE,
     UNLABELLED,
@@ -37,5 +37,4 @@ from gram_platform.config.view import (
     TokenLosses,
     View,
     evaluation_from_plain,
-    view_from_plain,
 )

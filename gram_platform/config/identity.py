@@ -10,7 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
@@ -26,13 +26,34 @@ UNSEEN = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
+Steps = tuple[str | int, ...]  # from the top of a document to a value in it: keys, and indices of arrays
 
 # ------------------------------------------------------------------------------------------------ validation
 
 
-def invalid(field: str, value: object, expected: str) -> ValueError:
-    """Makes every user-facing error, in one form: `storage='/x': expected a folder, found a file`."""
-    return ValueError(f"{field}={value!r}: expected {expected}")
+class InvalidField(ValueError):
+    """Bad input: `field` does not have the `expected` value. Its text: `storage='/x': expected a folder, found a file`.
+
+    `place` is where the field was written, such as `my.toml, line 3`. `steps` lead to it from the top of the document
+    that `plain.from_plain` read.
+    """
+
+    def __init__(self, field: str, value: object, expected: str, place: str = "", steps: Steps = ()) -> None:
+        super().__init__(field, value, expected, place, steps)  # it is pickled by these, as between processes of Ray
+        self.field, self.value, self.expected = field, value, expected
+        self.place, self.steps = place, steps
+
+    def at(self, place: str) -> "InvalidField":
+        return InvalidField(self.field, self.value, self.expected, place, self.steps)
+
+    def __str__(self) -> str:
+        text = f"{self.field}={self.value!r}: expected {self.expected}"
+        return f"{self.place}: {text}" if self.place else text
+
+
+def invalid(field: str, value: object, expected: str) -> InvalidField:
+    """Makes every user-facing error, in one form."""
+    return InvalidField(field, value, expected)
 
 
 def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
@@ -217,28 +238,6 @@ def to_plain(value: object) -> object:
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
         return {k: to_plain(v) for k, v in value.items()}
     raise TypeError(f"{type(value).__name__} has no canonical JSON form: {value!r}")
-
-
-def from_plain(kind: Any, plain: Mapping) -> Any:
-    """Builds a dataclass of this kind from the JSON of `to_plain`, and validates it; lists become tuples.
-
-    ValueError or TypeError for other JSON, such as one with an unknown field.
-    """
-    if not isinstance(plain, Mapping):
-        raise TypeError(f"{kind.__name__}: expected an object, found {plain!r:.60}")
-    hints = get_type_hints(kind)
-    return kind(**{name: _typed(hints.get(name), value) for name, value in plain.items()})
-
-
-def _typed(hint: Any, value: Any) -> Any:
-    """Converts a JSON value to the type of a field: a dataclass, one or None, a tuple, or a scalar."""
-    arguments = get_args(hint)
-    kind = next((part for part in (hint, *arguments) if dataclasses.is_dataclass(part)), None)
-    if get_origin(hint) is tuple:
-        parts = arguments[:1] * len(value) if arguments[-1] is ... else arguments
-        return tuple(_typed(part, item) for part, item in zip(parts, value, strict=True))
-    is_none = value is None and type(None) in arguments
-    return value if kind is None or is_none else from_plain(kind, value)
 
 
 def canonical_json(value: object) -> str:

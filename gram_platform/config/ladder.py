@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
 from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import invalid, local_path, parse_json, require_int, require_real
+from gram_platform.config.plain import from_plain
 from gram_platform.config.user_files import read_text, target_kind
 
 FEWEST_SIZES = 3  # that a law in the parameter count is fitted to: one through two fits any two
@@ -179,9 +180,6 @@ class Law:
     no_law: str = ""  # what its fit lacks to be a law, in words
 
     def __post_init__(self) -> None:
-        for field in ("name", "source", "no_law"):
-            if not isinstance(getattr(self, field), str):
-                raise invalid(f"law.{field}", getattr(self, field), "a string")
         for field in ("lr_coefficient", "batch_coefficient"):
             require_real(f"law.{field}", getattr(self, field), 0.0, open_low=True)
         for field in ("lr_exponent", "batch_exponent"):
@@ -267,7 +265,7 @@ def load_law(name_or_path: str) -> Law:
         why = f" (no law: {given['no_law']})" if given.get("no_law") else ""
         expected = f"a JSON object with {', '.join(fields)}; it lacks {', '.join(absent)}{why}"
         raise invalid("law", name_or_path, expected)
-    return Law(**given)
+    return from_plain(Law, given, ("law",))
 
 
 def require_evidence(law: Law, named: str, sizes: Mapping[str, float]) -> None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from gram_platform.config.identity import from_plain, invalid, require_choice, require_int, short_hash
+from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
+from gram_platform.config.plain import from_plain
 from gram_platform.config.training import (
     CORE,
     DataConfig,
@@ -154,7 +155,3 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
     """Reads the config of a node; `kind` is run or evaluation, KeyError for another."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)
-
-
-def model_from_plain(plain: Mapping) -> ModelConfig:
-    return from_plain(ModelConfig, plain)

@@ -160,7 +160,7 @@ class DataConfig:
     domains: tuple[DomainBudget, ...]
 
     def __post_init__(self) -> None:
-        if not self.data_id or not isinstance(self.data_id, str):
+        if not self.data_id:
             raise invalid("data.data_id", self.data_id, "the id of a corpus recipe")
         object.__setattr__(self, "domains", core_first(self.domains, lambda d: d.name))
         names = [d.name for d in self.domains]
@@ -189,8 +189,6 @@ class RoutingConfig:
         require_real("routing.p_core_robust", self.p_core_robust, 0.0, 1.0)
         require_real("routing.p_aux_spread", self.p_aux_spread, 0.0, 1.0)
         require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
-        if not isinstance(self.freeze_core, bool):
-            raise invalid("routing.freeze_core", self.freeze_core, "true or false")
         require_choice("routing.companions", self.companions, COMPANIONS)
         require_real("routing.p_aux_companion", self.p_aux_companion, 0.0, 1.0)
         if self.companions == "subset" and self.companion_weights:

@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import ClassVar
 
 from gram_platform.config.identity import (
-    from_plain,
     invalid,
     require_choice,
     require_int,
@@ -14,6 +13,7 @@ from gram_platform.config.identity import (
     require_real,
     short_hash,
 )
+from gram_platform.config.plain import from_plain
 from gram_platform.config.training import CORE, ModelConfig, ModuleSpec, core_first
 
 EVAL_VERSION = 1  # raise it when an equal evaluation would give another result; part of every eval_id
@@ -109,10 +109,6 @@ class Evaluation:
     @cached_property
     def eval_id(self) -> str:
         return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})
-
-
-def view_from_plain(plain: Mapping) -> View:
-    return from_plain(View, plain)
 
 
 LOSSES, TOKENS, SAMPLES, TASKS = Evaluation.measure, "tokens", "samples", "tasks"

@@ -13,7 +13,6 @@ from pathlib import Path
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import (
     added,
-    from_plain,
     identity_fields,
     invalid,
     require_choice,
@@ -23,6 +22,7 @@ from gram_platform.config.identity import (
     short_hash,
     to_plain,
 )
+from gram_platform.config.plain import from_plain
 
 PACK_VERSION = 1  # raise it when an equal recipe would pack to other tokens; part of every data_id
 TRAINED = ("bpe", "bpe-passages")
@@ -316,6 +316,5 @@ def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None
-    domains = tuple(from_plain(DomainRecipe, domain) for domain in plain["domains_from"])
-    parts = {"source": from_plain(StoriesSource, source), "domains_from": domains, "tokenizer": tokenizer}
-    return CorpusRecipe(**{**plain, **parts})
+    parts = {"source": from_plain(StoriesSource, source), "tokenizer": tokenizer}
+    return from_plain(CorpusRecipe, {**plain, **parts})

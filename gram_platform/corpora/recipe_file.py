@@ -3,16 +3,15 @@
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import canonical_json, invalid, local_path
+from gram_platform.config.identity import InvalidField, canonical_json, invalid, local_path
 from gram_platform.config.user_files import target_kind
-from gram_platform.config.written import Written, WrongField, read_toml
+from gram_platform.config.written import Written, read_toml
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import found_labels
@@ -22,7 +21,7 @@ from gram_platform.corpora.sources import find_units, labelled_units
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
-OF_LABELS = re.compile(r"(core_label|label|tokenizer)='?(.*?)'?: ")  # the head of an error about a field of a recipe
+IN_RECIPE = {"core_label": "core_labels", "label": "globs", "tokenizer": "tokenizer"}  # fields of errors, in a recipe
 Described = HubCorpus | StoriesCorpus | TextCorpus
 
 
@@ -52,11 +51,9 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
-    try:
+    with written.located():
         records = [unit for name in text.records for unit in find_units(_existing(root, name))]
         return (*labelled_units({label: list(globs) for label, globs in text.globs.items()}, root), *records)
-    except ValueError as error:
-        raise written.error(error) from error
 
 
 @contextlib.contextmanager
@@ -64,13 +61,13 @@ def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]
     """Adds file, line and field of a recipe to errors about its labels and its tokenizer; not of fields in `flags`."""
     try:
         yield
-    except ValueError as error:
-        head = OF_LABELS.match(str(error))
-        if not head or head[1] in flags or not str(corpus).endswith(SUFFIX):
+    except InvalidField as error:
+        if error.field not in IN_RECIPE or error.field in flags or error.place or not str(corpus).endswith(SUFFIX):
             raise
         written, _ = _from_file(local_path("corpus", corpus))
-        steps = {"core_label": ("core_labels",), "tokenizer": ("tokenizer",)}.get(head[1], ("globs", head[2]))
-        raise written.error(WrongField(steps, str(error).replace("core_label=", "core_labels=", 1))) from error
+        table = IN_RECIPE[error.field]
+        field, steps = ("label", (table, error.value)) if error.field == "label" else (table, (table,))
+        raise written.error(InvalidField(field, error.value, error.expected, steps=steps)) from error
 
 
 def _existing(root: Path, name: str) -> Path:

@@ -13,10 +13,11 @@ import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import get_type_hints
 
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int, require_real
+from gram_platform.config.plain import from_plain
+from gram_platform.config.written import read_value
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, longest_paths, needs, used_rate
 
@@ -63,19 +64,15 @@ class SimulatedCluster:
 
 def simulated_cluster(texts: Sequence[str]) -> SimulatedCluster:
     """Returns the cluster with the given fields, `name=value` each; ValueError naming `cluster` or the field."""
-    types = get_type_hints(SimulatedCluster)
     values = {}
     for text in texts:
         name, separator, value = text.partition("=")
         if name in NO_LONGER:
             raise invalid(f"cluster.{name}", value, f"no value: {NO_LONGER[name]}")
-        if not separator or name not in types:
-            raise invalid("cluster", text, "name=value with a name of: " + ", ".join(types))
-        try:
-            values[name] = types[name](value)
-        except ValueError as error:
-            raise invalid(f"cluster.{name}", value, f"a number ({types[name].__name__})") from error
-    return SimulatedCluster(**values)
+        if not separator:
+            raise invalid("cluster", text, "name=value, such as num_machines=4")
+        values[name] = read_value(value)
+    return from_plain(SimulatedCluster, values, ("cluster",))
 
 
 @dataclass(frozen=True)

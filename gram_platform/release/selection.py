@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gram_platform.config import CORE, View, model_from_plain, view_from_plain
+from gram_platform.config import CORE, View, run_from_plain
 from gram_platform.config.identity import invalid
+from gram_platform.config.plain import from_plain
 from gram_platform.store import Store
 from gram_platform.store.views import model_config
 
@@ -73,9 +74,10 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
     branches: dict[str, tuple[str, ...]] = {}
     for other in store.list_runs() if not model.modules else ():
         plain = store.run(other).config()
-        if plain["start"] is None or view_from_plain(plain["start"]) != View(run_id):
+        if plain["start"] is None or from_plain(View, plain["start"]) != View(run_id):
             continue
-        for domain in model_from_plain(plain["model"]).module_domains if plain["routing"]["freeze_core"] else ():
+        run = run_from_plain(plain)
+        for domain in run.model.module_domains if run.routing.freeze_core else ():
             branches[domain] = (*branches.get(domain, ()), other)
     return AvailableModules(run_id, model.module_domains, branches, has_core=bool(model.d_mlp))
 

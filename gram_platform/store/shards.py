@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from gram_platform.config.identity import canonical_json, from_plain, has_shape, hash_file, parse_json, to_plain
+from gram_platform.config.identity import canonical_json, has_shape, hash_file, parse_json, to_plain
+from gram_platform.config.plain import from_plain
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
@@ -31,13 +32,6 @@ from gram_platform.store.checkpoints import (
 )
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
-
-ROWS = {  # of a tensor, in a layout
-    "first": int,
-    "stop": int,
-    "shape": [int],
-    "dtype": lambda name: isinstance(getattr(torch, str(name), None), torch.dtype),
-}
 
 Range = tuple[int, int]  # rows [first, stop)
 RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows to read
@@ -179,13 +173,13 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
     name = _layout_name(shard)
     if name not in files:
         raise CorruptFile(f"{folder.path}/{shard} has no {name}")
-    return {n: from_plain(StoredRows, entry) for n, entry in _read_json(folder, name, files, {str: ROWS}).items()}
+    return _read_json(folder, name, files, dict[str, StoredRows])
 
 
-def _read_json(folder: Folder, name: str, files: Mapping[str, str], shape: Any = dict) -> dict:
+def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
     with _verified(folder, name, files[name]) as path:
         try:
-            return parse_json(Path(path).read_text(), shape)
+            return from_plain(kind, parse_json(Path(path).read_text()))
         except ValueError as error:
             raise CorruptFile(f"{folder.path}/{name} is not the JSON expected: {error}") from error
 

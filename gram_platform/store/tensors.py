@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from gram_platform.config.identity import invalid, require_int
 from gram_platform.model.pieces import Piece, num_rows
 
 FILE_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
@@ -46,6 +47,12 @@ class StoredRows:
     stop: int
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        for size in (self.first, self.stop, *self.shape):
+            require_int("rows", size, 0, 2**63 - 1)
+        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
+            raise invalid("dtype", self.dtype, "the name of a type of tensors")
 
     @classmethod
     def of(cls, piece: Piece) -> "StoredRows":

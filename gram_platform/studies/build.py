@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.analysis.ratios import BASELINE, VARIANT
-from gram_platform.config import CORE, IMPORTED, model_from_plain
+from gram_platform.config import CORE, IMPORTED, ModelConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
+from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.corpora import CorpusRecipe, resolve
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.corpora.resolution import grows_with_size
@@ -144,7 +145,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
     directory = store.imported(import_id)
     directory.require_result()
-    model, tokenizer = model_from_plain(directory.config()["model"]), directory.tokenizer(store.data_root)
+    model, tokenizer = from_plain(ModelConfig, directory.config()["model"]), directory.tokenizer(store.data_root)
     if tokenizer is None:
         raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with")
     imported = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
@@ -317,7 +318,8 @@ def load_best(
     if plain["missing"]:
         lacking = ", ".join(plain["missing"])
         raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
-    return tuple((tuple(trial["retained"]), replace(maxent, **trial["maxent"])) for trial in plain["profiles"])
+    built = [from_plain(Unlearning, overlaid(maxent, trial["maxent"])) for trial in plain["profiles"]]
+    return tuple((tuple(trial["retained"]), one) for trial, one in zip(plain["profiles"], built, strict=True))
 
 
 def _read_best(store: Store, search_id: str) -> dict | None:

@@ -10,7 +10,8 @@ from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
 from gram_platform.config.ladder import Law, Size, sized_by
-from gram_platform.config.written import Written, WrongField, assignments, read_assignment, read_toml, together
+from gram_platform.config.plain import from_plain, overlaid
+from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.stories import RESPONSE
 from gram_platform.methods import METHODS, Profile, Setting
@@ -241,7 +242,7 @@ def read_preset(presets: Mapping[str, Preset], named: str, changes: tuple[str, .
     if named.endswith(SUFFIX):
         written = read_toml("preset", local_path("preset", named))
         named, of_file = written.plain.get(BASE, ""), {k: one for k, one in written.plain.items() if k != BASE}
-        if named not in presets:
+        if named not in tuple(presets):
             raise written.error(invalid(BASE, named, "the preset to change, one of " + ", ".join(presets)))
         parts, changes = [replace(written, plain=of_file), *parts], (*assignments(of_file), *changes)
     require_choice("preset", named, tuple(presets))
@@ -282,37 +283,32 @@ def _changed(preset: Preset, written: Written) -> Preset:
 
     A preset with other values than its own is a set-up of this platform, not the paper's.
     """
-    plain = dict(written.plain)
-    for name in DECLARED:
-        if name in plain:
-            raise written.error(invalid(name, plain[name], "no value: a study's Python file declares it"))
-    sizes = _sizes(preset, written, plain.pop(SIZES, {}))
-    changed = written.build(Preset, preset, plain)
-    try:
-        changed = replace(changed, sizes=sizes)
+    with written.located():
+        for name in DECLARED:
+            if name in written.plain:
+                raise invalid(name, written.plain[name], "no value: a study's Python file declares it")
+        sizes = _sizes(preset, written.plain.get(SIZES, {}))
+        changed = from_plain(Preset, {**overlaid(preset, written.plain), SIZES: sizes})
         if changed == preset:
             return preset
         _require_usable(changed)
-    except ValueError as error:
-        raise written.error(error) from error
     return replace(changed, family=OURS)
 
 
-def _sizes(preset: Preset, written: Written, plain: Any) -> dict[str, Size]:
+def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
     """Returns the sizes of the preset with some changed, added (on top of their `base`) or, by false, left out."""
     if not isinstance(plain, Mapping):
-        raise written.error(invalid(SIZES, plain, "a table of sizes"))
-    sizes = dict(preset.sizes)
+        raise invalid(SIZES, plain, "a table of sizes")
+    sizes: dict[str, Any] = dict(preset.sizes)
     for name, one in plain.items():
         if one is False and name in sizes:
             del sizes[name]
             continue
-        fields = {"name": name, **one} if isinstance(one, Mapping) else one
-        base = fields.pop(BASE, name) if isinstance(one, Mapping) else name
-        if base != name and base not in preset.sizes:
-            expected = "one of " + ", ".join(preset.sizes)
-            raise written.error(WrongField((SIZES, name, BASE), str(invalid(f"{SIZES}.{name}.{BASE}", base, expected))))
-        sizes[name] = written.build(Size, preset.sizes.get(base), fields, (SIZES, name))
+        base = one.get(BASE, name) if isinstance(one, Mapping) else name
+        if base != name and base not in tuple(preset.sizes):
+            raise invalid(f"{SIZES}.{name}.{BASE}", base, "one of " + ", ".join(preset.sizes))
+        fields = {"name": name, **{k: v for k, v in one.items() if k != BASE}} if isinstance(one, Mapping) else one
+        sizes[name] = overlaid(preset.sizes.get(base), fields)
     return sizes
 
 

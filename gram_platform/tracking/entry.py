@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, node_from_plain, run_from_plain, view_from_plain
+from gram_platform.config import State, View, node_from_plain, run_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
+from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
@@ -116,7 +117,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     config, timing = _config(evaluation), evaluation.timing()
     if config is None:
         return None
-    view, tags = view_from_plain(config["view"]), evaluation.tags()
+    view, tags = from_plain(View, config["view"]), evaluation.tags()
     ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
     note = text_for_people(evaluation_note(config))
     return Entry(
@@ -266,7 +267,7 @@ def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
     """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
     try:
         return to_plain(node_from_plain(node.kind, node.config()))
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warn(text, stacklevel=3)
         return None

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.engine import capacity
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import Resources
@@ -32,6 +33,16 @@ def test_one_process_executes_one_node_after_another(ray_cluster, execution, set
     progress = run_graph(nodes, execution, Resources(max_gpus=1))
     assert progress.done == {node.id for node in nodes}
     assert len(set(processes(execution, nodes).values())) == 1
+
+
+def test_bad_input_of_a_task_has_its_data_where_the_task_was_started(ray_cluster):
+    @ray_cluster.remote
+    def refuse() -> None:
+        raise invalid("num_workers", 3, "a divisor of 4")
+
+    with pytest.raises(InvalidField) as caught:
+        ray_cluster.get(refuse.remote())
+    assert (caught.value.field, caught.value.value, caught.value.expected) == ("num_workers", 3, "a divisor of 4")
 
 
 def share_a_pretended_gpu(execution, nodes) -> None:

@@ -36,9 +36,9 @@ from gram_platform.config import (
     View,
     evaluation_from_plain,
     run_from_plain,
-    view_from_plain,
 )
-from gram_platform.config.identity import canonical_json, from_plain, to_plain
+from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.config.plain import from_plain
 from gram_platform.store import LeaseHeld, RunDirectory, Store
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.files import is_safe_name
@@ -153,7 +153,7 @@ def test_an_evaluation_is_the_same_after_a_round_trip(evaluation):
     again = evaluation_from_plain(json.loads(canonical_json(evaluation)))
     assert again == evaluation
     assert again.eval_id == evaluation.eval_id
-    view = view_from_plain(json.loads(canonical_json(evaluation.view)))
+    view = from_plain(View, json.loads(canonical_json(evaluation.view)))
     assert (view, view.view_id) == (evaluation.view, evaluation.view.view_id)
 
 

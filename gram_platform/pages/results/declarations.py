@@ -5,7 +5,7 @@ Finds the baselines that each study of the folder is measured against.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import TABLE_COLUMNS
-from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.identity import InvalidField, invalid
+from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS
@@ -63,7 +64,7 @@ class Declaration:
 def known_studies() -> dict[str, Declaration]:
     """Reads the declarations of the authors' studies, by name in their order, from a studies.json of ours."""
     plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
-    return {name: Declaration(**given) for name, given in plain.items()}
+    return from_plain(dict[str, Declaration], plain)
 
 
 def declarations(external: External) -> dict[str, Declaration]:
@@ -75,21 +76,19 @@ def declarations(external: External) -> dict[str, Declaration]:
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     """Returns the known declaration of that name, changed by the fields `given` in studies.json."""
-    place = f"{STUDIES_FILE}, {name}"
-    for key, value in given.items():
-        require_choice(place, key, tuple(field.name for field in fields(Declaration)))
-        kind = type(getattr(Declaration(name), key))
-        if not isinstance(value, kind):
-            raise invalid(f"{place}, {key}", value, "true or false" if kind is bool else "a text")
+    place, known = f"{STUDIES_FILE}, {name}", known_studies().get(name, Declaration(name))
+    known = known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
+    try:
+        declared = from_plain(Declaration, overlaid(known, given))
+    except InvalidField as error:
+        raise invalid(f"{place}, {error.field}", error.value, error.expected) from error
     if given.get("varies") in NOT_NAMES:
         raise invalid(f"{place}, varies", given["varies"], "a name that no other column of the table has")
     if given.get("baseline_from", "") not in ("", *studies):
         raise invalid(f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}")
     if given.get("compare_with", "") not in ("", *CLAIMS):
         raise invalid(f"{place}, compare_with", given["compare_with"], "one of " + ", ".join(CLAIMS))
-    known = known_studies().get(name, Declaration(name))
-    known = known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
-    return replace(known, **given)
+    return declared
 
 
 @dataclass(frozen=True)

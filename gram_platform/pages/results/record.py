@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 
 import pandas as pd
@@ -12,7 +12,8 @@ from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import has_shape, invalid
+from gram_platform.config.identity import InvalidField, has_shape, invalid
+from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import Node
 from gram_platform.paper.verdicts import shared_profile
@@ -28,15 +29,9 @@ def _is_error(value: object) -> bool:
     return isinstance(value, int | float) and 0.0 <= value < math.inf  # of a flat curve it may be beyond any int64
 
 
-SHAPE = {  # of its fields
-    **dict.fromkeys(("name", "title", "question", "compare_with", "varies", "unit", "profile", "measurement"), str),
-    **dict.fromkeys(("own_baseline", "by_modules"), bool),
-    **{key: [str] for key in ("facts", "sizes", "variants", "probed")},
-    "params": {str: str},
-    "parameters": {str: float},
-    "entries": [{"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags}],
-    "costs": [dict],
-    "unit_errors": [{"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str}],
+ROWS = {  # the shape of each
+    "entries": {"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags},
+    "unit_errors": {"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str},
 }
 
 
@@ -67,7 +62,7 @@ class StudyRecord(Description):
     facts: tuple[str, ...]  # how it was run, in sentences
     params: Mapping[str, str]  # the flags, as MLflow shows them
     sizes: tuple[str, ...]
-    parameters: Mapping[str, int]  # of each size's dense model
+    parameters: Mapping[str, int | float]  # of each size's dense model
     profile: str  # the compared profile, or mean
     entries: tuple[Mapping, ...]
     costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
@@ -123,10 +118,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
     if plain is None:
         known = [other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)]
         raise invalid("study", name, f"a study that was submitted to {store.root}: {', '.join(known) or 'none yet'}")
-    try:
-        return record_from_plain(plain)
-    except ValueError as error:
-        raise ValueError(f"{folder.path}/{error}") from error
+    return record_from_plain(plain, f"{folder.path}/{STUDY_FILE}")
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
@@ -138,13 +130,17 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
         return None
 
 
-def record_from_plain(plain: Mapping) -> StudyRecord:
-    """Decodes the content of study.json; ValueError for fields of another version or type."""
-    needed = {field.name for field in fields(StudyRecord) if field.default is MISSING}
-    shapes = {key: SHAPE.get(key, lambda value: False) for key in sorted(needed | plain.keys())}
-    if wrong := [key for key, shape in shapes.items() if not has_shape(plain, {key: shape})]:
-        raise ValueError(f"{STUDY_FILE}: fields are missing, or of another version or type: {', '.join(wrong)}")
-    return StudyRecord(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})
+def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
+    """Decodes the content of study.json, which is at `place`; InvalidField for a field of another version or type."""
+    try:
+        record = from_plain(StudyRecord, plain)
+        for name, shape in ROWS.items():
+            for row in getattr(record, name):
+                if not has_shape(row, shape):
+                    raise invalid(name, row, "rows with " + ", ".join(shape))
+    except InvalidField as error:
+        raise error.at(place) from error
+    return record
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
-from gram_platform.config.identity import from_plain, invalid, require_int
+from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.plain import from_plain
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits

@@ -204,7 +204,7 @@ def test_missing_files_columns_and_cells_are_named(tmp_path):
         ({"scalng": {}}, "studies.json='scalng': expected studies of losses.csv: scaling"),
         (
             {"scaling": {"units": "a"}},
-            "studies.json, scaling='units': expected one of title, question, varies",
+            "studies.json, scaling, units='a': expected one of the fields title, question, varies",
         ),
         (
             {"scaling": {"own_baseline": "yes"}},

@@ -1,0 +1,113 @@
+"""Reads plain values, of JSON, TOML or `--set`, into frozen dataclasses: one merging, then one validation.
+
+Libraries were tried: cattrs makes 3 of "3"; msgspec and pydantic drop unknown fields, and msgspec has the place of an
+error in its text alone. None could enter this room, which runs where torch and numpy alone are installed.
+"""
+
+import dataclasses
+import functools
+import re
+import sys
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from gram_platform.config.identity import InvalidField, Steps
+
+SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
+STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
+
+
+def name_of(steps: Steps) -> str:
+    """Spells the steps to a field: `sizes[0.6M].peak_lr`, `rows[1].label`."""
+    names = [f".{step}" if re.fullmatch(r"[A-Za-z_]\w*", str(step)) else f"[{step}]" for step in steps]
+    return "".join(names).removeprefix(".")
+
+
+def steps_of(name: str) -> list[str]:
+    """Returns the steps that a field's name spells: the inverse of `name_of`, but for the indices of arrays."""
+    return [bracketed or plain for bracketed, plain in STEP.findall(name)]
+
+
+def overlaid(base: Any, changes: Any) -> Any:
+    """Lays plain values over a dataclass or other plain values: a table changes what it names, all else replaces."""
+    if dataclasses.is_dataclass(base):
+        base = {field.name: getattr(base, field.name) for field in dataclasses.fields(base) if field.init}
+    if not isinstance(changes, Mapping) or not isinstance(base, Mapping):
+        return changes
+    return {**base, **{key: overlaid(base.get(key), value) for key, value in changes.items()}}
+
+
+def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
+    """Builds a value of this type from plain values, and validates it; `steps` lead to it in its document.
+
+    Makes a dataclass of a table with its fields, and keeps one that is built already. Arrays become tuples, as do
+    tables that stand for pairs, and integers become floats where the type says so; `false` stands for None.
+    InvalidField for an unknown, missing or wrong field, and for what a dataclass refuses.
+    """
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if NoneType in options and (plain is None or plain is False):
+        return None
+    options = tuple(option for option in options if option is not NoneType)
+    kind = type(plain) if type(plain) in options else options[0]
+    origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return plain if isinstance(plain, kind) else _dataclass(kind, plain, steps)
+    if origin is tuple and arguments:
+        return _tuple(arguments, plain, steps)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        table = _require(plain, Mapping, steps, "a table")
+        return {k: from_plain(arguments[1], one, (*steps, k)) if arguments else one for k, one in table.items()}
+    if kind not in SCALARS:
+        return _require(plain, origin, steps, "no value: it cannot be set in a file")
+    if kind is float and type(plain) is int and abs(plain) <= sys.float_info.max:
+        return float(plain)
+    return _require(plain, kind, steps, SCALARS[kind])
+
+
+def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
+    hints, needed = _declared(kind)
+    _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
+    for name, value in plain.items():
+        if name not in hints:
+            raise _misplaced((*steps, name), value, "one of the fields " + ", ".join(hints))
+    values = {name: from_plain(hints[name], value, (*steps, name)) for name, value in plain.items()}
+    if missing := [name for name in needed if name not in values]:
+        # the whole document would be a long line
+        raise _misplaced(steps, dict(plain) if steps else list(plain), "a table that also has " + ", ".join(missing))
+    try:
+        return kind(**values)
+    except InvalidField as error:
+        own = [name for name in steps_of(error.field) if name in hints]
+        raise InvalidField(error.field, error.value, error.expected, steps=(*steps, *own)) from error
+
+
+@functools.cache
+def _declared(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the type of each field that a dataclass is built with, and the fields that have no default."""
+    fields, hints, nothing = [f for f in dataclasses.fields(kind) if f.init], get_type_hints(kind), dataclasses.MISSING
+    needed = tuple(field.name for field in fields if field.default is field.default_factory is nothing)
+    return {field.name: hints[field.name] for field in fields}, needed
+
+
+def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
+    """Returns an array as a tuple; of pairs also a table."""
+    part = arguments[0]
+    if isinstance(plain, Mapping) and get_origin(part) is tuple and get_args(part)[0] is str:
+        return tuple((key, from_plain(get_args(part)[1], one, (*steps, key))) for key, one in plain.items())
+    _require(plain, list | tuple, steps, "an array")
+    parts = [part] * len(plain) if arguments[-1] is ... else list(arguments)
+    if len(parts) != len(plain):
+        raise _misplaced(steps, plain, f"an array of {len(parts)} values")
+    return tuple(from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True)))
+
+
+def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:
+    if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
+        raise _misplaced(steps, plain, expected)
+    return plain
+
+
+def _misplaced(steps: Steps, value: Any, expected: str) -> InvalidField:
+    """Makes the error for a value in a document, named by the steps to it."""
+    return InvalidField(name_of(steps) or "the file", value, expected, steps=steps)
