@@ -32,7 +32,7 @@ from gram_platform.corpora import CorpusRecipe
 from gram_platform.corpora.recipe import recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.in_process import has_gpu, run_in_process
-from gram_platform.engine.life import NodeLifecycle, Progress, done_ids
+from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
@@ -215,7 +215,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     begin_work()
     limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
     try:
-        progress = run_in_process(nodes, execution, _printer(store), **limits)
+        progress = run_in_process(with_stored_tags(nodes, store), execution, _printer(store), **limits)
     finally:
         if flags.archive:
             num_ended = write_archive(local_path("archive", flags.archive), nodes, store)

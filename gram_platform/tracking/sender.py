@@ -119,7 +119,6 @@ class Sender:
             **entry.tags,
             **self.parent_tag(entry.parent),
             **content.curve_tags(records, entry),
-            "mlflow.runName": entry.name,
             content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
         }
         changed = [RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value]

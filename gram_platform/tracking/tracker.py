@@ -117,13 +117,15 @@ class Tracker:
 
     def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
         """Tells whether MLflow has the result and the tags of a finished node, which is then the same for ever."""
-        run = next((mirrored[kind, node_id] for kind in content.ID_TAGS if (kind, node_id) in mirrored), None)
+        kind = next((kind for kind in content.ID_TAGS if (kind, node_id) in mirrored), "")
+        run = mirrored.get((kind, node_id))
         if run is None or run.info.status != "FINISHED":
             return False
         parent = content.shown_parent(run.data.tags, run.data.params)
         if parent is None:
             return False
         wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(parent)
+        wanted |= {content.NAME: content.run_name(kind, node_id, finished.tags)}
         last_step = number_of(run.data.params, "num_steps") if run.data.tags.get(content.KIND) == "run" else -1
         return last_step is not None and has(run, last_step, wanted)
 
