@@ -17,7 +17,7 @@ from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
-from gram_platform.config import RunConfig, run_from_plain
+from gram_platform.config import RunConfig, State, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
@@ -30,7 +30,7 @@ from gram_platform.engine.process import (
     note_sigterm,
     termination_notice,
 )
-from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
+from gram_platform.engine.ranks import RanksStopped, train_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.data import start_thread
 from gram_platform.train.loop import TrainingDiverged
@@ -84,7 +84,7 @@ def execute_sharded_run(
             _raise_permanent([OutOfMemory(memory_advice(f, run, group)) for f in killed], directory)
             raise
         more = list(execution.more_ranks)
-        if stopped is not None and stopped.reason == DIVERGED:
+        if stopped is not None and stopped.reason == State.DIVERGED:
             raise TrainingDiverged(stopped.message)
     return result
 

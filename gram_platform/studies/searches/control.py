@@ -12,8 +12,9 @@ from gram_platform.store import Store
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import Lease, is_fresh, read_lease
 
+# orders to a search's driver, by the action of `gram search` that gives each
 RUNNING, PAUSED, CANCELLED = "running", "paused", "cancelled"
-STATES = (RUNNING, PAUSED, CANCELLED)
+ORDERS = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 LOST = "lost"  # no order: another driver leads the search
 DECISIONS = {RUNNING: GO, PAUSED: WAIT, CANCELLED: CANCEL, LOST: CANCEL}
 LEASE_S = 30.0
@@ -56,7 +57,7 @@ class DriverLease:
 
 def order(folder: Folder, state: str) -> None:
     """Orders a search's driver to go on, to start no more trials for now, or to end."""
-    require_choice("order", state, STATES)
+    require_choice("order", state, tuple(ORDERS.values()))
     folder.write_json("control.json", {"state": state})
 
 
@@ -66,7 +67,7 @@ def last_order(folder: Folder) -> str:
         state = (folder.read_json("control.json") or {}).get("state")
     except CorruptFile:
         return RUNNING
-    return state if state in STATES else RUNNING
+    return state if state in ORDERS.values() else RUNNING
 
 
 class Control:
@@ -111,7 +112,6 @@ class Control:
 # --------------------------------------------------------------------------------------------------------- gram search
 
 
-ORDERS = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 ACTIONS = ("list", *ORDERS)
 
 

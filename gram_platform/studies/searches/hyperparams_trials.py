@@ -9,7 +9,7 @@ import pandas as pd
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
 from gram_platform.analysis.tables import frame_text, interval_text, table_csv
-from gram_platform.analysis.trials import COMPLETE
+from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
@@ -196,7 +196,7 @@ def _trial_rows(
     rows = []
     for point, nodes in trials:
         state, message = trial_state(nodes, frame, store)
-        metrics = seed_metrics(sweep, point) if state == COMPLETE else {}
+        metrics = seed_metrics(sweep, point) if state == State.COMPLETE else {}
         seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
         row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}

@@ -8,16 +8,16 @@ from types import MappingProxyType
 import pandas as pd
 
 from gram_platform.analysis.lr_extension import Cell
-from gram_platform.analysis.lr_grid import POOLED, STATES
+from gram_platform.analysis.lr_grid import ENDED, POOLED
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import frame_text, table_csv
-from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, WAITING, linked
-from gram_platform.config import CORE
+from gram_platform.analysis.trials import RUNS, STATE, linked
+from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
-from gram_platform.engine.trials import STOPPED, Point
+from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
@@ -125,10 +125,10 @@ def trial_rows(
     rows = []
     for ((lr, batch), seed), node in nodes.items():
         state, message = trial_state([node], frame, store)
-        if state == WAITING and node.id in stopped:
-            state, message = STOPPED, stopped[node.id]["message"]
+        if state == State.WAITING and node.id in stopped:
+            state, message = State.STOPPED, stopped[node.id]["message"]
         loss = math.nan
-        if state == COMPLETE:
+        if state == State.COMPLETE:
             final = stored.loc[node.id, list(ends)].rename(ends).dropna()
             loss = objective(final.astype(float).to_dict())["loss"]
         rows.append((size.name, parameters, str(seed), lr, batch, loss, state, node.id, message))
@@ -138,7 +138,7 @@ def trial_rows(
 def without_stopped(trials: pd.DataFrame) -> pd.DataFrame:
     """Returns the trials of cells of which no seed was stopped: the seeds that were not would look better than all."""
     cell = ["size", "lr", "batch"]
-    stopped = pd.MultiIndex.from_frame(trials.loc[trials[STATE] == STOPPED, cell])
+    stopped = pd.MultiIndex.from_frame(trials.loc[trials[STATE] == State.STOPPED, cell])
     return trials[~pd.MultiIndex.from_frame(trials[cell]).isin(stopped)] if len(stopped) else trials
 
 
@@ -157,11 +157,13 @@ def grid_report(
 
     `saved`: see `stopped_text`.
     """
-    if not (trials[STATE] == COMPLETE).any():
+    if not (trials[STATE] == State.COMPLETE).any():
         return None
     flags, name = graph.flags, graph.study.name
     analysis = analyse_grid(
-        without_stopped(trials[trials[STATE].isin((*STATES, STOPPED))]), graph.preset.seq_len, flags.window or None
+        without_stopped(trials[trials[STATE].isin((*ENDED, State.STOPPED))]),
+        graph.preset.seq_len,
+        flags.window or None,
     )
     measured = f"{name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {search_id}"
     law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
@@ -216,7 +218,7 @@ def _sections(
     surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
     laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
     pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
-    left = trials[trials[STATE] != COMPLETE]
+    left = trials[trials[STATE] != State.COMPLETE]
     shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
     sections = [
         Section("Surfaces", TABLES["optima"], surfaces, table=pooled, table_is_open=True),
@@ -231,7 +233,7 @@ def _sections(
         return sections
     missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
     text = "Diverged cells are left out of every fit and counted; the others are not in the figures and tables below."
-    if (left[STATE] == STOPPED).any():
+    if (left[STATE] == State.STOPPED).any():
         text += " Neither are cells of which a seed was stopped early."
     return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
 

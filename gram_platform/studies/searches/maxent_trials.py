@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv
-from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.trials import Point
@@ -189,7 +190,7 @@ def _best(history: History, graph: Graph) -> BestTrial:
         runs=tuple(row[RUNS].split()),
         objective=float(row[METRIC]),
         maxent=maxent_at(setting, row),
-        num_complete=history.count(COMPLETE),
+        num_complete=history.count(State.COMPLETE),
     )
 
 
@@ -202,12 +203,12 @@ def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str
     for history in histories:
         best = history.best
         known = {} if best is None else {name: best[name] for name in (TRIAL, *space.names, *METRICS, RUNS)}
-        counts = {f"num_{state}": history.count(state) for state in (COMPLETE, DIVERGED, FAILED)}
+        counts = {f"num_{state}": history.count(state) for state in (State.COMPLETE, State.DIVERGED, State.FAILED)}
         edge = "" if best is None else at_edge(space, best)
         preset = {"preset_objective": defaults.get(history.profile, math.nan)}
         rows.append({PROFILE: history.profile, **known, "at_edge": edge, **preset, **counts})
     columns = [PROFILE, TRIAL, *space.names, *METRICS, "preset_objective", "at_edge"]
-    columns += [f"num_{state}" for state in (COMPLETE, DIVERGED, FAILED)] + [RUNS]
+    columns += [f"num_{state}" for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] + [RUNS]
     return pd.DataFrame(rows, columns=columns).astype({TRIAL: "Int64"})
 
 

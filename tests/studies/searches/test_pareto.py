@@ -13,10 +13,10 @@ from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, references_of
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import analyse
 from gram_platform.analysis.trials import hypervolume_history, linked
-from gram_platform.config import CORE
+from gram_platform.config import CORE, State
 from gram_platform.config.flops import active_parameters
 from gram_platform.engine.proposals import Group, OptunaSource
-from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
+from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.page import page_html
@@ -190,7 +190,13 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
     study = optuna.create_study(study_name="pareto-x", directions=["maximize", "maximize", "minimize"])
     space = space_around(CELLS[0].size)
     source = OptunaSource([Group("front", {}, study, 6)], space, SEARCH.objectives)
-    ends = [{"core": 0.95}, {"core": 0.6, "elicited": 0.3}, {"core": 0.5, "elicited": 0.9}, DIVERGED, FAILED]
+    ends = [
+        {"core": 0.95},
+        {"core": 0.6, "elicited": 0.3},
+        {"core": 0.5, "elicited": 0.9},
+        State.DIVERGED,
+        State.FAILED,
+    ]
     stored = {}
     for end in ends:
         proposal = source.next()
@@ -200,7 +206,7 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
         outcome = Outcome(
             name=proposal.name,
             point=proposal.point,
-            state=COMPLETE if own else end,
+            state=State.COMPLETE if own else end,
             started=0.0,
             elapsed_s=1.0,
             metrics=problem.score(proposal.point, own) if own else {},
@@ -243,7 +249,7 @@ def test_a_point_that_is_not_done_has_no_row(front, problem):
 def test_every_trial_is_in_trials_csv_with_its_state(front):
     trials = trials_table(front.trials, ("p_as", "p_cr", "d_aux", "peak_lr"))
     read = pd.read_csv(io.StringIO(trials.to_csv(index=False)))
-    assert list(read["state"]) == [COMPLETE] * 3 + [DIVERGED, FAILED, "running"]
+    assert list(read["state"]) == [State.COMPLETE] * 3 + [State.DIVERGED, State.FAILED, "running"]
     assert list(read["on_front"]) == [True, True, False, False, False, False]
     assert read["core"].isna().tolist() == [False] * 3 + [True] * 3
     assert read["p_as"].between(0, 1).all()
@@ -280,7 +286,7 @@ def test_a_search_from_its_flags_to_its_files(ray_cluster, tmp_path, capsys):
     folder = storage / "studies" / "pareto"
     table, trials = (pd.read_csv(folder / name) for name in ("table.csv", "trials.csv"))
     assert table["label"].iloc[0] == PRESET
-    assert list(trials["state"]) == [COMPLETE] * 2
+    assert list(trials["state"]) == [State.COMPLETE] * 2
     assert set(table["trial"].dropna()) == set(trials["trial"][trials["on_front"]])
     assert trials[list(OBJECTIVES)].notna().all(axis=None)
     before = (folder / "trials.csv").read_bytes()
