@@ -30,7 +30,7 @@ from gram_platform.config import State
 from gram_platform.config.identity import invalid
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
-REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
 CELL = ["size", "parameters", "lr", "batch"]
 POOLED = "pooled"  # in place of a seed: all seeds of the size
 SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # the predicted loss is within 0.1% of the minimum
@@ -164,7 +164,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 
     That includes a size, lr, batch and seed that occurs twice, unless trials `may_repeat`.
     """
-    require_columns("trials", trials, REQUIRED)
+    require_columns("trials", trials, TRIAL_FIELDS)
     for name in ("size", "seed"):
         if trials[name].isna().any():
             raise invalid(f"trials.{name}", None, "a name for every run")

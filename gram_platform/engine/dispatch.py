@@ -36,7 +36,7 @@ from gram_platform.train.data import start_thread
 from gram_platform.train.loop import TrainingDiverged
 
 NO_LIMIT_S = 1e7  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
-LOOK_EVERY_S = 0.5  # at a trial's notice
+LOOK_AT_NOTICE_EVERY_S = 0.5  # at a trial's notice
 
 
 def execute_sharded_run(
@@ -159,7 +159,7 @@ def _pass_on(relay, notice: TerminationNotice, ended: threading.Event) -> None:
     """Shows the notice each evaluation, and tells the ranks when it is given."""
     report = relay.next_report.remote()
     while not ended.is_set():
-        if ray.wait([report], timeout=LOOK_EVERY_S)[0]:
+        if ray.wait([report], timeout=LOOK_AT_NOTICE_EVERY_S)[0]:
             notice.see(*ray.get(report))
             report = relay.next_report.remote()
         if notice.given:

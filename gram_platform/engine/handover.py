@@ -42,7 +42,7 @@ from gram_platform.store.listing import FOLDERS
 from gram_platform.store.root import open_corpus, provide_corpus
 
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
-MOST_BYTES = 2**30  # of a file of an archive
+MOST_BYTES_UNPACKED = 2**30  # of a file of an archive
 SAY_EVERY_S = 15.0
 
 
@@ -143,7 +143,7 @@ def unpack_archive(path: Path, store: Store) -> int:
             for member in members:
                 place, *names = member.name.split("/")
                 is_name = place in FOLDERS.values() and names and all(map(is_safe_name, names))
-                if not (is_name and member.isreg() and member.size <= MOST_BYTES):
+                if not (is_name and member.isreg() and member.size <= MOST_BYTES_UNPACKED):
                     raise invalid("archive", member.name, "only files of runs and evaluations, of at most 1 GiB each")
             num_written = 0
             for member in members:

@@ -24,7 +24,13 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-JUDGED = (0.5, 0.6, 0.7, 0.8, 0.9)  # fractions of a run's schedule at which one without evaluation points is measured
+JUDGE_AT = (
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+)  # fractions of a run's schedule at which one without evaluation points is measured
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
 GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
@@ -65,7 +71,7 @@ class TrialWatch(TerminationNotice):
     """Reports the validation losses of a trial's runs as they train, and ends the trial after the current step."""
 
     def __init__(self, report: Callable[[dict[str, float]], None], is_judged: bool = False) -> None:
-        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGED` too."""
+        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGE_AT` too."""
         super().__init__()
         self._report, self._is_judged = report, is_judged
         self.num_runs, self._done, self._num_steps, self._extra = 1, 0, 1, frozenset[int]()
@@ -74,7 +80,7 @@ class TrialWatch(TerminationNotice):
         """Begins the trial's next run."""
         self._num_steps = run.num_steps
         is_measured = self._is_judged and not run.eval_points.num_points
-        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGED) if is_measured else frozenset()
+        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGE_AT) if is_measured else frozenset()
 
     def end(self) -> None:
         """Counts a run that is done."""

@@ -32,7 +32,7 @@ from gram_platform.store.checkpoints import (
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
-ROWS = {  # of a tensor, in a layout
+ROWS_SHAPE = {  # of a tensor, in a layout
     "first": int,
     "stop": int,
     "shape": [int],
@@ -179,7 +179,7 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
     name = _layout_name(shard)
     if name not in files:
         raise CorruptFile(f"{folder.path}/{shard} has no {name}")
-    return {n: from_plain(StoredRows, entry) for n, entry in _read_json(folder, name, files, {str: ROWS}).items()}
+    return {n: from_plain(StoredRows, entry) for n, entry in _read_json(folder, name, files, {str: ROWS_SHAPE}).items()}
 
 
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], shape: Any = dict) -> dict:

@@ -19,6 +19,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
+from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking.values import (
     LONGEST_NAME,
     LONGEST_TEXT,
@@ -40,8 +41,6 @@ MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
 SHOWN = {VALIDATION: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
-SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
-TIMES = ("elapsed_s", "tokens_per_second")
 TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations

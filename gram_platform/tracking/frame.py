@@ -30,6 +30,7 @@ from mlflow.exceptions import MlflowException
 from gram_platform.config import State
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import collector_paused, require_database
@@ -37,7 +38,7 @@ from gram_platform.tracking.values import curve_points, in_utf8, number_of, stud
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
-NUMBER_COLUMNS = content.SIZES + content.TIMES
+NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 CURVES = (content.LOSS, VALIDATION)  # + domain: the keys of curves in MLflow, now and in earlier versions

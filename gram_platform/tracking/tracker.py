@@ -28,7 +28,7 @@ from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
     LINE,
     TRAINING_RUNS,
-    VIEW,
+    VIEW_TAG,
     Line,
     SavedView,
     experiment_note,
@@ -181,7 +181,7 @@ class Tracker:
             lines_before = [other for other in of_study if other.data.tags.get(content.KIND) == LINE]
             self._replace_lines({content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines)
             client.set_terminated(run.info.run_id, "FINISHED")
-            self._connection.set_experiment_tags({VIEW + view.key: view.to_tag() for view in views})
+            self._connection.set_experiment_tags({VIEW_TAG + view.key: view.to_tag() for view in views})
             self._connection.describe(experiment_note)
         of_study = {f"{content.STUDY}.{name}": identity}
         self._tag_nodes({node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()})

@@ -28,7 +28,7 @@ def _is_error(value: object) -> bool:
     return isinstance(value, int | float) and 0.0 <= value < math.inf  # of a flat curve it may be beyond any int64
 
 
-SHAPE = {  # of its fields
+RECORD_SHAPE = {  # of its fields
     **dict.fromkeys(("name", "title", "question", "compare_with", "varies", "unit", "profile", "measurement"), str),
     **dict.fromkeys(("own_baseline", "by_modules"), bool),
     **{key: [str] for key in ("facts", "sizes", "variants", "probed")},
@@ -141,7 +141,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 def record_from_plain(plain: Mapping) -> StudyRecord:
     """Decodes the content of study.json; ValueError for fields of another version or type."""
     needed = {field.name for field in fields(StudyRecord) if field.default is MISSING}
-    shapes = {key: SHAPE.get(key, lambda value: False) for key in sorted(needed | plain.keys())}
+    shapes = {key: RECORD_SHAPE.get(key, lambda value: False) for key in sorted(needed | plain.keys())}
     if wrong := [key for key, shape in shapes.items() if not has_shape(plain, {key: shape})]:
         raise ValueError(f"{STUDY_FILE}: fields are missing, or of another version or type: {', '.join(wrong)}")
     return StudyRecord(**{key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()})

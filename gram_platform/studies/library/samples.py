@@ -17,7 +17,7 @@ def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
 
 # A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six more. At temperature
 # 0.6 small models keep to common text [ours].
-INSTALLED = dataclasses.replace(
+INSTALLED_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={
         "0.3M": dataclasses.replace(
@@ -51,7 +51,7 @@ STUDY = Study(
     presets={
         "smoke": measured(stories.SMOKE, 20, 44),
         "demo": measured(stories.DEMO, 20, 44),
-        "installed": INSTALLED,
+        "installed": INSTALLED_DEMO,
         "paper": measured(stories.PAPER, 32, 80),
     },
 )

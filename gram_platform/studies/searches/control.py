@@ -17,22 +17,22 @@ RUNNING, PAUSED, CANCELLED = "running", "paused", "cancelled"
 ORDERS = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 LOST = "lost"  # no order: another driver leads the search
 DECISIONS = {RUNNING: GO, PAUSED: WAIT, CANCELLED: CANCEL, LOST: CANCEL}
-LEASE_S = 30.0
+DRIVER_LEASE_S = 30.0
 LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
     """Holds the lease of a search for the length of a block; ValueError while another driver holds it.
 
-    A new driver waits until the old lease expires: after `LEASE_S`, or at once if its process on this machine is gone.
-    A driver that was suspended for longer may have lost its lease to another.
+    A new driver waits until the old lease expires: after `DRIVER_LEASE_S`, or at once if its process on this machine is
+    gone. A driver that was suspended for longer may have lost its lease to another.
     """
 
     def __init__(self, folder: Folder, name: str):
         self.folder, self.name = folder, name
 
     def __enter__(self) -> "DriverLease":
-        deadline = time.monotonic() + LEASE_S + 1.0
+        deadline = time.monotonic() + DRIVER_LEASE_S + 1.0
         while not self._take():
             if time.monotonic() > deadline:
                 who = (read_lease(self.folder) or {}).get("owner")
@@ -51,7 +51,7 @@ class DriverLease:
         with self.folder.lock("driver"):
             if is_fresh(read_lease(self.folder)):
                 return False
-            self._lease = Lease(self.folder, owner(), LEASE_S, contested=True)
+            self._lease = Lease(self.folder, owner(), DRIVER_LEASE_S, contested=True)
         return True
 
 

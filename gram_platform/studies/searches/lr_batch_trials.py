@@ -14,7 +14,7 @@ from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import RUNS, STATE, linked
 from gram_platform.config import CORE, State
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.flops import MACHINE_RANKS, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
 from gram_platform.engine.trials import Point
@@ -40,11 +40,10 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 
 CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
-MACHINE_RANKS = 8
 END_LOSS = "validation/loss/"  # + domain, in the `final` of a run's result: all modules on, at the run's end
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
 OBJECTIVE = "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of the run"
-TABLES = {
+ABOUT_TABLES = {
     "optima": "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own, the "
     "predicted loss at their mean) and for each seed; low and high hold a predicted loss within 0.1% of it. best_ is "
     "the best cell. A curvature_t below 2 can be noise alone.",
@@ -214,19 +213,21 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
 def _sections(
     trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame], figures: Mapping, links: Mapping[str, str]
 ) -> list[Section]:
-    no_law, about = tables["laws"]["no_law"].iloc[0] != "", f"{_verdict(tables['laws'])}\n\n{TABLES['laws']}"
+    no_law, about = tables["laws"]["no_law"].iloc[0] != "", f"{_verdict(tables['laws'])}\n\n{ABOUT_TABLES['laws']}"
     surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
     laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
     pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
     left = trials[trials[STATE] != State.COMPLETE]
     shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
     sections = [
-        Section("Surfaces", TABLES["optima"], surfaces, table=pooled, table_is_open=True),
+        Section("Surfaces", ABOUT_TABLES["optima"], surfaces, table=pooled, table_is_open=True),
         Section("Laws", about, laws, table=tables["laws"], table_is_open=True, is_warning=no_law),
-        Section("How the laws move with the window", TABLES["windows"], table=tables["windows"], table_is_open=True),
-        Section("What the laws say", TABLES["predictions"], table=tables["predictions"], table_is_open=True),
+        Section(
+            "How the laws move with the window", ABOUT_TABLES["windows"], table=tables["windows"], table_is_open=True
+        ),
+        Section("What the laws say", ABOUT_TABLES["predictions"], table=tables["predictions"], table_is_open=True),
         Section("Optima of single seeds", table=tables["optima"]),
-        Section("Cells", TABLES["cells"], table=tables["cells"].drop(columns="runs")),
+        Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
         Section("Trials", table=shown),
     ]
     if left.empty:

@@ -25,9 +25,9 @@ from gram_platform.studies.library.stories import SMOKE
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
 from gram_platform.studies.searches.pareto_trials import (
-    OBJECTIVES,
+    PARETO_OBJECTIVES,
     PRESET,
-    REFERENCE,
+    REFERENCE_POINT,
     FrontTables,
     ParetoProblem,
     all_figures,
@@ -124,7 +124,7 @@ def test_a_score_is_the_mean_row_of_the_table(problem):
     views = pd.concat([baselines, view_frame(nodes, frame)])
     table = analyse(views, curves(("small",)), attacks=attack_frame(nodes, frame)).table
     (row,) = table[(table["method"] == "gram") & (table["profile"] == MEAN)].to_dict("records")
-    for name in (*OBJECTIVES, "forget"):
+    for name in (*PARETO_OBJECTIVES, "forget"):
         assert score[name] == pytest.approx(row[name], rel=1e-9)
         assert score[name] == pytest.approx(RATIOS[name] + 0.05, rel=1e-6)
     assert score["compute"] == problem.compute(POINT)
@@ -221,12 +221,12 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
 @pytest.fixture(scope="module")
 def front(problem) -> FrontTables:
     study, stored = searched(problem)
-    trials, space = trials_frame(study, tuple(OBJECTIVES)), space_around(CELLS[0].size)
+    trials, space = trials_frame(study, tuple(PARETO_OBJECTIVES)), space_around(CELLS[0].size)
     own = default_point(CELLS[0])
     table = front_table(trials, space.names, problem, lambda node: (stored | results(problem, own)).get(node.id))
     pages = {runs.split()[0]: f"http://x/{i}" for i, runs in enumerate(trials["runs"]) if runs}
     preset = linked(table[table["label"] == PRESET], pages)
-    history = hypervolume_history(trials, OBJECTIVES, REFERENCE)
+    history = hypervolume_history(trials, PARETO_OBJECTIVES, REFERENCE_POINT)
     return FrontTables(linked(trials, pages), table, preset, history, space.parameters, study)
 
 
@@ -257,9 +257,9 @@ def test_every_trial_is_in_trials_csv_with_its_state(front):
 
 def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
     figures = all_figures(front)
-    slices = {f"slice-{o}-{p}" for o in OBJECTIVES for p in ("p_as", "p_cr", "d_aux", "peak_lr")}
+    slices = {f"slice-{o}-{p}" for o in PARETO_OBJECTIVES for p in ("p_as", "p_cr", "d_aux", "peak_lr")}
     expected = {"front-core-retain", "front-core-elicited", "front-retain-elicited", "front-space", "hypervolume"}
-    assert set(figures) == expected | slices | {f"history-{name}" for name in OBJECTIVES}
+    assert set(figures) == expected | slices | {f"history-{name}" for name in PARETO_OBJECTIVES}
     links = {front.trials["runs"].iloc[0].split()[0]: "http://127.0.0.1:5000/#/runs/1"}
     page = page_html("T", "", sections(front, figures, links))
     assert "6 trials: 3 complete, 1 diverged, 1 failed, 1 running" in page
@@ -288,7 +288,7 @@ def test_a_search_from_its_flags_to_its_files(ray_cluster, tmp_path, capsys):
     assert table["label"].iloc[0] == PRESET
     assert list(trials["state"]) == [State.COMPLETE] * 2
     assert set(table["trial"].dropna()) == set(trials["trial"][trials["on_front"]])
-    assert trials[list(OBJECTIVES)].notna().all(axis=None)
+    assert trials[list(PARETO_OBJECTIVES)].notna().all(axis=None)
     before = (folder / "trials.csv").read_bytes()
     assert run_search(search, parse(search, ["--storage", str(storage)])) == 0
     assert (folder / "trials.csv").read_bytes() == before
