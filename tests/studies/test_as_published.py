@@ -20,7 +20,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import AS_RUN, PAPER, MaxEntRanges
+from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import scaling
 from gram_platform.studies.run import record_of
@@ -263,8 +263,8 @@ def test_a_report_says_its_family_and_what_is_not_reproduced(tmp_path):
 def test_every_preset_says_its_family():
     for name in ("scaling", "dual_use", "stories", "titration", "partial_labels", "architecture", "accumulation"):
         presets = study(name).presets
-        assert presets["paper"].family == PAPER
-        assert presets["as_run"].family == AS_RUN
+        assert presets["paper"].family == PAPER_FAMILY
+        assert presets["as_run"].family == AS_RUN_FAMILY
         assert {own.family for kind, own in presets.items() if kind not in ("paper", "as_run")} == {"ours"}
 
 

@@ -49,9 +49,9 @@ STUDY = Study(
     question="How does every method continue a story of a topic that it has kept, and of one that it has removed?",
     methods=("baseline", "filtering", "maxent", "gram", "ft_lora", "ft_full", "demix"),
     presets={
-        "smoke": measured(stories.SMOKE, 20, 44),
-        "demo": measured(stories.DEMO, 20, 44),
+        "smoke": measured(stories.STORIES_SMOKE, 20, 44),
+        "demo": measured(stories.STORIES_DEMO, 20, 44),
         "installed": INSTALLED_DEMO,
-        "paper": measured(stories.PAPER, 32, 80),
+        "paper": measured(stories.STORIES_PAPER, 32, 80),
     },
 )

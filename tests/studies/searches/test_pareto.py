@@ -21,7 +21,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.page import page_html
 from gram_platform.studies.library.pareto import SEARCH
-from gram_platform.studies.library.stories import SMOKE
+from gram_platform.studies.library.stories import STORIES_SMOKE
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
 from gram_platform.studies.searches.pareto_trials import (
@@ -159,10 +159,15 @@ def test_flags_are_refused_before_anything_is_prepared(tmp_path):
         parse(SEARCH, [*place, "--space", "p_as=0:2"])
     with pytest.raises(ValueError, match=r"^space.d_aux="):
         parse(SEARCH, [*place, "--space", "d_aux=1.5:8"])
-    unattacked = dataclasses.replace(SMOKE, options=dataclasses.replace(SMOKE.options, elicitation=None))
+    unattacked = dataclasses.replace(
+        STORIES_SMOKE, options=dataclasses.replace(STORIES_SMOKE.options, elicitation=None)
+    )
     with pytest.raises(ValueError, match=r"^preset='smoke'"):
         parse(dataclasses.replace(SEARCH, presets={"smoke": unattacked}), place)
-    two = dataclasses.replace(SMOKE, sizes={**SMOKE.sizes, "other": dataclasses.replace(SMOKE.sizes["tiny"], name="o")})
+    two = dataclasses.replace(
+        STORIES_SMOKE,
+        sizes={**STORIES_SMOKE.sizes, "other": dataclasses.replace(STORIES_SMOKE.sizes["tiny"], name="o")},
+    )
     with pytest.raises(ValueError, match=r"^sizes="):
         parse(dataclasses.replace(SEARCH, presets={"smoke": two}), place)
 
@@ -278,8 +283,10 @@ def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
 def test_a_search_from_its_flags_to_its_files(ray_cluster, tmp_path, capsys):
     from gram_platform.studies.searches.run import run_search
 
-    tiny = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=64 * 320)
-    preset = dataclasses.replace(SMOKE, sizes={"tiny": tiny}, num_seeds=1, equal_compute=True, num_eval_points=4)
+    tiny = dataclasses.replace(STORIES_SMOKE.sizes["tiny"], core_tokens=64 * 320)
+    preset = dataclasses.replace(
+        STORIES_SMOKE, sizes={"tiny": tiny}, num_seeds=1, equal_compute=True, num_eval_points=4
+    )
     search = dataclasses.replace(SEARCH, presets={"smoke": preset}, num_trials={"smoke": 2}, default_preset="smoke")
     storage = tmp_path / "storage"
     assert run_search(search, parse(search, ["--storage", str(storage)])) == 0
