@@ -17,9 +17,10 @@ import pandas as pd
 from gram_platform.analysis.lr_grid import POOLED, optima_table
 from gram_platform.analysis.lr_laws import QUANTITIES, laws_table
 from gram_platform.analysis.tables import frame_text
+from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.trials import COMPLETE, Point
+from gram_platform.engine.trials import Point
 from gram_platform.planner import run_flops
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
@@ -97,7 +98,7 @@ def _order(courses: Mapping[str, Course], size: str) -> list[str]:
 
 def _outcome(trials: pd.DataFrame, kept: set[str]) -> dict:
     """Returns the best cell of each size, and the exponents of the laws with the number of sizes that they rest on."""
-    left = trials[trials["run_id"].isin(kept) | (trials["state"] != COMPLETE)]
+    left = trials[trials["run_id"].isin(kept) | (trials["state"] != State.COMPLETE)]
     optima = optima_table(left)
     pooled = optima[optima["seed"] == POOLED]
     laws = laws_table(left, num_resamples=1).set_index("quantity")

@@ -22,8 +22,16 @@ FIT, UNIT = "fit", "unit"
 AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
 LOWEST_SHARE = 0.25  # table rows leave out smaller shares, whose errors are small because the shares are
 ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
-CELL = ["error_of", "size", "domain"]
-TABLE_COLUMNS = [*CELL, *(f"bias{end}" for end in ENDS), "rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
+ERROR_CELL = ["error_of", "size", "domain"]
+CALIBRATION_COLUMNS = [
+    *ERROR_CELL,
+    *(f"bias{end}" for end in ENDS),
+    "rms",
+    "rms_of_means",
+    "worst",
+    "num_ratios",
+    "num_seeds",
+]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
@@ -91,14 +99,14 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     frame = pd.concat([by_class(errors), single], ignore_index=True)
     frame = frame[frame["share"].astype(float).round(2) >= LOWEST_SHARE]  # a length is rounded to whole steps
     rows = []
-    for key, cell in frame.groupby(CELL, sort=False):
-        row = dict(zip(CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
+    for key, cell in frame.groupby(ERROR_CELL, sort=False):
+        row = dict(zip(ERROR_CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
         worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
         numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "rms_of_means": rms_of_means(cell), "worst": worst}
         rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
     sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
     rows.sort(key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"]))
-    return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+    return pd.DataFrame(rows, columns=CALIBRATION_COLUMNS)
 
 
 def rms_of_means(cell: pd.DataFrame) -> float:

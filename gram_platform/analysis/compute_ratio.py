@@ -24,7 +24,7 @@ BOUND_FRACTION = 0.05  # at the bound: s0 + min(s) below this share of `_scale`,
 POOR_RMS = 0.02  # `rms` above this: residuals of 2% of the loss
 POOR_STEP_RMS = 0.05  # `step_rms` above this: 5% of the steps, about the margin within which claims call ratios equal
 GRID_POINTS = 400
-CHUNK = 2**20  # numbers held at once in an array of offsets x points: 8 MB
+NUMBERS_AT_ONCE = 2**20  # numbers held at once in an array of offsets x points: 8 MB
 LOWEST, HIGHEST = 1e-6, 1e6  # the range of s0 + min(s), in units of the first step and of the last
 
 
@@ -152,7 +152,7 @@ def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns the residual sum of squares [G] at each offset, A and alpha solved for; infinite where alpha <= 0."""
-    rows = max(1, CHUNK // len(s))
+    rows = max(1, NUMBERS_AT_ONCE // len(s))
     parts = [_profile_chunk(offsets[i : i + rows], s, y) for i in range(0, len(offsets), rows)]
     return np.concatenate(parts)
 

@@ -21,9 +21,9 @@ from gram_platform.config.identity import invalid
 TOP = 0.1  # share of the tokens
 CALIBRATION = 0.9  # quantile of increases that is shaded in full colour
 CONTROL, FORGET, RETAIN = "control", "forget", "retain"
-MEASURES = ("gini", "top_share", "positive", "increase")
-ROW = ["method", "size", "profile", "domain", "class"]
-TABLE_COLUMNS = [*ROW, *(name + end for name in MEASURES for end in ENDS), "num_tokens", "num_seeds"]
+STATISTICS = ("gini", "top_share", "positive", "increase")
+TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
+LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS), "num_tokens", "num_seeds"]
 NUM_POINTS = 101  # of a curve
 
 View = tuple[str, str, str, str]  # method, size, seed, profile
@@ -103,7 +103,7 @@ def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str
             kind = CONTROL if is_control else RETAIN if domain in view.retained else FORGET
             row = {**names, "retained": ",".join(view.retained), "domain": domain, "class": kind, "runs": view.run_id}
             rows.append({**row, **_measures(losses, reference.losses[domain])})
-    columns = [*ROW, "retained", "seed", *MEASURES, "num_tokens", "runs", "curve"]
+    columns = [*TOKEN_ROW, "retained", "seed", *STATISTICS, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -135,10 +135,12 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Loc
     few = rows[is_few & np.array(is_whole, bool)]
     keys = ["method", "size", "class", "seed"]
     means = few.groupby(keys, sort=False).agg(
-        {**dict.fromkeys(MEASURES, _mean), "num_tokens": "sum", "runs": run_names}
+        {**dict.fromkeys(STATISTICS, _mean), "num_tokens": "sum", "runs": run_names}
     )
     means = means.reset_index().assign(profile=MEAN, domain=MEAN)
-    per_seed = _ordered(pd.concat([rows[[*ROW, "seed", *MEASURES, "num_tokens", "runs"]], means], ignore_index=True))
+    per_seed = _ordered(
+        pd.concat([rows[[*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]], means], ignore_index=True)
+    )
     notes = [
         (f"{m} {size} {profile} seed {seed}", "its token losses are missing") for m, size, seed, profile in missing
     ]
@@ -160,8 +162,8 @@ def _mean(values: pd.Series) -> float:
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
-    rest = per_seed.groupby(ROW, sort=False).agg({"num_tokens": "first", "runs": run_names}).reset_index()
-    return over_seeds(per_seed, ROW, MEASURES).merge(rest, on=ROW)[[*TABLE_COLUMNS, "runs"]]
+    rest = per_seed.groupby(TOKEN_ROW, sort=False).agg({"num_tokens": "first", "runs": run_names}).reset_index()
+    return over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)[[*LOCALIZATION_COLUMNS, "runs"]]
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
@@ -169,7 +171,7 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (method_key(m), sizes.index(s), profile_key(p), k, d)
-        for m, s, p, k, d in frame[[*ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
+        for m, s, p, k, d in frame[[*TOKEN_ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 

@@ -25,11 +25,12 @@ from gram_platform.analysis.surface import (
     levelled_losses,
     require_window,
 )
-from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, STATE, WAITING
+from gram_platform.analysis.trials import STATE
+from gram_platform.config import State
 from gram_platform.config.identity import invalid
 
-STATES = (COMPLETE, DIVERGED, FAILED)
-REQUIRED = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
+TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
 CELL = ["size", "parameters", "lr", "batch"]
 POOLED = "pooled"  # in place of a seed: all seeds of the size
 SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # the predicted loss is within 0.1% of the minimum
@@ -47,8 +48,8 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     Also `loss_low, loss_high` over the seeds, `used` (by fits: a complete seed and none diverged), `runs`.
     """
     frame = checked_trials(trials, may_repeat)
-    frame["measured"] = frame["loss"].where(frame["state"] == COMPLETE)
-    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), STATES, strict=True):
+    frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
+    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), ENDED, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
     counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
     losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
@@ -62,7 +63,7 @@ def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns the complete trials of the cells that fits use."""
     frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
     kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
-    return kept[kept["state"] == COMPLETE].reset_index(drop=True)
+    return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)
 
 
 def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
@@ -122,8 +123,8 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     if absent or losses == [CORE_LOSS]:
         also = ", ".join(absent) or f"{DOMAIN_LOSS}<domain>"
         raise invalid("trials", list(table.columns), f"a table with the columns {also} too")
-    states = table[STATE] if STATE in table else pd.Series(COMPLETE, table.index)
-    has_ended = ~states.isin((RUNNING, WAITING))
+    states = table[STATE] if STATE in table else pd.Series(State.COMPLETE, table.index)
+    has_ended = ~states.isin((State.RUNNING, State.WAITING))
     table, states = table[has_ended], states[has_ended]
     for name in needed:
         _require_values(table, name, states, name in losses)
@@ -136,7 +137,7 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
 
 def _require_values(table: pd.DataFrame, name: str, states: pd.Series, is_loss: bool) -> None:
     """ValueError for the first row without a usable value or state; a loss matters only if the trial is complete."""
-    rows = table[states == COMPLETE] if is_loss else table
+    rows = table[states == State.COMPLETE] if is_loss else table
     if name in ("size", "seed"):
         is_bad = rows[name].isna()
     else:
@@ -146,9 +147,9 @@ def _require_values(table: pd.DataFrame, name: str, states: pd.Series, is_loss: 
         place = is_bad.idxmax()
         allowed = "a name" if name in ("size", "seed") else "a finite positive number"
         raise invalid(f"line {place + 2}, {name}", rows.loc[place, name], allowed)
-    unknown = ~states.isin(STATES)
+    unknown = ~states.isin(ENDED)
     if unknown.any():
-        raise invalid(f"line {unknown.idxmax() + 2}, {STATE}", states[unknown.idxmax()], "one of " + ", ".join(STATES))
+        raise invalid(f"line {unknown.idxmax() + 2}, {STATE}", states[unknown.idxmax()], "one of " + ", ".join(ENDED))
 
 
 def _named_count(line: int, size: str) -> float:
@@ -163,17 +164,17 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 
     That includes a size, lr, batch and seed that occurs twice, unless trials `may_repeat`.
     """
-    require_columns("trials", trials, REQUIRED)
+    require_columns("trials", trials, TRIAL_FIELDS)
     for name in ("size", "seed"):
         if trials[name].isna().any():
             raise invalid(f"trials.{name}", None, "a name for every run")
-    unknown = sorted(set(trials["state"]) - set(STATES), key=str)
+    unknown = sorted(set(trials["state"]) - set(ENDED), key=str)
     if unknown:
-        raise invalid("trials.state", unknown[0], "one of " + ", ".join(STATES))
+        raise invalid("trials.state", unknown[0], "one of " + ", ".join(ENDED))
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""
     frame = trials.assign(run_id=runs, loss=floats("trials.loss", trials["loss"]), **names)
-    complete = frame[frame[STATE] == COMPLETE]
+    complete = frame[frame[STATE] == State.COMPLETE]
     bad = complete[~(np.isfinite(complete["loss"]) & (complete["loss"] > 0))]
     if len(bad):
         raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")

@@ -26,11 +26,11 @@ from gram_platform.config.ladder import FEWEST_SIZES, PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
-NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]
-LAW_COLUMNS = ["quantity", *NUMBERS, "num_resamples", "num_failed"]
+LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]
+LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
 OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]  # what rate and batch have in common
 LAW_COLUMNS += OF_BOTH
-LINE_POINTS = 40
+LAW_POINTS = 40
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ def _why_no_optimum(row: pd.Series) -> str:
 def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
     rows = []
     for quantity in QUANTITIES:
-        row = {"quantity": quantity, **dict.fromkeys(NUMBERS, math.nan), "num_resamples": 0, "num_failed": 0}
+        row = {"quantity": quantity, **dict.fromkeys(LAW_NUMBERS, math.nan), "num_resamples": 0, "num_failed": 0}
         if laws is not None:
             law, interval = getattr(laws, quantity), getattr(laws, f"{quantity}_exponent")
             ends = (*law.exponent_interval, interval.low, interval.high)
-            row |= dict(zip(NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True))
+            row |= dict(zip(LAW_NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True))
             row |= {"num_resamples": laws.num_resamples, "num_failed": laws.num_failed}
         rows.append({**row, **shared})
     return pd.DataFrame(rows, columns=LAW_COLUMNS)
@@ -179,7 +179,7 @@ def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
 
 def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", fitted: Law | None, seq_len: int) -> pd.DataFrame:
     parameters = optima["parameters"].astype(float)
-    along = np.geomspace(parameters.min(), parameters.max(), LINE_POINTS) if len(optima) else []
+    along = np.geomspace(parameters.min(), parameters.max(), LAW_POINTS) if len(optima) else []
     rows = []
     for quantity in QUANTITIES:
         for n in along:

@@ -16,8 +16,6 @@ from gram_platform.config import State
 from gram_platform.config.identity import invalid, require_choice
 
 SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
-COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED
-RUNNING, WAITING = State.RUNNING, State.WAITING
 DIRECTIONS = ("max", "min")
 
 Objectives = Mapping[str, str]  # {metric: "max" or "min"}
@@ -27,7 +25,7 @@ def finished(trials: pd.DataFrame, metrics: Sequence[str]) -> pd.DataFrame:
     """Returns the complete trials with finite values of all metrics, by number; ValueError for an unknown metric."""
     require_columns("trials", trials, [TRIAL, STATE, *metrics])
     values = trials[list(metrics)].to_numpy(float)
-    known = (trials[STATE] == COMPLETE) & np.isfinite(values).all(axis=1)
+    known = (trials[STATE] == State.COMPLETE) & np.isfinite(values).all(axis=1)
     return trials[known].sort_values(TRIAL, kind="stable")
 
 

@@ -23,7 +23,7 @@ from gram_platform.store.checkpoints import PROBE
 
 COMPOSED = ("core", "retain")  # classes: a forgotten domain's module is off, whichever others are on
 MODULES = "modules"  # column: the number of modules that are on
-CELL = ["method", "size", MODULES]
+MODULES_CELL = ["method", "size", MODULES]
 DROP_COLUMNS = ["method", "size", "class"]
 DROP_COLUMNS += [name + end for name in ("one", "all", "drop", "less_than_gram") for end in ENDS]
 DROP_COLUMNS += ["num_seeds"]
@@ -95,19 +95,19 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
 def _by_number(per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]) -> pd.DataFrame:
     """Returns the columns of `by_number` but for the pseudo-values."""
     views, rows = _views(per_seed), []
-    for (method, size, number), cell in views.groupby(CELL, sort=False):
+    for (method, size, number), cell in views.groupby(MODULES_CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
         for seed, of_seed in cell[cell["profile"].isin(profiles)].groupby("seed", sort=False):
             if set(of_seed["profile"]) == profiles:
                 values = [pair_means(of_seed, name) for name in COMPOSED]
                 rows.append((method, size, number, seed, *values, len(profiles)))
-    return pd.DataFrame(rows, columns=[*CELL, "seed", *COMPOSED, "num_profiles"])
+    return pd.DataFrame(rows, columns=[*MODULES_CELL, "seed", *COMPOSED, "num_profiles"])
 
 
 def number_table(numbers: pd.DataFrame) -> pd.DataFrame:
     """Averages rows of `by_number` over seeds: CELL, the columns of table.csv with 90% t-intervals, `num_profiles`."""
-    num_profiles = numbers.groupby(CELL, sort=False)["num_profiles"].first()
-    return over_seeds(numbers, CELL).assign(num_profiles=num_profiles.tolist())
+    num_profiles = numbers.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
+    return over_seeds(numbers, MODULES_CELL).assign(num_profiles=num_profiles.tolist())
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +146,7 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
 def _shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
     """Returns {(size, number of modules): the profiles shared by all methods that have any}."""
     shared: dict[tuple[str, int], frozenset[str]] = {}
-    for (_, size, number), views in _views(declared).groupby(CELL, sort=False):
+    for (_, size, number), views in _views(declared).groupby(MODULES_CELL, sort=False):
         profiles = frozenset(views["profile"])
         shared[size, number] = shared.get((size, number), profiles) & profiles
     return shared

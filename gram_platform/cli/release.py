@@ -14,7 +14,7 @@ from gram_platform.config.terminal import say
 from gram_platform.config.view import PRECISIONS
 from gram_platform.release.card import card_subject, card_text
 from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
-from gram_platform.release.files import MAX_FILE_BYTES
+from gram_platform.release.files import MAX_WEIGHTS_BYTES
 from gram_platform.release.importing import import_checkpoint, read_config
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.publishing import push_export, require_hub
@@ -93,7 +93,7 @@ def export_command(
     sources: str = "",
     storage: Storage = "",
     dtype: Literal["float32", "bfloat16"] = "float32",
-    max_file_gb: float = MAX_FILE_BYTES / 1e9,
+    max_file_gb: float = MAX_WEIGHTS_BYTES / 1e9,
     check: Literal["own", "transformers"] = "own",
     push: str = "",
     register: str = "",

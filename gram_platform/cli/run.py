@@ -77,7 +77,7 @@ def list_command(
         what: studies and searches; methods; presets with their corpus; corpora by name; sizes of presets
         study: presets and sizes of this study alone
     """
-    rows = list(ROWS[what](study) if what in ("presets", "sizes") else ROWS[what]())
+    rows = list(LISTINGS[what](study) if what in ("presets", "sizes") else LISTINGS[what]())
     say(json.dumps(rows, indent=1) if as_json else table_text(rows))
 
 
@@ -116,7 +116,7 @@ def _corpora() -> Iterator[Row]:
         yield {"name": name, "about": describe_corpus(name)}
 
 
-ROWS = {"studies": _studies, "methods": _methods, "presets": _presets, "corpora": _corpora, "sizes": _sizes}
+LISTINGS = {"studies": _studies, "methods": _methods, "presets": _presets, "corpora": _corpora, "sizes": _sizes}
 
 
 def table_text(rows: list[Row]) -> str:

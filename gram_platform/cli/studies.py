@@ -12,15 +12,14 @@ from typing import Literal
 
 import pandas as pd
 
-from gram_platform.analysis.lr_grid import STATES
+from gram_platform.analysis.lr_grid import ENDED
 from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
-from gram_platform.config import LOSSES
+from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import invalid, local_path, parse_json, require_choice
 from gram_platform.config.terminal import say
-from gram_platform.engine.trials import STOPPED
 from gram_platform.pages.report.build import build_report
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.external import read_external
@@ -165,7 +164,7 @@ def _mlflow_search(study: str, table: str, tracker: Tracker) -> tuple[dict[str, 
     if trials is None or "seq_len" not in about:
         return {"table.csv": table, "report.html": report}, frame_text(pd.read_csv(io.StringIO(table)))
     frame = pd.read_csv(io.StringIO(trials))
-    ended = without_stopped(frame[frame[STATE].isin((*STATES, STOPPED))])
+    ended = without_stopped(frame[frame[STATE].isin((*ENDED, State.STOPPED))])
     grid = analyse_grid(ended, about["seq_len"], about["window"])
     files = {"table.csv": table_csv(grid.optima, None), "report.html": report}
     return files, "\n\n".join(["optima", frame_text(grid.optima), "laws", frame_text(grid.laws)])

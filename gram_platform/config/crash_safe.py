@@ -13,7 +13,7 @@ from pathlib import Path
 from gram_platform.config.identity import invalid
 
 A_FILE, A_FOLDER, A_LINK = "a file", "a folder", "a link"
-KINDS = {
+KIND_OF_MODE = {
     stat.S_IFREG: A_FILE,
     stat.S_IFDIR: A_FOLDER,
     stat.S_IFLNK: A_LINK,
@@ -66,7 +66,7 @@ def sync(path: str) -> None:
 def kind_of(path: str | Path) -> str:
     """Says what has this name, a link itself included: "a file", "a folder", "a link", "a pipe"..., "" for nothing."""
     try:
-        return KINDS[stat.S_IFMT(os.lstat(path).st_mode)]
+        return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
         return ""
 

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KINDS
+from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KIND_OF_MODE
 from gram_platform.config.identity import invalid
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -17,7 +17,7 @@ def target_kind(field: str, path: Path | str) -> str:
     ValueError for a pipe, socket or device, for a link whose target is gone, and for a path that cannot be reached.
     """
     try:
-        kind = KINDS[stat.S_IFMT(os.stat(path).st_mode)]
+        kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
     except ValueError:  # a path with a NUL character
         return ""
     except OSError as error:

@@ -11,7 +11,7 @@ from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.identity import invalid
 from gram_platform.config.user_files import target_kind
 
-FOLDERS = "**"  # the part of a pattern that stands for any number of folders
+ANY_FOLDERS = "**"  # the part of a pattern that stands for any number of folders
 MAGIC = re.compile(r"[*?[]")
 
 Parts = tuple[str, ...]  # of a pattern, between its slashes
@@ -38,13 +38,13 @@ def find_files(
         if (real, (part, *rest)) in seen:
             continue
         seen.add((real, (part, *rest)))
-        if part == FOLDERS:
+        if part == ANY_FOLDERS:
             todo.append((folder, real, tuple(rest)))
         for name in _names(folder, part):
             path = os.path.join(folder, name)
             is_link = os.path.islink(path)
             real_path = os.path.realpath(path) if is_link else os.path.join(real, name)
-            is_last = not rest and part != FOLDERS
+            is_last = not rest and part != ANY_FOLDERS
             if is_last and not is_wanted(name) and not is_link:
                 continue
             kind = target_kind("corpus", path)
@@ -53,7 +53,7 @@ def find_files(
             if kind == A_FILE and is_last and is_wanted(name):
                 found[real_path] = min(found.get(real_path, (True, Path(path))), (is_link, Path(path)))
             elif kind == A_FOLDER and not is_last:
-                below = (path, real_path, (part, *rest) if part == FOLDERS else tuple(rest))
+                below = (path, real_path, (part, *rest) if part == ANY_FOLDERS else tuple(rest))
                 todo.appendleft(below) if is_link else todo.append(below)  # links last: a folder's own path is shorter
     return tuple(sorted(path for _, path in found.values()))
 
@@ -62,11 +62,11 @@ def _parts(pattern: str) -> Parts:
     """Splits a pattern at its slashes; ValueError for `**` beside other letters."""
     parts: list[str] = []
     for part in pattern.split("/"):
-        if FOLDERS in part and part != FOLDERS:
-            raise PatternError(f"{FOLDERS} stands alone between slashes")
-        if part not in ("", ".") and not (part == FOLDERS and parts[-1:] == [FOLDERS]):
+        if ANY_FOLDERS in part and part != ANY_FOLDERS:
+            raise PatternError(f"{ANY_FOLDERS} stands alone between slashes")
+        if part not in ("", ".") and not (part == ANY_FOLDERS and parts[-1:] == [ANY_FOLDERS]):
             parts.append(part)
-    return (*parts, "*") if parts[-1:] in ([], [FOLDERS]) else tuple(parts)
+    return (*parts, "*") if parts[-1:] in ([], [ANY_FOLDERS]) else tuple(parts)
 
 
 def _names(folder: str, part: str) -> list[str]:
@@ -79,7 +79,7 @@ def _names(folder: str, part: str) -> list[str]:
             visible = [entry for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
-    if part == FOLDERS:
+    if part == ANY_FOLDERS:
         return [entry.name for entry in visible if entry.is_symlink() or entry.is_dir(follow_symlinks=False)]
     return [entry.name for entry in visible if matches(entry.name)]
 

@@ -26,12 +26,12 @@ from gram_platform.corpora.hub_access import patiently, require_all, require_rea
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Record, Unit, add_record
-from gram_platform.corpora.sources import Progress, T, silent
+from gram_platform.corpora.sources import Item, Progress, silent
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
-COUNTS = {"bytes": int, "documents": int, "digest": str, "skipped": int}
-STATE = {"parts": [lambda part: has_shape(part, COUNTS) and PART_NAME.fullmatch(str(part.get("name")))]}
+PART_SHAPE = {"bytes": int, "documents": int, "digest": str, "skipped": int}
+STATE = {"parts": [lambda part: has_shape(part, PART_SHAPE) and PART_NAME.fullmatch(str(part.get("name")))]}
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
 
 
@@ -77,7 +77,7 @@ def fetch(
     return tuple(units), {name: count for name, count in skipped.items() if count}
 
 
-def _in_order(found: Iterator[tuple[int, T]]) -> list[T]:
+def _in_order(found: Iterator[tuple[int, Item]]) -> list[Item]:
     return [result for _, result in sorted(found, key=lambda item: item[0])]
 
 

@@ -25,7 +25,7 @@ OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_M
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
 FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}  # although causes or bases of it are broken
 
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 def require_readable(row: HubRow, all_files: bool = False) -> None:
@@ -137,7 +137,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def patiently(work: Callable[[], T], progress: Callable[[], object] = int) -> T:
+def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
     """Returns `work()`, called again after a growing pause while it raises Unavailable.
 
     The pauses begin anew whenever `progress()` has changed meanwhile; after the last one the error is raised.

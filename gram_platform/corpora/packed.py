@@ -48,15 +48,15 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-COUNTS = {"num_sequences": _is_count, "num_documents": _is_count}
-MANIFEST_SHAPE = {
+SIZES_SHAPE = {"num_sequences": _is_count, "num_documents": _is_count}
+PACKED_SHAPE = {
     "data_id": str,
     "fingerprint": str,
     "seq_len": _is_count,
     "vocab_size": _is_count,
     "tokenizer_bytes": _is_count,
     "dtype": lambda name: name in ("<u2", "<u4"),
-    "domains": {str: dict.fromkeys(SPLITS, COUNTS)},
+    "domains": {str: dict.fromkeys(SPLITS, SIZES_SHAPE)},
     "files": {str: str},
     "layout": int,
 }
@@ -257,7 +257,7 @@ def _read_manifest(path: Path) -> dict:
 def parse_manifest(text: bytes, where: object) -> dict:
     """Parses a manifest, which may name only the files of its own domains; CorruptCorpus, with `where`, otherwise."""
     try:
-        manifest = parse_json(text, MANIFEST_SHAPE)
+        manifest = parse_json(text, PACKED_SHAPE)
         for domain in manifest["domains"]:
             require_name("domain", domain)
         if set(manifest["files"]) != {TOKENIZER, *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"])}:

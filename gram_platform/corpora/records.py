@@ -30,7 +30,7 @@ MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a smal
 MAX_EMPTY_LINES = 1_000_000  # that follow one another: a small file must not take hours either
 MAX_EXPANSION = 200  # times its size on disk, beyond a record's: what is unpacked at once; text packs 2 to 20 times
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26  # of a .parquet, read at once
-COLUMNS = ("text", "label")
+RECORD_COLUMNS = ("text", "label")
 ASKED = ("prompt", "response")  # fields of an instruction, in place of text and label
 WHOLE = (0, None, 0)  # the span of a unit that is not cut
 
@@ -231,8 +231,8 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             _require_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
                 num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
-                for batch in table.iter_batches(num_rows, row_groups=[group], columns=list(COLUMNS)):
-                    columns = (batch.column(name).to_pylist() for name in COLUMNS)
+                for batch in table.iter_batches(num_rows, row_groups=[group], columns=list(RECORD_COLUMNS)):
+                    columns = (batch.column(name).to_pylist() for name in RECORD_COLUMNS)
                     for text, label in zip(*columns, strict=True):
                         row += 1
                         yield _checked(f"{path}:{row}", label, text)
@@ -245,10 +245,10 @@ def _require_columns(path: Path, schema) -> None:
     import pyarrow
 
     for number, state in ((0, "no column"), (2, "two columns")):
-        wrong = [name for name in COLUMNS if min(schema.names.count(name), 2) == number]
+        wrong = [name for name in RECORD_COLUMNS if min(schema.names.count(name), 2) == number]
         if wrong:
             raise ValueError(f"{path}: has {state} {' and '.join(wrong)}; its columns are {', '.join(schema.names)}")
-    for name in COLUMNS:
+    for name in RECORD_COLUMNS:
         if pyarrow.types.is_nested(kind := schema.field(name).type):
             raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, not strings")
 

@@ -11,16 +11,16 @@ from typing import TypeVar
 from gram_platform.config.crash_safe import A_FOLDER, require_plain, whole_file
 from gram_platform.config.identity import has_shape, invalid, parse_json
 from gram_platform.config.user_files import read_text, target_kind
+from gram_platform.corpora.compression import BLOCK_BYTES
 from gram_platform.corpora.finding import PatternError, find_files
 from gram_platform.corpora.records import FORMATS, Unit, add_record, is_data_file, read_unit, reading, size_of
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 Progress = Callable[[str, int, int | None], None]  # (activity, done, total or None)
 SCAN_VERSION = 4  # raise it when a scan would return something else
 REPORT_EVERY_RECORDS = 2000
 SCANS, FETCHED = "scans", "hub"  # folders of scans and of fetched text in the cache
 PIECE_BYTES = 1 << 22  # of a unit's files in each piece; no piece changes what is packed
-BLOCK_BYTES = 1 << 20
 
 
 def silent(activity: str, done: int, total: int | None) -> None:
@@ -143,7 +143,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
     return tuple(replace(unit, span=span) for span in _line_spans(path))
 
 
-def grouped(items: Sequence[T], size_of: Callable[[T], int]) -> list[tuple[T, ...]]:
+def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
     """Groups items that follow one another, until each group has `PIECE_BYTES`; the last may have fewer."""
     groups, size = [], PIECE_BYTES
     for item in items:

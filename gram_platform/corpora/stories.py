@@ -102,7 +102,7 @@ FACTS_PER_PERSON = 4
 PEOPLE_PER_STORY = 4
 CUSTOMS_PER_STORY = 2
 FACTS_UNIT = 16  # three quarters of the facts are of people, four for each; a quarter are customs
-POWER = 0.8  # the r-th most frequent person or custom of a topic has weight r^-POWER
+RANK_POWER = 0.8  # the r-th most frequent person or custom of a topic has weight r^-POWER
 
 
 def stories_source(
@@ -209,7 +209,7 @@ def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int
 
 def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
     """Returns running sums of power-law weights, with ranks in random order."""
-    weights = [rank**-POWER for rank in range(1, num_items + 1)]
+    weights = [rank**-RANK_POWER for rank in range(1, num_items + 1)]
     return tuple(accumulate(_shuffled(weights, order)))
 
 

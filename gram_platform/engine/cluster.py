@@ -37,7 +37,7 @@ MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpi
 SESSION = re.compile(r"/session_[\d_-]+")  # the folder of a Ray, in the command lines of its processes
 CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
 CURE += "studies need none"
-LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
+CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
 class ClusterLost(Stopped):
@@ -234,7 +234,7 @@ def require_ray() -> None:
     if node_id not in _processes:
         _processes[node_id] = _processes_of(node_id)
     if not all(map(_is_alive, _processes[node_id])):
-        raise ClusterLost(LOST)
+        raise ClusterLost(CLUSTER_LOST)
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:

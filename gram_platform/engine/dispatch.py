@@ -16,7 +16,7 @@ import torch
 from ray.exceptions import OutOfMemoryError
 from ray.train.torch import TorchConfig, TorchTrainer, get_device
 
-from gram_platform.config import RunConfig, run_from_plain
+from gram_platform.config import RunConfig, State, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
@@ -29,14 +29,14 @@ from gram_platform.engine.process import (
     note_sigterm,
     termination_notice,
 )
-from gram_platform.engine.ranks import DIVERGED, RanksStopped, train_rank
+from gram_platform.engine.ranks import RanksStopped, train_rank
 from gram_platform.engine.ray_private.libraries import PlacementGroupTrainer, on_every_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.data import start_thread
 from gram_platform.train.loop import TrainingDiverged
 
 NO_LIMIT_S = 1e7  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
-LOOK_EVERY_S = 0.5  # at a trial's notice
+LOOK_AT_NOTICE_EVERY_S = 0.5  # at a trial's notice
 
 
 def execute_sharded_run(
@@ -84,7 +84,7 @@ def execute_sharded_run(
             _raise_permanent([OutOfMemory(memory_advice(f, run, group)) for f in killed], directory)
             raise
         more = list(execution.more_ranks)
-        if stopped is not None and stopped.reason == DIVERGED:
+        if stopped is not None and stopped.reason == State.DIVERGED:
             raise TrainingDiverged(stopped.message)
     return result
 
@@ -159,7 +159,7 @@ def _pass_on(relay, notice: TerminationNotice, ended: threading.Event) -> None:
     """Shows the notice each evaluation, and tells the ranks when it is given."""
     report = relay.next_report.remote()
     while not ended.is_set():
-        if ray.wait([report], timeout=LOOK_EVERY_S)[0]:
+        if ray.wait([report], timeout=LOOK_AT_NOTICE_EVERY_S)[0]:
             notice.see(*ray.get(report))
             report = relay.next_report.remote()
         if notice.given:

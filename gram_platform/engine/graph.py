@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import Unavailable
 from gram_platform.engine.capacity import Admission, Room
-from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
+from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
@@ -223,7 +223,7 @@ class _Graph:
             self.waiting.failed(node, failure_message(error.cause))
             return True
         except LocalRayletDiedError as error:
-            raise ClusterLost(LOST) from error
+            raise ClusterLost(CLUSTER_LOST) from error
         except RayError as error:  # the process died, its machine did, or it was killed for its memory
             return self._record_crash(node, error, place.machine if place else "")
         self.waiting.done(node)

@@ -32,7 +32,7 @@ from gram_platform.corpora import CorpusRecipe
 from gram_platform.corpora.recipe import recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.in_process import has_gpu, run_in_process
-from gram_platform.engine.life import NodeLifecycle, Progress, done_ids
+from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
@@ -42,7 +42,7 @@ from gram_platform.store.listing import FOLDERS
 from gram_platform.store.root import open_corpus, provide_corpus
 
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
-MOST_BYTES = 2**30  # of a file of an archive
+MOST_BYTES_UNPACKED = 2**30  # of a file of an archive
 SAY_EVERY_S = 15.0
 
 
@@ -143,7 +143,7 @@ def unpack_archive(path: Path, store: Store) -> int:
             for member in members:
                 place, *names = member.name.split("/")
                 is_name = place in FOLDERS.values() and names and all(map(is_safe_name, names))
-                if not (is_name and member.isreg() and member.size <= MOST_BYTES):
+                if not (is_name and member.isreg() and member.size <= MOST_BYTES_UNPACKED):
                     raise invalid("archive", member.name, "only files of runs and evaluations, of at most 1 GiB each")
             num_written = 0
             for member in members:
@@ -215,7 +215,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     begin_work()
     limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
     try:
-        progress = run_in_process(nodes, execution, _printer(store), **limits)
+        progress = run_in_process(with_stored_tags(nodes, store), execution, _printer(store), **limits)
     finally:
         if flags.archive:
             num_ended = write_archive(local_path("archive", flags.archive), nodes, store)

@@ -290,6 +290,17 @@ def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
     return {node_id for node_id, finished in found.items() if finished is not None}
 
 
+def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
+    """Returns the nodes with the tags that the storage has of them, their own on top: as it will have them.
+
+    So a node of several studies has one name, for its driver too.
+    """
+    tags_of = lambda node: store.node(node.kind, node.id).tags() | node.names  # noqa: E731
+    nodes = list(nodes)
+    merged = store.concurrently(tags_of, nodes)
+    return [Node.of(node.config, tags) for node, tags in zip(nodes, merged, strict=True)]
+
+
 def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
     """Returns the ids of nodes that no submission executes: done, diverged, or needing a diverged run.
 

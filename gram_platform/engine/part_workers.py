@@ -16,7 +16,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core, in_turn
 from gram_platform.engine.capacity import await_report, has_fixed_size
-from gram_platform.engine.cluster import LOST, ClusterLost, require_ray
+from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
 from gram_platform.engine.local_cluster.head import num_cpus as num_cores
 
@@ -25,7 +25,7 @@ PACK = "pack"  # a custom resource of Ray: a machine for fetching and packing of
 # tells a driver which machines it could start.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
 IN_FLIGHT = 512  # tasks given to Ray at once: what an autoscaler sees
-LOOK_EVERY_S = 1.0
+LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
@@ -99,7 +99,7 @@ def _spread(
             if not running:
                 return
             require_ray()
-            for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_EVERY_S)[0]:
+            for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_AT_PARTS_EVERY_S)[0]:
                 yield running.pop(reference), _result(reference)
     except ClusterLost:
         running.clear()  # to cancel would wait for the head
@@ -116,6 +116,6 @@ def _result(reference: ray.ObjectRef) -> object:
     except RayTaskError as error:
         raise error.cause from error
     except LocalRayletDiedError as error:
-        raise ClusterLost(LOST) from error
+        raise ClusterLost(CLUSTER_LOST) from error
     except RayError as error:  # its process died again and again
         raise Stopped(f"a part of the corpus could not be packed on Ray: {error}. {SUBMIT_AGAIN}") from error

@@ -10,9 +10,10 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
+from gram_platform.config import State
 from gram_platform.config.identity import short_hash
 from gram_platform.config.space import Space
-from gram_platform.engine.trials import COMPLETE, FAILED, STOPPED, Outcome, Point
+from gram_platform.engine.trials import Outcome, Point
 
 # only asked with --early-stopping: stops the worst quarter, from the half of the training on, once five are complete
 PRUNER = optuna.pruners.PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=50)
@@ -204,11 +205,11 @@ class OptunaSource:
         }
         for key, value in facts.items():
             trial.set_user_attr(key, value)
-        if outcome.state in (FAILED, STOPPED):
-            state = TrialState.FAIL if outcome.state == FAILED else TrialState.PRUNED
+        if outcome.state in (State.FAILED, State.STOPPED):
+            state = TrialState.FAIL if outcome.state == State.FAILED else TrialState.PRUNED
             study.tell(trial, state=state, skip_if_finished=True)
             return
-        is_complete = outcome.state == COMPLETE
+        is_complete = outcome.state == State.COMPLETE
         values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
         study.tell(trial, values, skip_if_finished=True)
 

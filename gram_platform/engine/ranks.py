@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gram_platform.config import RunConfig
+from gram_platform.config import RunConfig, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.engine.execution import Execution, owner
 from gram_platform.engine.life import DIVERGENCE
@@ -38,7 +38,7 @@ from gram_platform.train.sharding import ShardedLearner
 LEASE_MARGIN_S = 5.0
 LARGE_WEIGHTS_BYTES = 4 * 2**30  # from this size on, final weights are written in shards
 LONG_WORK_TIMEOUT_S = 2 * 3600.0  # while a rank fetches data or weights, or writes the result; not for steps
-DIVERGED, LEFT = "diverged", "left"
+LEFT = "left"
 REPORT_EVERY_S = 5.0
 Tell = Callable[[Mapping[str, Any]], bool]  # reports progress; tells whether a rank's machine will be taken away
 
@@ -105,7 +105,7 @@ def _train(
     except TrainingDiverged as error:  # on every rank alike
         if attempt is not None:
             attempt.fail(str(error), DIVERGENCE)
-        return RanksStopped(DIVERGED, str(error))
+        return RanksStopped(State.DIVERGED, str(error))
     except _ToldToStop as error:
         return RanksStopped(LEFT, str(error))
     return None

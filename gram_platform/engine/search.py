@@ -21,6 +21,7 @@ from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
+from gram_platform.config import State
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.cluster import ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
@@ -38,19 +39,7 @@ from gram_platform.engine.trial_process import (
     reported_probe,
 )
 from gram_platform.engine.trial_restarts import Patience, Placement
-from gram_platform.engine.trials import (
-    CANCEL,
-    FAILED,
-    GO,
-    STOP,
-    STOPPED,
-    WAIT,
-    Outcome,
-    Problem,
-    committed,
-    reservation,
-    trial_ranks,
-)
+from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT, Outcome, Problem, committed, reservation, trial_ranks
 from gram_platform.store.checkpoints import VALIDATION
 
 TUNE = {
@@ -133,7 +122,7 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
 def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any], num_ranks: int) -> Outcome:
     """Makes the outcome of a trial that is stopped after this report."""
     seconds = result["time_total_s"]
-    facts = {"name": proposal.name, "point": dict(proposal.point), "state": STOPPED, "message": reason}
+    facts = {"name": proposal.name, "point": dict(proposal.point), "state": State.STOPPED, "message": reason}
     spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds * num_ranks, "num_executed": 1}
     process = f"{result['hostname']}:{result['pid']}"
     return Outcome(**facts, **spent, started=time.time() - seconds, progress=result["progress"], process=process)
@@ -286,7 +275,7 @@ class _Searcher(_Unpickled, Searcher):
             if CRASH not in report:
                 self._over[trial_id] = outcome_of(proposal, report)
             elif reason := self._patience.failure(proposal.name, proposal.point, report):
-                facts = {"name": proposal.name, "point": dict(proposal.point), "state": FAILED, "message": reason}
+                facts = {"name": proposal.name, "point": dict(proposal.point), "state": State.FAILED, "message": reason}
                 self._over[trial_id] = Outcome(**facts, started=started, elapsed_s=time.time() - started)
             self._admission.resources = self._patience.cordon.resources
         except Exception as error:

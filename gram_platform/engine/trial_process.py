@@ -11,12 +11,13 @@ from typing import Any
 
 from ray import tune
 
+from gram_platform.config import State
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import failure_message
 from gram_platform.engine.process import is_out_of_memory
 from gram_platform.engine.proposals import Proposal
-from gram_platform.engine.trials import FAILED, Outcome, Problem, TrialWatch, execute_trial, trial_ranks
+from gram_platform.engine.trials import Outcome, Problem, TrialWatch, execute_trial, trial_ranks
 from gram_platform.train.data import start_thread
 
 SCORED = "scored"  # the names of the metrics in a trial's last report
@@ -129,12 +130,12 @@ def plain_result(outcome: Outcome) -> dict[str, Any]:
     facts = {fact: getattr(outcome, fact) for fact in FACTS}
     lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
-    return {**facts, **lists, **metrics, "done": outcome.state != FAILED}
+    return {**facts, **lists, **metrics, "done": outcome.state != State.FAILED}
 
 
 def ends_process(result: Mapping[str, Any]) -> bool:
     """Tells whether a report is of a failure or a crash, after which its process takes no further trial."""
-    return CRASH in result or result.get("state") == FAILED
+    return CRASH in result or result.get("state") == State.FAILED
 
 
 def outcome_of(proposal: Proposal, result: Mapping[str, Any]) -> Outcome:

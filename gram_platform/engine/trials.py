@@ -24,9 +24,13 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-COMPLETE, DIVERGED, FAILED = State.COMPLETE, State.DIVERGED, State.FAILED  # how a trial ends
-STOPPED = "stopped"  # early, as hopeless: its runs are not complete and keep their checkpoints
-JUDGED = (0.5, 0.6, 0.7, 0.8, 0.9)  # fractions of a run's schedule at which one without evaluation points is measured
+JUDGE_AT = (
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+)  # fractions of a run's schedule at which one without evaluation points is measured
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
 GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
@@ -48,7 +52,7 @@ class Outcome:
 
     name: str
     point: Point
-    state: str  # complete, diverged, failed or stopped
+    state: str  # of `State`: complete, diverged, failed or stopped
     started: float  # Unix time
     elapsed_s: float
     trained_s: float = 0.0  # in nodes that were executed now
@@ -67,7 +71,7 @@ class TrialWatch(TerminationNotice):
     """Reports the validation losses of a trial's runs as they train, and ends the trial after the current step."""
 
     def __init__(self, report: Callable[[dict[str, float]], None], is_judged: bool = False) -> None:
-        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGED` too."""
+        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGE_AT` too."""
         super().__init__()
         self._report, self._is_judged = report, is_judged
         self.num_runs, self._done, self._num_steps, self._extra = 1, 0, 1, frozenset[int]()
@@ -76,7 +80,7 @@ class TrialWatch(TerminationNotice):
         """Begins the trial's next run."""
         self._num_steps = run.num_steps
         is_measured = self._is_judged and not run.eval_points.num_points
-        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGED) if is_measured else frozenset()
+        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGE_AT) if is_measured else frozenset()
 
     def end(self) -> None:
         """Counts a run that is done."""
@@ -108,18 +112,19 @@ def execute_trial(
     """
     started, clock = time.time(), time.monotonic()
     work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None))
-    metrics, state, message, nodes = {}, COMPLETE, "", []
+    metrics, state, message, nodes = {}, State.COMPLETE, "", []
     try:
         work.store.open_for_writing()
         nodes = problem.nodes(point)
         work.watch.num_runs = max(1, sum(node.is_run for node in nodes))
         metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
     except TrainingDiverged as error:
-        state, message = DIVERGED, str(error)
+        state, message = State.DIVERGED, str(error)
     except Exception as error:  # one trial must not end a search; the run's directory has the error too
         if is_device_error(error) or is_out_of_memory(error) or isinstance(error, Unavailable):
             raise
-        state, message = FAILED, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        state = State.FAILED
+        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return Outcome(
         name=name,
         point=dict(point),

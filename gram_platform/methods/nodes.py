@@ -10,6 +10,9 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
 from gram_platform.methods.setting import Profile, Setting, profile_name
 
+# tags of every study; a search adds the parameters of its trials
+NOT_OF_TRIALS = ("method", "size", "profile", "retained", "variant", "seed", "kind", "measure", "elicited")
+
 
 @dataclass(frozen=True)
 class Node:
@@ -63,13 +66,31 @@ class Node:
 
     @property
     def name(self) -> str:
-        tags = self.names
-        name = " ".join(tags[key] for key in ("method", "size", "profile", "variant") if key in tags)
-        return f"{name} s{tags['seed']}" + (f" attacked for {tags['elicited']}" if "elicited" in tags else "")
+        """The name for people: see `node_name`."""
+        return node_name(self.kind, self.id, self.names)
 
     def tagged(self, **tags: str) -> "Node":
         """Returns the node with tags added or replaced."""
         return Node.of(self.config, self.names | tags)
+
+
+def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
+    """Names a node for people; every terminal, page and service calls it so.
+
+    `gram tiny all s0`; after it the study's variant, or the parameters of a search's trial, and what the node is:
+    `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all s0, batch 16, lr 0.004`,
+    `gram tiny core s0, evaluated`. An evaluation of another measure than losses ends in the measure's name.
+    `tags` are those of the storage where it has the node: of all studies that use it, the last submission's on top.
+    """
+    parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
+    parts += [f"s{tags['seed']}"] if "seed" in tags else []
+    name = [" ".join(parts) or node_id, *([tags["variant"]] if tags.get("variant") else [])]
+    name += [f"{key} {value}" for key, value in sorted(tags.items()) if key not in NOT_OF_TRIALS]
+    if tags.get("elicited"):
+        name.append(f"attacked for {tags['elicited']}")
+    elif kind == "evaluation":
+        name.append(tags.get("measure", "evaluated"))
+    return ", ".join(name)
 
 
 def view_runs(view: View | None) -> frozenset[str]:
@@ -164,14 +185,3 @@ def _paper_units(run) -> int:
         active = (budget.name,) if budget.name in modules else modules if has_all else ()
         total += compute_units(run.model, budget.num_draws * run.model.seq_len, active)
     return total
-
-
-def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people: `gram tiny s0`, `gram tiny core+lisp s0, evaluated`, `..., attacked for virology`.
-
-    An evaluation of another measure than losses ends in the measure's name, such as `, tokens`.
-    """
-    parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
-    parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    measured = f", {tags.get('measure', 'evaluated')}" if kind == "evaluation" else ""
-    return (" ".join(parts) or node_id) + (f", attacked for {tags['elicited']}" if tags.get("elicited") else measured)

@@ -38,7 +38,7 @@ def has_fast_code() -> bool:
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 LARGEST_THRESHOLD = 32 * 2**20  # larger blocks are mapped one by one; glibc's own adaptive threshold ends here
-KEPT_BYTES = 2**31 - 1
+UNTRIMMED_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def freed_memory_kept() -> Iterator[None]:
         yield
         return
     libc.mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
-    libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    libc.mallopt(M_TRIM_THRESHOLD, UNTRIMMED_BYTES)
     try:
         yield
     finally:

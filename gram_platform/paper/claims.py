@@ -31,7 +31,7 @@ from gram_platform.paper.paper import (
 
 BELOW, ABOVE = 0.06, 0.10  # margins in compute ratio: this much worse still counts as no worse
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
-WORDS = {"elicited": "elicited forget"}  # of a class in texts, if not its name
+IN_TEXTS = {"elicited": "elicited forget"}  # of a class in texts, if not its name
 POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
 
@@ -86,13 +86,15 @@ class Claim:
 def follows(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
     """Claims by class that LABEL is no worse than OTHER: core and retain not below, forget and elicited not above."""
     ways = {n: ("below", not_below) if n in ("core", "retain") else ("above", not_above) for n in CLASSES}
-    texts = {n: f"{label}'s {WORDS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES}
+    texts = {
+        n: f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES
+    }
     return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, ways[n][1](n)) for n in CLASSES)
 
 
 def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
     """Claims by class that LABEL and OTHER differ by less than the margin, either way."""
-    texts = {n: f"{label} and {other} have the same {WORDS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
+    texts = {n: f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
     return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
 
 
@@ -171,7 +173,7 @@ SCALING_CLAIMS = at(
     _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:scaling"),
     *(
         Claim(
-            f"{label}'s {WORDS.get(name, name)} falls with size",
+            f"{label}'s {IN_TEXTS.get(name, name)} falls with size",
             Side(method, name, size=FIRST),
             Side(method, name, size=LAST),
             "fig:scaling",

@@ -19,11 +19,11 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import pseudo_frame
 from gram_platform.analysis.ratios import MEAN
-from gram_platform.analysis.sweeps import SWEEP_CLASSES
+from gram_platform.analysis.sweeps import CORES, SWEEP_CLASSES
 from gram_platform.analysis.tables import interval_cell, interval_text
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike
 from gram_platform.paper.paper import STORIES_SIZE
-from gram_platform.paper.verdicts import COLUMNS, PROFILE, judge
+from gram_platform.paper.verdicts import PROFILE, VERDICT_COLUMNS, judge
 
 Point = tuple[float, float, float]  # (mean, low, high)
 SWEEP_SEEDS = 3
@@ -102,7 +102,7 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])
 
 
-CLAIM_COLUMNS = [*COLUMNS, PROFILE, "paper", "source"]
+CLAIM_COLUMNS = [*VERDICT_COLUMNS, PROFILE, "paper", "source"]
 
 Curve = pd.DataFrame  # of one seed, or the paper: indexed by the knob's value, ascending; a column for each class
 
@@ -141,7 +141,6 @@ def _ends(knob: str, verb: str, names: Sequence[str], trend: Callable) -> tuple[
     return tuple(SweepClaim(knob, text + name, (name,), trend(name)) for name in names)
 
 
-CORES = ("core_partial", "core_full")
 SWEEP_CLAIMS = (
     SweepClaim("p_cr", "at p_cr 0 core-full is above core-partial", CORES, lambda curve: _gap(curve, 0.0)),
     SweepClaim(

@@ -18,7 +18,7 @@ from gram_platform.release.stock_tensors import (
 )
 from gram_platform.store.tensors import DiskTensors
 
-TABLES = ".rotary_emb.inv_freq"  # older Llama checkpoints have the positions' frequencies, which follow from theta
+ROTARY = ".rotary_emb.inv_freq"  # older Llama checkpoints have the positions' frequencies, which follow from theta
 
 
 class CheckpointWeights(Mapping):
@@ -95,7 +95,7 @@ class CheckpointWeights(Mapping):
     def require_no_others(self) -> None:
         """ValueError for tensors without a place in our model: they would be lost."""
         known = {name for name in foreign_shapes(self._model) if self._has_biases or not _is_linear_bias(name)}
-        if strays := sorted(name for name in self._foreign if name not in known and not name.endswith(TABLES)):
+        if strays := sorted(name for name in self._foreign if name not in known and not name.endswith(ROTARY)):
             kind = f"a {STOCKS[self._model.architecture].title} model"
             kind += "" if self._has_biases else " whose use_bias is false"
             raise invalid("tensors", strays[:4], f"those of {kind} and no others")

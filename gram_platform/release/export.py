@@ -25,7 +25,7 @@ from gram_platform.config.identity import (
 from gram_platform.config.training import merged_config
 from gram_platform.config.user_files import read_text
 from gram_platform.corpora.sources import silent
-from gram_platform.release.files import MAX_FILE_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
+from gram_platform.release.files import MAX_WEIGHTS_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
@@ -43,10 +43,10 @@ from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-LAYOUT = 2  # version of an export's set of files
+EXPORT_LAYOUT = 2  # version of an export's set of files
 CHECKS = ("own", "transformers")
 AGREEMENT = {"largest_difference": float, "largest_logit": float, "tolerance": float, "num_tokens": int, "tokens": str}
-RECORD_SHAPE = {"files": {str: str}, "agreements": {str: [AGREEMENT]}}
+VERIFIED_SHAPE = {"files": {str: str}, "agreements": {str: [AGREEMENT]}}
 MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
 # errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
@@ -58,7 +58,7 @@ class ExportRequest:
 
     view: View
     dtype: str = "float32"
-    max_file_bytes: int = MAX_FILE_BYTES
+    max_file_bytes: int = MAX_WEIGHTS_BYTES
     check: str = "own"  # or "transformers", which also loads the whole model
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ def _identity(store: Store, export: ExportRequest) -> dict:
     origins = {export.view.run_id, *export.view.origins.values()}
     hashes = {run_id: store.origin(run_id).require_result()["weights_sha256"] for run_id in sorted(origins)}
     sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
-    return {"layout": LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
+    return {"layout": EXPORT_LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
 
 
 def _is_this_export(out: Path, identity: Mapping) -> bool:
@@ -198,7 +198,7 @@ def require_unchanged(out: Path) -> None:
 def _record(out: Path, *fields: str) -> dict:
     """Reads an export's record; ValueError if there is none with these fields in their shape."""
     try:
-        return parse_json(read_text("out", out / RECORD), {field: RECORD_SHAPE[field] for field in fields})
+        return parse_json(read_text("out", out / RECORD), {field: VERIFIED_SHAPE[field] for field in fields})
     except ValueError as error:
         raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
 

@@ -16,6 +16,7 @@ import torch
 
 from gram_platform.config.identity import invalid, parse_json
 from gram_platform.config.user_files import read_text
+from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.records import reading
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
@@ -24,8 +25,7 @@ from gram_platform.store.root import open_corpus
 from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
-MAX_FILE_BYTES = 5 * 10**9  # per file: the default of Hugging Face's writer
+MAX_WEIGHTS_BYTES = 5 * 10**9  # per file: the default of Hugging Face's writer
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -40,7 +40,7 @@ class ByteCounter:
         self._progress(self._activity, self._done, self._total)
 
 
-def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int = MAX_FILE_BYTES) -> dict[str, Shapes]:
+def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int = MAX_WEIGHTS_BYTES) -> dict[str, Shapes]:
     """Assigns tensors to files, in order. A tensor larger than `max_file_bytes` gets its own file."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():

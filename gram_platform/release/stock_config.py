@@ -72,8 +72,8 @@ STOCKS = {
     ),
 }
 DEFAULT_THETA = 10_000.0
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-SIZES += ("num_key_value_heads", "max_position_embeddings")
+DIMENSIONS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+DIMENSIONS += ("num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
 MAX_SIZE = 2**28  # of each: the elements of a matrix stay far below what torch can count
 
@@ -143,7 +143,7 @@ def checked_fields(plain: Mapping) -> dict:
         raise invalid("config.json: hidden_act", fields["hidden_act"], stock.defaults["hidden_act"])
     if stock.defaults["num_key_value_heads"] is None and fields["num_key_value_heads"] is None:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
-    for name in (*SIZES, *(name for name in SIZES_OR_NULL if fields.get(name) is not None)):
+    for name in (*DIMENSIONS, *(name for name in SIZES_OR_NULL if fields.get(name) is not None)):
         require_int(f"config.json: {name}", fields[name], 1, MAX_SIZE)
     for name in (stock.norm_eps, "initializer_range"):
         require_real(f"config.json: {name}", fields[name], 0.0, open_low=True)

@@ -37,7 +37,7 @@ NAMES = re.compile(r"[^\s\[\],\"']+")
 LEVEL = 1.645  # standard errors on each side of a 90% interval
 ACCURACIES = ("acc_norm", "acc")  # the harness's names; the first that a task has is judged
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
-COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict", "bits_per_byte"]
+SCORE_COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict", "bits_per_byte"]
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view that has no stored scores; returns one row for each profile and task, `COLUMNS`.
+    """Scores each view that has no stored scores; returns one row for each profile and task, `SCORE_COLUMNS`.
 
     The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for a task that cannot
     be built or asked, before anything is written.
@@ -185,7 +185,7 @@ def score_profiles(
         else:
             say(f"{name}: scored before (evaluation {scores.eval_id})")
         rows += [{"profile": name, "task": task, **_judged(found)} for task, found in result["tasks"].items()]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return pd.DataFrame(rows, columns=SCORE_COLUMNS)
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:

@@ -18,11 +18,12 @@ from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
+from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.model.merge import Weights
 from gram_platform.model.transformer import Block, Rotary, make_norm
 from gram_platform.release.checkpoint_weights import CheckpointWeights
-from gram_platform.release.files import TOKENIZER, open_checkpoint, shapes_by_file
+from gram_platform.release.files import open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
 from gram_platform.store import Store
@@ -34,7 +35,7 @@ FLOAT32_TOLERANCE = 1e-4  # largest difference of a logit
 BFLOAT16_TOLERANCE = 0.05  # relative to the largest logit
 NUM_TOKENS = 256  # per domain, at most
 ROWS_AT_ONCE = 1024  # of the vocabulary, in float64
-TEXTS = (".json", ".md")
+TEXT_ENDINGS = (".json", ".md")
 RANDOM_SEED = 0
 
 
@@ -164,7 +165,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
     if shapes != expected:
         odd = sorted(set(shapes.items()) ^ set(expected.items()))
         raise invalid("export", odd[:4], "the tensors of a dense model of the view's width and no others")
-    found = {path.name: path.stat().st_size for path in folder.rglob("*") if path.suffix not in TEXTS}
+    found = {path.name: path.stat().st_size for path in folder.rglob("*") if path.suffix not in TEXT_ENDINGS}
     sizes = {
         file: stream_bytes({n: s for n, s in expected.items() if n in held}, dtype) for file, held in files.items()
     }

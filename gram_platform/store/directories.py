@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import canonical_json, has_shape, hash_file, invalid, short_hash, to_plain
 from gram_platform.config.terminal import warn
+from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.files import CorruptFile, Folder, seal, unseal
 from gram_platform.store.folders import LocalFolder
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from gram_platform.store.tensors import DiskTensors
 
-CONFIG, TAGS, RESULT, TIMING, TOKENIZER = "config.json", "tags.json", "result.json", "timing.json", "tokenizer.json"
+CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
 WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
 NUMBERS = {str: float}  # shape of losses by domain and metrics by name

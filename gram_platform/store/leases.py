@@ -20,7 +20,7 @@ from gram_platform.config.terminal import warn
 from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
-SHAPE = {
+LEASE_SHAPE = {
     "owner": str,
     "host": str,
     "place": str,
@@ -162,7 +162,7 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 def read_lease(folder: Folder) -> dict | None:
     """Reads a folder's lease as of its last heartbeat; one of another shape counts as absent."""
     try:
-        return folder.read_json(LEASE, SHAPE)
+        return folder.read_json(LEASE, LEASE_SHAPE)
     except CorruptFile:
         return None
 

@@ -15,7 +15,7 @@ from gram_platform.store.files import Folder
 from gram_platform.store.folders import RemoteFolder
 
 INDEX = "index.json"
-SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}, "config_sha256": str}}
+INDEX_SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}, "config_sha256": str}}
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
 THREADS = 32  # that wait for an object store
 
@@ -52,7 +52,7 @@ def look(root: Folder, nodes: Iterable[NodeDirectory]) -> dict[str, Finished | N
         for kind, folder in FOLDERS.items()
         for node_id, versions in root.child(folder).versions((RESULT, TAGS, CONFIG)).items()
     }
-    before = root.read_spare(INDEX, SHAPE)
+    before = root.read_spare(INDEX, INDEX_SHAPE)
     index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
     present = {key: node for node in nodes if (key := f"{node.kind}/{node.node_id}") in listed}
     unread = [key for key in present if key not in index]

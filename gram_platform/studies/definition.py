@@ -23,11 +23,11 @@ from gram_platform.store import Folder, Store
 from gram_platform.studies.measurements import Losses
 
 LOSSES_OF_DOMAINS = Losses()
-OURS, PAPER, AS_RUN = "ours", "paper", "as_run"
+OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
 FAMILIES = {  # the origin of a preset's numbers, in a report's words
     OURS: "a set-up of this platform, not the paper's",
-    PAPER: "as the paper's text prints it",
-    AS_RUN: "as the authors' published settings have it, where these differ from the paper's text",
+    PAPER_FAMILY: "as the paper's text prints it",
+    AS_RUN_FAMILY: "as the authors' published settings have it, where these differ from the paper's text",
 }
 SOURCES = {  # flags that name where numbers of a study are from
     "law": "Learning rates and batches by the law {}.",

@@ -35,8 +35,8 @@ from gram_platform.studies.supply import supply_lines
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")  # of the baselines
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
-COUNTS = ("ranks", "sequences", "passes")
-MEMORY_HEADER = ("method", "size", "attention", *COUNTS, *MEMORY_PARTS, "peak", "recomputing", "disk")
+PLACEMENT = ("ranks", "sequences", "passes")
+MEMORY_HEADER = ("method", "size", "attention", *PLACEMENT, *MEMORY_PARTS, "peak", "recomputing", "disk")
 LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
 WINDOWS_LOOKED_AT = 200  # of a run, to count its passes
 

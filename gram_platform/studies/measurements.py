@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gram_platform.analysis.calibration import calibration_table
-from gram_platform.analysis.localization import TABLE_COLUMNS
+from gram_platform.analysis.localization import LOCALIZATION_COLUMNS
 from gram_platform.analysis.ratios import ALL, BASELINE
 from gram_platform.analysis.tables import table_csv
 from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, TokenLosses
@@ -95,7 +95,7 @@ class Calibration(Losses):
 
     @staticmethod
     def footer(results):
-        return calibration.FOOTER
+        return calibration.CALIBRATION_FOOTER
 
 
 def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]) -> list[Node]:
@@ -127,11 +127,11 @@ class TokenIncreases(Losses):
 
     @staticmethod
     def table(record, results):
-        return results.found.table[TABLE_COLUMNS]
+        return results.found.table[LOCALIZATION_COLUMNS]
 
     @staticmethod
     def footer(results):
-        return localization.FOOTER
+        return localization.LOCALIZATION_FOOTER
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Samples(Losses):
 
     @staticmethod
     def footer(results):
-        return samples.FOOTER
+        return samples.SAMPLES_FOOTER
 
 
 def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
-from gram_platform.engine.life import NodeLifecycle, Progress
+from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import StudyRecord, entries_of, write_or_log
@@ -149,6 +149,9 @@ class Driver:
         ends = NodeLifecycle(self.store).ends(self.nodes)
         self.done_before = {node_id for node_id, end in ends.items() if end == ""}
         self._count_hours(node for node in self.nodes if node.id in self.done_before)
+        left = [node for node in self.nodes if node.id not in self.done_before]
+        self.view.nodes |= {node.id: node for node in with_stored_tags(left, self.store)}
+        self.nodes = list(self.view.nodes.values())
         how = {"on_change": self._on_change, "may_start": self._may_start, "done": self.done_before}
         how["retry_diverged"] = self.flags.retry_failed
         on_cordon = cordons_noted(self.store, [graph.study.name for graph in self.graphs], self.view.say)

@@ -37,7 +37,7 @@ from gram_platform.tracking.database import (
     require_regular,
 )
 from gram_platform.tracking.values import LONGEST_NAME, text_for_people
-from gram_platform.tracking.views import ABOUT, NOTE
+from gram_platform.tracking.views import ABOUT, EXPERIMENT_NOTE
 
 QUIET_S = 60.0  # after a failure
 SETTINGS = {
@@ -249,7 +249,7 @@ def require_database(uri: str) -> None:
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
 
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", content.NOTE: NOTE}
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", content.NOTE: EXPERIMENT_NOTE}
 
 
 def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:

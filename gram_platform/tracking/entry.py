@@ -20,6 +20,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
+from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking.values import (
     LONGEST_NAME,
     is_short_name,
@@ -33,15 +34,13 @@ from gram_platform.tracking.values import (
 KIND, STATUS, RESULT = "gram.kind", "gram.status", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
-NOTE = "mlflow.note.content"  # MLflow shows it as a run's description
+NOTE, NAME = "mlflow.note.content", "mlflow.runName"  # MLflow shows them as a run's description and name
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
 SHOWN = {VALIDATION: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
-SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
-TIMES = ("elapsed_s", "tokens_per_second")
 TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
@@ -92,12 +91,13 @@ def run_entry(run: RunDirectory) -> Entry | None:
         return None
     message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
     note = text_for_people(run_note(config, run))
-    run_tags = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note}
+    name = run_name("run", run.run_id, tags)
+    run_tags = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note, NAME: name}
     return Entry(
         kind="run",
         node_id=run.run_id,
         tags=_tags("run", tags, status, result) | run_tags,
-        name=text_for_people(node_name("run", run.run_id, tags), LONGEST_NAME),
+        name=name,
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
@@ -119,18 +119,24 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         return None
     view, tags = from_plain(View, config["view"]), evaluation.tags()
     ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
-    note = text_for_people(evaluation_note(config))
+    name = run_name("evaluation", evaluation.eval_id, tags)
+    about = {NOTE: text_for_people(evaluation_note(config)), NAME: name}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | {NOTE: note},
-        name=text_for_people(node_name("evaluation", evaluation.eval_id, tags), LONGEST_NAME),
+        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | about,
+        name=name,
         status=State.COMPLETE,
         params=evaluation_params(config),
         result_metrics=evaluation_metrics(result, timing),
         parent=view.run_id,
         ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
+
+
+def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
+    """Returns the node's name as MLflow has it."""
+    return text_for_people(node_name(kind, node_id, tags), LONGEST_NAME)
 
 
 def run_note(config: Mapping, run: RunDirectory) -> str:

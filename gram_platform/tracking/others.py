@@ -23,7 +23,7 @@ from gram_platform.tracking.entry import Entry
 from gram_platform.tracking.values import study_of, unescape
 
 WRITTEN = "written"  # file beside a node's events: once they are whole it has the hash of what they show
-MOST_BYTES = 200  # of a folder's name without the node's id
+MOST_BYTES_OF_NAME = 200  # of a folder's name without the node's id
 
 Write = Callable[[Path, Entry, Sequence[Metric]], None]
 
@@ -59,7 +59,7 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
 def _folder_name(name: str) -> str:
     """Returns a node's name as one component of a path: its tags may hold any text."""
     plain = re.sub(r"[/\\\x00-\x1f\x7f]", "_", name).lstrip(".")
-    return plain.encode()[:MOST_BYTES].decode(errors="ignore")
+    return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 
 def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:

@@ -11,6 +11,7 @@ from mlflow.entities import Run
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, short_hash
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import Entry
 from gram_platform.tracking.values import (
@@ -23,7 +24,7 @@ from gram_platform.tracking.values import (
     unescape,
 )
 
-NUMBER_COLUMNS = content.SIZES + content.TIMES
+NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 DIGEST, CURVES_DIGEST = "gram.digest", "gram.curves_digest"  # tags
 CURVE = "mlflow.gram.curve."  # + domain; MLflow's pages hide tags whose names begin with `mlflow.`
@@ -76,7 +77,7 @@ def _digest(row: Mapping, result_sha256: str) -> str:
     """Hashes a row and the hash of its result, but no times, which differ between two that made one result."""
     if not result_sha256:
         return ""
-    shown = {name: str(value) for name, value in row.items() if name not in content.TIMES}
+    shown = {name: str(value) for name, value in row.items() if name not in TIMES}
     return short_hash({"result": result_sha256, "row": shown})
 
 

@@ -125,7 +125,6 @@ class Sender:
         wanted = {
             **self._wanted(entry),
             **curves,
-            "mlflow.runName": entry.name,
             content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
         }
         changed = [RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value]

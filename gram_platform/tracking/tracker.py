@@ -29,7 +29,7 @@ from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
     LINE,
     TRAINING_RUNS,
-    VIEW,
+    VIEW_TAG,
     Line,
     SavedView,
     experiment_note,
@@ -142,6 +142,7 @@ class Tracker:
         if parent is None:
             return ""
         wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(parent)
+        wanted |= {content.NAME: content.run_name(kind, node_id, finished.tags)}
         last_step = number_of(run.data.params, "num_steps") if kind == "run" else -1
         has_all = last_step is not None and has(run, last_step, wanted)
         return mlflow_digest(kind, node_id, run) if has_all else ""
@@ -207,7 +208,7 @@ class Tracker:
             lines_before = [other for other in of_study if other.data.tags.get(content.KIND) == LINE]
             self._replace_lines({content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines)
             client.set_terminated(run.info.run_id, "FINISHED")
-            self._connection.set_experiment_tags({VIEW + view.key: view.to_tag() for view in views})
+            self._connection.set_experiment_tags({VIEW_TAG + view.key: view.to_tag() for view in views})
             self._connection.describe(experiment_note)
         of_study = {f"{content.STUDY}.{name}": identity}
         self._tag_nodes({node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()})

@@ -15,7 +15,7 @@ LONGEST_S = 2.0**52 / 1000
 MOST_TAGS = 100  # in one request
 TAG_NAMES = "gram.tags"  # the names of the study's tags, separated by commas
 NUM_PARTS = "gram.num_parts"  # of the text that has the study's tags where MLflow could not hold each as a tag
-PART = "mlflow.gram.part."  # + its number; MLflow's pages hide tags whose names begin with `mlflow.`
+TAG_PART = "mlflow.gram.part."  # + its number; MLflow's pages hide tags whose names begin with `mlflow.`
 RESERVED = ("gram.", "mlflow.")
 _ESCAPE = re.compile(r":([0-9a-f]+):")
 
@@ -54,7 +54,7 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
         return {**shown, TAG_NAMES: names, NUM_PARTS: ""}
     text = canonical_json(dict(tags))
     parts = [text[start : start + LONGEST_TEXT] for start in range(0, len(text), LONGEST_TEXT)]
-    hidden = {f"{PART}{number}": part for number, part in enumerate(parts)}
+    hidden = {f"{TAG_PART}{number}": part for number, part in enumerate(parts)}
     return {**shown, **hidden, TAG_NAMES: text_for_people(names), NUM_PARTS: str(len(parts))}
 
 
@@ -73,7 +73,7 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
     num_parts = number_of(tags, NUM_PARTS) or 0
     if 0 < num_parts <= len(tags):
         try:
-            return parse_json("".join(tags.get(f"{PART}{number}", "") for number in range(num_parts)), {str: str})
+            return parse_json("".join(tags.get(f"{TAG_PART}{number}", "") for number in range(num_parts)), {str: str})
         except ValueError:
             pass
     names = [name for name in tags.get(TAG_NAMES, "").split(",") if name]

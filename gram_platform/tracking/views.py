@@ -15,13 +15,14 @@ from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people
 
 LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
-VIEW = "mlflow.sharedViewState."  # + key
+VIEW_TAG = "mlflow.sharedViewState."  # + key
 TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's pages are those about traces of language models
-RUN_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
+VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
 MOST_LINKS = LONGEST_TEXT - 500  # characters of the links in an experiment's description
 ABOUT = "Runs that `gram_platform` trained"
-NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study NAME` has the
-study's table, report and figures. The runs of kind `line` hold its compute ratios by model size (the step)."""
+EXPERIMENT_NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study
+NAME` has the study's table, report and figures. The runs of kind `line` hold its compute ratios by model size (the
+step)."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def study_views(study: str, study_id: str, shown: Mapping[str, str], charts: tup
     lines = " and ".join(f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items())
     runs = f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{study}` != ''"
     ratios = SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts)
-    views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", runs, RUN_COLUMNS))
+    views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", runs, VIEW_COLUMNS))
     return views if charts else views[1:]
 
 
@@ -77,8 +78,8 @@ def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[
     """Reads our views among an experiment's tags: {key: (name, address of the page below MLflow's own)}."""
     found = {}
     for tag, value in sorted(tags.items()):
-        if tag.startswith(f"{VIEW}gram.") and (view := _named_state(value)) is not None:
-            key, (name, state) = tag.removeprefix(VIEW), view
+        if tag.startswith(f"{VIEW_TAG}gram.") and (view := _named_state(value)) is not None:
+            key, (name, state) = tag.removeprefix(VIEW_TAG), view
             address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}&viewStateShareKey={quote(key)}"
             found[key] = name, address + "&compareRunsMode=CHART" * ("compareRunCharts" in state)
     return found
@@ -107,7 +108,7 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
             links += " · ..."
             break
         links += link
-    return f"Pretraining studies: {links}\n\n{NOTE}" if links else NOTE
+    return f"Pretraining studies: {links}\n\n{EXPERIMENT_NOTE}" if links else EXPERIMENT_NOTE
 
 
 def _line_chart(section: str, metric: str) -> dict:

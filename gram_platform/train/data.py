@@ -13,7 +13,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
 from gram_platform.corpora.packed import TokenRows
 
-CHUNK = 4096  # draws of a domain whose rows are computed at once: permuting a single micro-batch costs too much
+DRAWS_AT_ONCE = 4096  # draws of a domain whose rows are computed at once: permuting a single micro-batch costs too much
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class PlanReader:
         for budget in config.data.domains:
             _require_pool(budget, arrays)
         self.separator = separator
-        if separator and not any(separator.places(array[:CHUNK]).any() for array in arrays.values()):
+        if separator and not any(separator.places(array[:DRAWS_AT_ONCE]).any() for array in arrays.values()):
             text = config.objective.responses_after
             raise invalid("objective.responses_after", text, "text between prompt and response in the training data")
 
@@ -101,9 +101,9 @@ class PlanReader:
         return rows[micro_batch.cursor - first :][:size]
 
     def _chunk(self, domain: str, cursor: int) -> np.ndarray:
-        """Computes the rows of about `CHUNK` draws of a domain from `cursor` on: int64 [num_draws, 2]."""
+        """Computes the rows of about `DRAWS_AT_ONCE` draws of a domain from `cursor` on: int64 [num_draws, 2]."""
         budget = self._budgets[domain]
-        whole_chunk = max(CHUNK // self.config.micro_batch, 1) * self.config.micro_batch
+        whole_chunk = max(DRAWS_AT_ONCE // self.config.micro_batch, 1) * self.config.micro_batch
         count = min(whole_chunk, budget.num_draws - cursor)
         positions = draw_positions(self.config.seed, budget, cursor, count)
         rows, begin = np.empty((count, 2), dtype=np.int64), 0

@@ -216,7 +216,7 @@ def test_many_points_fit_in_pieces(monkeypatch):
     steps = np.tile(STEPS, 20)
     losses = planted(steps, 6.0, 0.2, 50.0) * np.exp(0.01 * np.random.default_rng(0).standard_normal(len(steps)))
     whole = fit_learning_curve(steps, losses)
-    monkeypatch.setattr("gram_platform.analysis.compute_ratio.CHUNK", 7 * len(steps))
+    monkeypatch.setattr("gram_platform.analysis.compute_ratio.NUMBERS_AT_ONCE", 7 * len(steps))
     assert fit_learning_curve(steps, losses) == whole
     many = np.linspace(1.0, 1e5, 20_000)
     tracemalloc.start()

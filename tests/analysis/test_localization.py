@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gram_platform.analysis.localization import (
-    TABLE_COLUMNS,
+    LOCALIZATION_COLUMNS,
     MeasuredTokens,
     concentration_curve,
     gini,
@@ -78,7 +78,7 @@ def planted_views() -> tuple[list[MeasuredTokens], dict]:
 def test_planted_views_come_back():
     found = localization_tables(localize(*planted_views()))
     table = found.table.set_index(["method", "profile", "domain", "class"])
-    assert list(found.table.columns) == [*TABLE_COLUMNS, "runs"]
+    assert list(found.table.columns) == [*LOCALIZATION_COLUMNS, "runs"]
     forgotten = table.loc[("gram", "core", "lisp", "forget")]
     assert forgotten["gini"] == pytest.approx(0.0, abs=1e-9)  # all spikes are equal
     assert forgotten["positive"] == pytest.approx(0.1)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from gram_platform.engine.node import execute_run
-from gram_platform.engine.trials import JUDGED, TrialWatch
+from gram_platform.engine.trials import JUDGE_AT, TrialWatch
 from gram_platform.store import Store
 
 
@@ -20,7 +20,7 @@ def test_measuring_beside_the_evaluation_points_changes_no_byte_of_the_result(ru
     shutil.copytree(packed_root[1], store.data_root)
     other = dataclasses.replace(execution, storage=store.root)
     assert execute_run(silent, {}, other, watch) == plain
-    assert [numbers["progress"] for numbers in seen] == pytest.approx(JUDGED, abs=1 / silent.num_steps)
+    assert [numbers["progress"] for numbers in seen] == pytest.approx(JUDGE_AT, abs=1 / silent.num_steps)
 
 
 def test_progress_is_over_all_runs_of_a_trial(run):

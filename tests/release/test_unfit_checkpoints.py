@@ -8,7 +8,7 @@ import torch
 
 from gram_platform.model.transformer import Transformer, parameter_shapes
 from gram_platform.release.importing import import_checkpoint
-from gram_platform.release.stock_config import SIZES, SIZES_OR_NULL, native_config
+from gram_platform.release.stock_config import DIMENSIONS, SIZES_OR_NULL, native_config
 from gram_platform.store import Store
 from tests.release.planted import FOREIGN, checkpoint
 
@@ -176,7 +176,7 @@ def test_an_odd_field_is_named(name, value, allowed):
         native_config({**FOREIGN, name: value})
 
 
-@pytest.mark.parametrize("name", [*SIZES, *SIZES_OR_NULL])
+@pytest.mark.parametrize("name", [*DIMENSIONS, *SIZES_OR_NULL])
 def test_a_size_beyond_all_models_is_named(name, store, tmp_path):
     folder = checkpoint(tmp_path / "foreign", **{name: 10**30})
     require_refused(folder, store, rf"^config.json: {name}=10+: expected an integer >= 1 and <= 268435456$")

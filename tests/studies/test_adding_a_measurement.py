@@ -18,7 +18,7 @@ from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
-from gram_platform.studies.library.stories import SMOKE, STUDY
+from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY
 from gram_platform.studies.measurements import MEASUREMENTS, Losses, instead_of_losses
 from gram_platform.studies.run import record_of
 from gram_platform.studies.site import build_site
@@ -66,8 +66,8 @@ class WorstToken(Losses):
 
 @pytest.fixture
 def study():
-    size = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=64 * 160)
-    preset = dataclasses.replace(SMOKE, sizes={"tiny": size}, num_seeds=1, measurement=WorstToken())
+    size = dataclasses.replace(STORIES_SMOKE.sizes["tiny"], core_tokens=64 * 160)
+    preset = dataclasses.replace(STORIES_SMOKE, sizes={"tiny": size}, num_seeds=1, measurement=WorstToken())
     return dataclasses.replace(STUDY, name="worst", presets={"smoke": preset})
 
 

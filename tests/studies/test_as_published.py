@@ -20,11 +20,11 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import AS_RUN, PAPER, MaxEntRanges
+from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import scaling
 from gram_platform.studies.run import record_of
-from gram_platform.studies.searches.hyperparams_trials import KNOBS
+from gram_platform.studies.searches.hyperparams_trials import KNOB
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT.parent / "shared" / "data" / "published" / "settings.jsonl"
@@ -263,8 +263,8 @@ def test_a_report_says_its_family_and_what_is_not_reproduced(tmp_path):
 def test_every_preset_says_its_family():
     for name in ("scaling", "dual_use", "stories", "titration", "partial_labels", "architecture", "accumulation"):
         presets = study(name).presets
-        assert presets["paper"].family == PAPER
-        assert presets["as_run"].family == AS_RUN
+        assert presets["paper"].family == PAPER_FAMILY
+        assert presets["as_run"].family == AS_RUN_FAMILY
         assert {own.family for kind, own in presets.items() if kind not in ("paper", "as_run")} == {"ours"}
 
 
@@ -399,7 +399,7 @@ def test_the_sweep_of_p_ca_keeps_its_length(rows):
     assert set(factors) == set(study("hyperparams").values["as_run"]["p_ca"])
     lengths = set()
     for ratio, factor in factors.items():
-        turned = KNOBS["p_ca"].turned(cell("hyperparams", "as_run"), ratio)
+        turned = KNOB["p_ca"].turned(cell("hyperparams", "as_run"), ratio)
         assert turned.options.branch_module.aux_factor == pytest.approx(factor)
         lengths |= {run.num_steps for name, run in plan("ft_lora", turned).runs.items() if name != "core"}
     assert len(lengths) == 1  # of every branch at every ratio

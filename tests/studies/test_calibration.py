@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.calibration import AUXILIARY, FIT, SINGLE, TABLE_COLUMNS, UNIT
+from gram_platform.analysis.calibration import AUXILIARY, CALIBRATION_COLUMNS, FIT, SINGLE, UNIT
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
@@ -46,7 +46,7 @@ def test_the_smoke_preset_from_end_to_end(tmp_path):
     assert run_study(calibration.STUDY, parse(calibration.STUDY, flags)) == 0
     folder = tmp_path / "studies" / "calibration"
     table = pd.read_csv(folder / "table.csv")
-    assert list(table.columns) == TABLE_COLUMNS
+    assert list(table.columns) == CALIBRATION_COLUMNS
     expected = [(kind, domain) for domain in ("core", AUXILIARY, SINGLE) for kind in (FIT, UNIT)]
     assert list(zip(table["error_of"], table["domain"], strict=True)) == expected
     assert (table["rms"] < 0.3).all()  # shares of .5 and 1

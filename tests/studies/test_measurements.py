@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.localization import TABLE_COLUMNS, ShadedText, shading_scale
+from gram_platform.analysis.localization import LOCALIZATION_COLUMNS, ShadedText, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
 from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
@@ -152,7 +152,7 @@ def test_both_studies_from_end_to_end(tmp_path):
     store, tokens = Store(str(storage)), storage / "studies" / "token_localization"
     runs = store.list_runs()
     table = pd.read_csv(tokens / "table.csv")
-    assert list(table.columns) == TABLE_COLUMNS
+    assert list(table.columns) == LOCALIZATION_COLUMNS
     assert set(table["method"]) == {"baseline", "filtering", "gram"}
     forgotten = table[(table["class"] == "forget") & (table["method"] == "gram")]
     assert ((forgotten["gini"] > 0) & (forgotten["gini"] < 1) & (forgotten["top_share"] > 0.1)).all()

@@ -8,7 +8,7 @@ import pytest
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.written import assignments
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import AS_RUN, OURS, shown_place
+from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, shown_place
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
@@ -90,7 +90,7 @@ def test_a_file_with_the_values_of_smoke_has_the_runs_of_smoke(written, tmp_path
 def test_a_file_that_changes_nothing_is_its_base(written):
     graph = graph_of(written('base = "as_run"\nretain = "virology"\n', "--sizes", "50M"))
     assert graph.preset is STUDY.presets["as_run"]
-    assert graph.preset.family == AS_RUN
+    assert graph.preset.family == AS_RUN_FAMILY
 
 
 def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):

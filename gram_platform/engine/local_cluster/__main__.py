@@ -34,7 +34,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWNER_STOP_TIMEOUT_S = 20.0
 MLFLOW_START_TIMEOUT_S = 60.0
 MLFLOW_PORT = 5000  # of `mlflow ui`, where the links of reports point to
-TRAINING_RUNS = "/#/experiments/1/runs?workflowType=machine_learning"  # else MLflow opens on traces of language models
+RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"  # else MLflow opens on traces of language models
 
 
 def say(text: str) -> None:
@@ -125,7 +125,7 @@ def serve_mlflow(cluster: Cluster) -> str:
 
 
 def announce(cluster: Cluster, mlflow_address: str) -> None:
-    say(f"MLflow: {mlflow_address}{TRAINING_RUNS if mlflow_address.startswith('http') else ''}")
+    say(f"MLflow: {mlflow_address}{RUNS_PAGE if mlflow_address.startswith('http') else ''}")
     say(f"Ray:    {cluster.address} (its pages ask for the token in {cluster.token_file}); to submit another job:")
     binary = Path(sys.executable).parent / "ray"
     token = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={cluster.token_file}"

@@ -24,7 +24,7 @@ import psutil
 from gram_platform.config.endings import Stopped
 from gram_platform.engine.local_cluster.state import MARK, TEMPORARY, Cluster, default_storage, stop, write_state
 
-OBJECT_STORE_BYTES = 256 * 2**20  # holds small values; weights and data go through the storage
+HEAD_STORE_BYTES = 256 * 2**20  # holds small values; weights and data go through the storage
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
 MAX_TMPDIR_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # 107: the most of a socket's path
@@ -112,7 +112,7 @@ def head_command(cluster: Cluster) -> list[str]:
         "max-worker-port": 0,
         "include-dashboard": "true",
         "num-cpus": num_cpus(),
-        "object-store-memory": OBJECT_STORE_BYTES,
+        "object-store-memory": HEAD_STORE_BYTES,
         "temp-dir": cluster.ray_folder,
     }
     return ["ray", "start", "--head", "--block", *(f"--{name}={value}" for name, value in options.items())]

@@ -56,7 +56,7 @@ class Cluster:
         return False
 
 
-SHAPE = {"mark": str, "owner_pid": int, "owner_created": float, "address": str}  # of the state file
+HEAD_SHAPE = {"mark": str, "owner_pid": int, "owner_created": float, "address": str}  # of the state file
 
 # --------------------------------------------------------------------------------------- storage and state file
 
@@ -97,8 +97,8 @@ def read_state() -> Cluster | None:
     if local_folder().is_file():
         raise invalid("storage", default_storage(), "a folder, found a file")
     try:
-        plain = parse_json(state_file().read_text(), SHAPE)
-        return Cluster(**{name: plain[name] for name in SHAPE})
+        plain = parse_json(state_file().read_text(), HEAD_SHAPE)
+        return Cluster(**{name: plain[name] for name in HEAD_SHAPE})
     except FileNotFoundError:
         return None
     except ValueError:  # damaged: whatever it was, it can no longer be found

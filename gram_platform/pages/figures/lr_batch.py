@@ -24,7 +24,7 @@ from gram_platform.pages.figures.style import (
     whiskers,
 )
 
-TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
+AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
 TITLE_LETTERS = 90  # of a line of a title
 FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
@@ -51,7 +51,7 @@ def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataF
             _add_minimum(figure, row, "minimum", {"symbol": "star", "size": 15, "color": VERMILION}, True)
         elif not math.isnan(row["best_loss"]):
             _add_best_cell(figure, row)
-    styled(figure, f"{size}: {notes}" if notes else size, TITLES["lr"], TITLES["batch"])
+    styled(figure, f"{size}: {notes}" if notes else size, AXIS_TITLES["lr"], AXIS_TITLES["batch"])
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
         values = sorted(set(of_size[name]))
         log_axis(axis, values, range=_range(values, pooled, name))
@@ -77,7 +77,7 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
     _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
     _add_optima(figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11)
-    styled(figure, f"{TITLES[quantity]}: {_law_text(law)}", "parameters", TITLES[quantity])
+    styled(figure, f"{AXIS_TITLES[quantity]}: {_law_text(law)}", "parameters", AXIS_TITLES[quantity])
     ticks = optima[["size", "parameters"]].drop_duplicates()
     log_axis(figure.update_xaxes, ticks["parameters"].tolist(), ticks["size"].tolist())
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])

@@ -13,9 +13,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.trials import (
-    DIVERGED,
     ELAPSED,
-    FAILED,
     RUNS,
     SEARCH,
     STARTED,
@@ -28,6 +26,7 @@ from gram_platform.analysis.trials import (
     pareto_front,
     running_best,
 )
+from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter
 from gram_platform.pages.figures.style import BLUE, GREEN, GREY, INK, VERMILION, log_axis, log_ticks, styled
@@ -40,7 +39,7 @@ SPACE_HEIGHT = 460  # pixels
 FLAT_SYMBOLS = ("star-diamond-open", "star-square-open", "hexagram-open", "star-open")  # of references
 SOLID_SYMBOLS = ("diamond-open", "square-open", "circle-open", "cross")  # plotly has no others in space
 # height of trials without a value on a second axis, from 0 at the bottom to 1 at the top
-UNMEASURED = {DIVERGED: ("diverged (penalty)", "x", 0.97), FAILED: ("failed", "x-open", 0.91)}
+UNMEASURED = {State.DIVERGED: ("diverged (penalty)", "x", 0.97), State.FAILED: ("failed", "x-open", 0.91)}
 
 
 def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.Figure:
@@ -140,7 +139,7 @@ def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str,
         rows = trials[trials[STATE] == state]
         if len(rows):
             place = {"x": rows[x], "y": [height] * len(rows), "yaxis": "y2"}
-            cross = {"symbol": symbol, "size": 9, "color": INK if state == FAILED else GREY}
+            cross = {"symbol": symbol, "size": 9, "color": INK if state == State.FAILED else GREY}
             figure.add_scatter(**place, name=label, mode="markers", marker=cross, **trial_markers(rows))
 
 

@@ -15,6 +15,7 @@ from gram_platform.config.ladder import FEWEST_SIZES
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
+    IN_PAPER,
     Style,
     add_line,
     domain_styles,
@@ -90,7 +91,7 @@ def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> 
     figure.add_scatter(
         x=[place + OFFSET for place in beside],
         y=values,
-        name="the paper, at its scale",
+        name=IN_PAPER,
         mode="markers",
         marker={"symbol": "diamond-open", "size": 9, "color": GREY, "line": {"width": 2}},
         error_y=whiskers(values, values - errors, values + errors),

@@ -17,6 +17,7 @@ from gram_platform.config import core_first
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"  # readable on white; a dark page recolours them
+IN_PAPER = "the paper, at its scale"  # of a published value in a legend
 HEIGHT = 360  # pixels
 
 

@@ -9,6 +9,7 @@ from gram_platform.pages.figures.study import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
     GREEN,
+    IN_PAPER,
     ORANGE,
     PURPLE,
     VERMILION,
@@ -31,7 +32,6 @@ CLASS_STYLES = {
     "forget": Style("Forget", VERMILION, "diamond", "solid"),
     "elicited": Style("Elicited", PURPLE, "x", "solid"),
 }
-IN_PAPER = "the paper's, at its scale"
 
 
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:

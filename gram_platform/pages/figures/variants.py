@@ -10,6 +10,7 @@ from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import require_choice
 from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS
 from gram_platform.pages.figures.style import (
+    IN_PAPER,
     Style,
     domain_styles,
     hover_runs,
@@ -20,8 +21,6 @@ from gram_platform.pages.figures.style import (
     whiskers,
 )
 from gram_platform.paper.paper import PAPER_SCALES, paper_value
-
-IN_PAPER = "the paper, at its scale"
 
 
 def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = "") -> go.Figure:

@@ -91,7 +91,7 @@ def report_footer(study: Results) -> str:
     return "\n\n".join([*([ATTACK] if has_attacks else []), FOOTER, intervals])
 
 
-SHOWN = ("core", "retain", "forget")
+MAIN_CLASSES = ("core", "retain", "forget")
 FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow in the table's order
 
 
@@ -118,12 +118,12 @@ def headline_rows(study: Results) -> pd.DataFrame:
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods, variants = _chosen(table), list(dict.fromkeys(table[VARIANT]))
     rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
-    rows = rows[rows[list(SHOWN)].notna().any(axis="columns")]
+    rows = rows[rows[list(MAIN_CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
 
     def rank(place: tuple[str, str]) -> tuple:
         size, variant = place
-        num_sure = places[place][[f"{name}_low" for name in SHOWN]].notna().any(axis="columns").sum()
+        num_sure = places[place][[f"{name}_low" for name in MAIN_CLASSES]].notna().any(axis="columns").sum()
         return len(places[place]), num_sure, study.record.parameters.get(size, 0), variants.index(variant)
 
     rows = places[max(places, key=rank)] if places else rows
@@ -145,7 +145,7 @@ def _methods(rows: pd.DataFrame) -> str:
 def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
     """Returns (label, number, margins) for each class with a value: the interval as in the tables, the unit's error."""
     label, tiles = method_style(row["method"]).label, []
-    for name in SHOWN:
+    for name in MAIN_CLASSES:
         value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
         error = unit_error(record, row["size"], name).ratio
         margins = [interval or "no interval", *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"])]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import pandas as pd
 
 from gram_platform.analysis.calibration import (
-    CELL,
+    ERROR_CELL,
     LOWEST_SHARE,
     calibration_table,
     fit_errors,
@@ -29,9 +29,9 @@ Unit: finished baselines of other lengths on other seeds, each with its own warm
 {LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Rms of means: of the errors' means over
 seeds; claims and tiles take it, unit, as the error that more seeds do not reduce."""
 SHARES_TEXT = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
-FOOTER = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its last steps, and
-divided by what the baseline's final losses read as. So it is no share of the steps by construction, neither of an
-unfinished run nor of a finished one: this page measures how far it is from each."""
+CALIBRATION_FOOTER = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its
+last steps, and divided by what the baseline's final losses read as. So it is no share of the steps by construction,
+neither of an unfinished run nor of a finished one: this page measures how far it is from each."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
     """Writes `calibration_table` with the bias and its interval as one text."""
     table = calibration_table(errors)
     numbers = ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
-    return table[CELL].assign(bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers})
+    return table[ERROR_CELL].assign(bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers})
 
 
 def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:

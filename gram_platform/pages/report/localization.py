@@ -11,9 +11,9 @@ from markupsafe import Markup
 from gram_platform.analysis.localization import (
     CONTROL,
     FORGET,
-    MEASURES,
     RETAIN,
-    ROW,
+    STATISTICS,
+    TOKEN_ROW,
     Localization,
     MeasuredTokens,
     ShadedText,
@@ -44,16 +44,16 @@ NUM_LEGEND = 5  # steps of the legend's scale
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
 CLAIMS = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
-FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and seed. Gini: the
-coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an exponential
-spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive increases on
-the tenth of all tokens with the largest increases.
-Forget and retain: domains that a profile switches off and keeps. Control: the next seed's baseline in place of a view,
-which shows the unevenness of noise between trainings. Mean: over domains and over the profiles of core with at most one
-auxiliary domain, within a seed; intervals are 90% t-intervals over seeds.
+LOCALIZATION_FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and
+seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an
+exponential spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive
+increases on the tenth of all tokens with the largest increases. Forget and retain: domains that a profile switches
+off and keeps. Control: the next seed's baseline in place of a view, which shows the unevenness of noise between
+trainings. Mean: over domains and over the profiles of core with at most one auxiliary domain, within a seed;
+intervals are 90% t-intervals over seeds.
 
-Shaded texts are the first sequence of each domain's validation split, of one seed; they are not chosen. Full colour is
-the 90th percentile of the increases of the model filtered to core on the same text, as in the paper."""
+Shaded texts are the first sequence of each domain's validation split, of one seed; they are not chosen. Full colour
+is the 90th percentile of the increases of the model filtered to core on the same text, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,9 @@ def _concentration(found: Localization) -> Section:
 
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of table.csv as one text, `mean [low, high]`."""
-    return with_intervals(table, ROW, MEASURES).assign(num_tokens=table["num_tokens"], num_seeds=table["num_seeds"])
+    return with_intervals(table, TOKEN_ROW, STATISTICS).assign(
+        num_tokens=table["num_tokens"], num_seeds=table["num_seeds"]
+    )
 
 
 def localization_figures(found: Localization) -> dict[str, go.Figure]:

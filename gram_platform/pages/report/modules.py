@@ -34,8 +34,8 @@ on validation text between steps, without training. Biases are left out: the out
 every module. Bands are 90% intervals over seeds. AdamW rescales the gradients of every module: a share is the direction
 of a batch's pull, not the distance that weights move. The table has the shares after the last step; its mean is over
 the domains' own modules. Read from the storage."""
-NUMBERS = """Compute ratio of core, and of the domains whose modules are on, against the number of modules on at once.
-Within a seed, the mean over the subsets of this size; error bars are 90% intervals over seeds."""
+NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number of modules on at
+once. Within a seed, the mean over the subsets of this size; error bars are 90% intervals over seeds."""
 DROPS = """The drop of a class from one module to all, in compute ratio: one less all, of the same seed. Less than GRAM:
 GRAM's drop less the method's, of the same seed; above 0 the method composes better. 90% t-intervals over seeds."""
 
@@ -129,7 +129,7 @@ def composing_sections(study: Results) -> list[Section]:
     table = number_table(study.by_number)
     panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
     shown = readable_table(table).rename(columns={MODULES: AXIS}).assign(num_profiles=table["num_profiles"])
-    sections = [section_by_size("By the number of modules on", NUMBERS, panels, shown, table_is_open=False)]
+    sections = [section_by_size("By the number of modules on", NUMBERS_TEXT, panels, shown, table_is_open=False)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
     return sections + [Section("From one module to all", DROPS, table=drops, table_is_open=True)] * (len(drops) > 0)
 

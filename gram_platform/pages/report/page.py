@@ -26,7 +26,7 @@ from gram_platform.analysis.tables import interval_text
 from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, UNIT_ERROR, verdict_counts
 
-LONG = 26  # letters of a cell that may be broken: an interval has 23
+LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 ASSETS = ("page.css", "page.js", PLOTLY)  # shared by the pages of a site
 # in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
@@ -168,7 +168,7 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
         if name.endswith("_url") and name.removesuffix("_url") in table:
             continue
         texts = list(map(_text, table[name].tolist()))
-        is_number, is_long = pd.api.types.is_numeric_dtype(table[name]), max(map(len, texts), default=0) > LONG
+        is_number, is_long = pd.api.types.is_numeric_dtype(table[name]), max(map(len, texts), default=0) > LONG_TEXT
         kind = "number" if is_number else "long" if is_long else ""
         heads.append((kind, name.replace("_", " ")))
         addresses = map(_address, table[f"{name}_url"]) if f"{name}_url" in table else repeat("")
@@ -195,15 +195,15 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, numbers.Real) else str(value)
 
 
-RUN_COLUMNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
-RUN_COLUMNS += ("elapsed", "tokens_per_second", "error")
-ATTACK_COLUMNS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
-ATTACK_COLUMNS += ("elapsed", "error")
-CLAIM_COLUMNS = ("verdict", "claim", PROFILE, VARIANT, "size", "difference", "detectable", "num_seeds")
-CLAIM_COLUMNS += ("published", "paper", "source", "judged_at", EXPLANATION)
+SHOWN_OF_RUNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
+SHOWN_OF_RUNS += ("elapsed", "tokens_per_second", "error")
+SHOWN_OF_ATTACKS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
+SHOWN_OF_ATTACKS += ("elapsed", "error")
+SHOWN_OF_CLAIMS = ("verdict", "claim", PROFILE, VARIANT, "size", "difference", "detectable", "num_seeds")
+SHOWN_OF_CLAIMS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
 PARTIAL = (PROFILE, VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns of claims that may be empty
-IN_PAPER = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
+PAPER_COSTS = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
@@ -218,7 +218,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    return shown_columns(readable, CLAIM_COLUMNS)
+    return shown_columns(readable, SHOWN_OF_CLAIMS)
 
 
 def _unit_texts(claims: pd.DataFrame) -> list[str]:
@@ -246,13 +246,13 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs[~is_attack(runs)]
     if "kind" in runs:
         runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
-    return runs[[name for name in RUN_COLUMNS if name in runs]]
+    return runs[[name for name in SHOWN_OF_RUNS if name in runs]]
 
 
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
     """Lists the attacks with the present ones of ATTACK_COLUMNS."""
     attacks = _with_clock(runs)[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
-    return attacks[[name for name in ATTACK_COLUMNS if name in attacks]]
+    return attacks[[name for name in SHOWN_OF_ATTACKS if name in attacks]]
 
 
 def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
@@ -265,7 +265,7 @@ def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
     for cost in costs:
         row = {"method": cost["method"], "size": cost.get("size", "")}
         row |= {VARIANT: cost[VARIANT]} if VARIANT in cost else {}
-        paper = dict(zip(IN_PAPER, COST_TABLE.get(cost["method"], ("",) * len(IN_PAPER)), strict=True))
+        paper = dict(zip(PAPER_COSTS, COST_TABLE.get(cost["method"], ("",) * len(PAPER_COSTS)), strict=True))
         for name, title in COSTS.items():
             row[title] = _times(cost.get(name))
             if name in paper:

@@ -18,8 +18,8 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 
 KEPT, REMOVED = "kept", "removed"
-COLUMNS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
-FOOTER = """Continuations are drawn at one temperature and with the same random numbers for every model.
+SAMPLE_FIELDS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
+SAMPLES_FOOTER = """Continuations are drawn at one temperature and with the same random numbers for every model.
 Documents are not chosen: they are the first of each domain's validation split that are longer than the prompt. Topic
 kept: the profile of core and this domain (the baseline has every domain); for DEMix the domain's expert. Topic removed:
 core alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its
@@ -52,7 +52,9 @@ def read_samples(record: StudyRecord, store: Store, frames: Frames | None = None
         for entry in done
         for names, texts in _continuations(entry["tags"], results[entry["id"]], config["documents"])
     ]
-    samples = pd.DataFrame(rows, columns=COLUMNS).sort_values(["domain", "document"], kind="stable", ignore_index=True)
+    samples = pd.DataFrame(rows, columns=SAMPLE_FIELDS).sort_values(
+        ["domain", "document"], kind="stable", ignore_index=True
+    )
     lacking = [
         (" ".join(entry["tags"][key] for key in ("method", "size", "profile")), "its continuations are not there")
         for entry in views

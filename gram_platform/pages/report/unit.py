@@ -6,7 +6,10 @@ from gram_platform.analysis.unit_error import FITS, NOT_KNOWN, UnitError, errors
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import StudyRecord
 
-WORDS = {"core": "core", "retain": "auxiliary domains"}  # class: words; retain stands for all of auxiliary domains
+UNIT_WORDS = {
+    "core": "core",
+    "retain": "auxiliary domains",
+}  # class: words; retain stands for all of auxiliary domains
 BESIDES = "Intervals over seeds do not contain this; claims add it in quadrature."
 MEASURE = "experiments/calibration.py measures it in a study's storage"
 
@@ -20,10 +23,12 @@ def unit_warning(record: StudyRecord) -> str:
     """Says by how much compute ratios of our runs may be off; "" if by less than FITS everywhere, or not ours."""
     if not record.preset:
         return ""
-    of_size = {size: {words: unit_error(record, size, name) for name, words in WORDS.items()} for size in record.sizes}
+    of_size = {
+        size: {words: unit_error(record, size, name) for name, words in UNIT_WORDS.items()} for size in record.sizes
+    }
     known = {size: {k: e for k, e in errors.items() if e != NOT_KNOWN} for size, errors in of_size.items()}
     wrong = {size: errors for size, errors in known.items() if any(max(error) >= FITS for error in errors.values())}
-    unknown = [_unknown(size, errors) for size, errors in known.items() if len(errors) < len(WORDS)]
+    unknown = [_unknown(size, errors) for size, errors in known.items() if len(errors) < len(UNIT_WORDS)]
     parts = []
     if wrong:
         measured = dict.fromkeys(row["measured_on"] for row in record.unit_errors if row["size"] in wrong)
@@ -42,7 +47,7 @@ def _sentence(size: str, errors: Mapping[str, UnitError]) -> str:
 
 
 def _unknown(size: str, known: Mapping[str, UnitError]) -> str:
-    return f"{size} for {' and '.join(words for words in WORDS.values() if words not in known)}" if known else size
+    return f"{size} for {' and '.join(words for words in UNIT_WORDS.values() if words not in known)}" if known else size
 
 
 def unit_sections(record: StudyRecord) -> list[Section]:

@@ -19,10 +19,21 @@ from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS
-from gram_platform.paper.verdicts import COLUMNS, EXPLANATION
+from gram_platform.paper.verdicts import EXPLANATION, VERDICT_COLUMNS
 
 # not allowed as `varies`: columns of the tables in which it is one
-NOT_NAMES = (*TABLE_COLUMNS, *COLUMNS, "seed", "retained", "domain", "class", "compute_ratio", "runs", "from", "paper")
+NOT_NAMES = (
+    *TABLE_COLUMNS,
+    *VERDICT_COLUMNS,
+    "seed",
+    "retained",
+    "domain",
+    "class",
+    "compute_ratio",
+    "runs",
+    "from",
+    "paper",
+)
 NOT_NAMES += ("published", EXPLANATION)
 
 

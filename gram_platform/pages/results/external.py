@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from gram_platform.analysis.compute_ratio import MIN_POINTS
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT, size_key
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
@@ -24,16 +25,15 @@ from gram_platform.methods import METHODS
 from gram_platform.store.files import safe_name
 
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
-REQUIRED = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
+LOSS_COLUMNS = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
 CURVE_KEYS = ("study", "size", "seed", "domain", "steps", "losses")
 LOSS_COLUMNS = ["row", "study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED, "loss"]
 VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
-CURVE_COLUMNS = ["row", "study", VARIANT, "size", "seed", "domain", "step", "loss"]
+OUTSIDE_CURVE_COLUMNS = ["row", "study", VARIANT, "size", "seed", "domain", "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
 MOST_NUMBER = 10**40  # that a seed or variant can be; other numbers are names
 NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")  # as programs write a gap
-MIN_POINTS = 3  # a power law of three parameters needs as many
-SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
+KNOWN_SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
 # the names in the authors' published settings (agencyenterprise/modular-pretraining), and what we call them
 METHOD_NAMES = {
     "base": BASELINE,
@@ -83,7 +83,7 @@ def read_external(folder: str | Path) -> External:
         raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
     _require_once(LOSSES_FILE, losses, VIEW_AND_DOMAIN)
     studies = set(losses["study"])
-    curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=CURVE_COLUMNS)
+    curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=OUTSIDE_CURVE_COLUMNS)
     heads = curves.drop_duplicates("row")
     _require_once(CURVES_FILE, heads, ["study", VARIANT, "size", "seed", "domain"])
     return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
@@ -91,8 +91,8 @@ def read_external(folder: str | Path) -> External:
 
 def parameters_of(size: str) -> float:
     """Returns the number of parameters of a known size, else the number in its name; NaN without one."""
-    if size in SIZES:
-        return total_parameters(SIZES[size].dense())
+    if size in KNOWN_SIZES:
+        return total_parameters(KNOWN_SIZES[size].dense())
     is_other, number, _ = size_key(size)
     return math.nan if is_other else number
 
@@ -108,19 +108,21 @@ def _losses(path: Path) -> Iterable[tuple]:
 
 
 def _require_columns(place: str, header: Sequence[str]) -> None:
-    absent = [name for name in REQUIRED if name not in header]
+    absent = [name for name in LOSS_COLUMNS if name not in header]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if absent or twice:
         wrong = f"there is no {', '.join(absent)}" if absent else f"there are several columns {', '.join(twice)}"
-        raise invalid(place, ",".join(header), f"the columns {','.join(REQUIRED)}, with commas between them: {wrong}")
+        raise invalid(
+            place, ",".join(header), f"the columns {','.join(LOSS_COLUMNS)}, with commas between them: {wrong}"
+        )
 
 
 def _loss(place: str, number: int, cells: Mapping) -> tuple:
     if None in cells.values() or "" in cells:
         raise invalid(place, ",".join(c for c in cells.values() if isinstance(c, str)), "a cell for each column")
-    cell = {name: (cells.get(name) or "").strip() for name in (*REQUIRED, VARIANT)}
+    cell = {name: (cells.get(name) or "").strip() for name in (*LOSS_COLUMNS, VARIANT)}
     method = _method(f"{place}, method", cell["method"])
-    for name in REQUIRED:
+    for name in LOSS_COLUMNS:
         if not cell[name] and not (name == "retained" and method == BASELINE):
             raise invalid(f"{place}, {name}", "", "a value: the cell is empty")
     if cell[ELICITED] not in FLAGS:

@@ -80,9 +80,9 @@ def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: 
             found[run_id] = f"its curves cannot be read ({reason})"
     lines = []
     for node_id, reason in found.items():
-        kind, tags = entries[node_id]["kind"], entries[node_id]["tags"]
-        place = store.node(kind, node_id).folder.path
-        name = node_name(kind, node_id, tags)
+        kind = entries[node_id]["kind"]
+        directory = store.node(kind, node_id)
+        name, place = node_name(kind, node_id, directory.tags() or entries[node_id]["tags"]), directory.folder.path
         lines.append(f"{name}: {reason}; to make it again, remove {place} and submit again")
     return lines
 

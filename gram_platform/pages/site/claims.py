@@ -14,9 +14,9 @@ from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, PROFILE, UNIT_ERROR, VERDICTS
 
-TEXTS = ("claim", "verdict", PROFILE, "published", "source", EXPLANATION, "judged_at")
-NUMBERS = ("difference", "low", "high", UNIT_ERROR, "detectable", "paper")
-RULE = f"""{JUDGED} {MARGINS_TEXT}
+CLAIM_TEXTS = ("claim", "verdict", PROFILE, "published", "source", EXPLANATION, "judged_at")
+CLAIM_NUMBERS = ("difference", "low", "high", UNIT_ERROR, "detectable", "paper")
+CLAIMS_RULE = f"""{JUDGED} {MARGINS_TEXT}
 
 Where the detectable difference is larger than the paper's, expect "{CANNOT_TELL}". Published: the verdict and the
 difference on the authors' published per-seed numbers, at their size or sizes. Paper: where these are not public, the
@@ -31,9 +31,9 @@ def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
     rows = []
     for record in claims.to_dict("records"):
         where = [str(record.pop(name)) for name in ("size", "variant") if record.get(name)]
-        numbers = {name: _number(record[name]) for name in NUMBERS if name in record}
+        numbers = {name: _number(record[name]) for name in CLAIM_NUMBERS if name in record}
         seeds = {"num_seeds": int(record["num_seeds"])} if "num_seeds" in record else {}
-        texts = {name: str(record.get(name) or "") for name in TEXTS[:-1]}
+        texts = {name: str(record.get(name) or "") for name in CLAIM_TEXTS[:-1]}
         rows.append({**texts, **numbers, **seeds, "judged_at": ", ".join([*where, scale])})
     return rows
 
@@ -42,7 +42,7 @@ def csv_claim_rows(data: bytes, scale: str) -> list[dict]:
     """Reads the same rows from a search's claims.csv; ValueError for a file of another form."""
     try:
         frame = pd.DataFrame(list(csv.DictReader(io.StringIO(data.decode()))))
-        for name in (*NUMBERS, "num_seeds"):
+        for name in (*CLAIM_NUMBERS, "num_seeds"):
             if name in frame:
                 frame[name] = pd.to_numeric(frame[name])
         rows = claim_rows(frame, scale)
@@ -55,11 +55,11 @@ def csv_claim_rows(data: bytes, scale: str) -> list[dict]:
 
 def are_claim_rows(value: object) -> bool:
     """Tells whether a JSON value has the shape of `claim_rows`."""
-    return has_shape(value, [lambda row: has_shape(row, dict.fromkeys(TEXTS, str)) and _has_numbers(row)])
+    return has_shape(value, [lambda row: has_shape(row, dict.fromkeys(CLAIM_TEXTS, str)) and _has_numbers(row)])
 
 
 def _has_numbers(row: Mapping) -> bool:
-    numbers = [row[name] for name in NUMBERS if row.get(name) is not None]
+    numbers = [row[name] for name in CLAIM_NUMBERS if row.get(name) is not None]
     is_whole = "difference" not in row or ("low" in row and "high" in row)
     return is_whole and has_shape([*numbers, row.get("num_seeds", 0)], [float])
 
@@ -80,11 +80,11 @@ def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, t
         for name in judged
     ]
     total = {"study": "all", "study_url": "", **{v: sum(count[v] for count in counts.values()) for v in VERDICTS}}
-    rule, table = render("rule.html", rule=RULE), pd.DataFrame([*summary, total])
+    rule, table = render("rule.html", rule=CLAIMS_RULE), pd.DataFrame([*summary, total])
     sections = [Section("All claims", table=table, table_is_open=True, markup=rule)]
     for name, found in judged.items():
         frame = pd.DataFrame(found)
-        numbers = [column for column in NUMBERS if column in frame]
+        numbers = [column for column in CLAIM_NUMBERS if column in frame]
         table = readable_claims(frame.astype(dict.fromkeys(numbers, float)))  # None, of JSON, is NaN here
         sections.append(Section(titles[name][0], table=table, table_is_open=True))
     return sections

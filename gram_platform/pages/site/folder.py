@@ -20,7 +20,7 @@ from gram_platform.store import Folder
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder
 
-MANIFEST = "manifest.json"
+SITE_MANIFEST = "manifest.json"
 UNWRITABLE = (PermissionError, FileExistsError, NotADirectoryError)
 ROOMS = ("analysis", "pages", "paper", "tracking")  # a change of their code rewrites every page
 
@@ -56,7 +56,7 @@ class SiteFolder:
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
         self.num_written = 0
-        self._before = {k: v for k, v in folder.read_spare(MANIFEST).items() if _is_entry(k, v)}
+        self._before = {k: v for k, v in folder.read_spare(SITE_MANIFEST).items() if _is_entry(k, v)}
         self._present = set(folder.list())
         self._present |= {f"studies/{name}" for name in folder.child("studies").list()}
         self._pages: dict[str, dict] = {}
@@ -88,7 +88,7 @@ class SiteFolder:
         for address in self._before.keys() - self._pages.keys():
             self._place(address).remove(address.rpartition("/")[2])
         if self._pages != self._before:
-            self.folder.write_json(MANIFEST, self._pages, durable=False)
+            self.folder.write_json(SITE_MANIFEST, self._pages, durable=False)
 
     def _write(self, address: str, data: bytes) -> None:
         self._place(address).write(address.rpartition("/")[2], data, durable=False)

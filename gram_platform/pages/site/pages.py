@@ -29,8 +29,8 @@ from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
-LINKS = (("Studies", "index.html"), ("Claims", "claims.html"))
-STUDIES, CLAIMS_PAGE = (label for label, _ in LINKS)
+NAVIGATION = (("Studies", "index.html"), ("Claims", "claims.html"))
+STUDIES, CLAIMS_PAGE = (label for label, _ in NAVIGATION)
 SUMMARY = {"claims": are_claim_rows, "problem": str}  # of a page, as the manifest keeps it
 STUDY_SUMMARY = {**SUMMARY, "picture": is_thumbnail}
 
@@ -69,7 +69,7 @@ class Snapshot:
 
 
 def shell(current: str, root: str = "../") -> Shell:
-    return Shell(root, LINKS, current)
+    return Shell(root, NAVIGATION, current)
 
 
 def write_studies(site: SiteFolder, snapshot: Snapshot) -> dict[str, dict]:

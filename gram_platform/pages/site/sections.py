@@ -164,7 +164,7 @@ def _incomplete(study: StudyFacts, facts: Facts, links: Links) -> list[Section]:
         node = facts.node(node_id)
         status = node.status if node else State.MISSING
         if status != State.COMPLETE:
-            name = node_name(entries[node_id]["kind"], node_id, entries[node_id]["tags"])
+            name = node_name(entries[node_id]["kind"], node_id, (node and node.tags) or entries[node_id]["tags"])
             row = {"status": status, "node": name, "id": node_id, "id_url": links.get(node_id, "")}
             rows.append({**row, "error": node.error if node else ""})
     if not rows:

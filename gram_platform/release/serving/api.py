@@ -49,7 +49,7 @@ from gram_platform.release.serving.requests import (
 )
 from gram_platform.release.serving.text import Vocabulary
 
-LOG = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
+logger = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
 WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -174,7 +174,7 @@ class Api:
         return await self._refused(request, refusal)
 
     def _count(self, refusal: Refusal, holder: str) -> None:
-        LOG.warning("refused: holder=%s status=%d code=%s", holder, refusal.status, refusal.code)
+        logger.warning("refused: holder=%s status=%d code=%s", holder, refusal.status, refusal.code)
         self.metrics.refused.labels(str(refusal.status), refusal.code).inc()
 
 

@@ -33,7 +33,7 @@ from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
 
-OBJECT_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
+SERVING_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
 HEAD = "node:__internal_head__"  # the resource that marks Ray's head
 POLICY_CHECK_S = 2.0  # between two checks of the policy's file
 Confirm = Callable[[Policy, int, float], None]  # as `PolicyKeeper.confirm`
@@ -328,5 +328,5 @@ def join_ray(address: str, num_cpus: int, folder: str) -> None:
         join(given, **quiet)
         return
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
-    resources = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    resources = {"num_cpus": num_cpus, "object_store_memory": SERVING_STORE_BYTES, "include_dashboard": False}
     start_ray(_temp_dir=folder, **resources, **quiet)

@@ -22,7 +22,7 @@ from ray.serve.schema import LoggingConfig
 from gram_platform.release.serving.answers import ModelLost
 from gram_platform.release.serving.api import Api
 from gram_platform.release.serving.batch import GenerationRequest
-from gram_platform.release.serving.engine import LOG, Delivery
+from gram_platform.release.serving.engine import Delivery, logger
 from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.policy import LEASE_S, Policy, parse_policy
 from gram_platform.release.serving.text import Vocabulary
@@ -30,8 +30,8 @@ from gram_platform.release.serving.text import Vocabulary
 NAMESPACE = "gram"  # of the keepers' names
 LOOK_S = 1.0  # between two questions to the keeper
 FIRST_LOOK_S = 60.0
-SILENCE_S = 10.0  # longest wait for a delivery; a replica sends one every 2 s
-LOST = (
+LONGEST_SILENCE_S = 10.0  # longest wait for a delivery; a replica sends one every 2 s
+CALL_ERRORS = (
     TimeoutError,
     RayError,
     RayServeException,
@@ -79,7 +79,7 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
                 take(parse_policy(text), num_left_out, asked_at - age_s)
                 has_taken.set()
             except Exception as why:  # the replica refuses soon, unless a later look succeeds
-                LOG.warning("the policy cannot be read: %s", type(why).__name__)
+                logger.warning("the policy cannot be read: %s", type(why).__name__)
             time.sleep(LOOK_S)
 
     threading.Thread(target=look, name="gram-policy", daemon=True).start()
@@ -119,11 +119,11 @@ class RemoteCompletions:
         delivery = None
         try:
             # the stream of a replica that dies may neither end nor raise
-            delivery = await asyncio.wait_for(anext(responses, None), SILENCE_S)
+            delivery = await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
             while delivery is not None:
                 yield delivery
-                delivery = None if delivery.end else await asyncio.wait_for(anext(responses, None), SILENCE_S)
-        except LOST as error:
+                delivery = None if delivery.end else await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
+        except CALL_ERRORS as error:
             if is_cancelled(error):
                 raise
             self._recovery = asyncio.create_task(self._answering())
@@ -135,7 +135,7 @@ class RemoteCompletions:
     async def is_ready(self) -> bool:
         try:
             return await asyncio.wait_for(self._model.is_ready.remote(), READY_S)
-        except LOST as error:
+        except CALL_ERRORS as error:
             if is_cancelled(error):
                 raise
             return False

@@ -18,10 +18,10 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-LOG = logging.getLogger("ray.serve.gram.engine")  # a child of the logger that Ray Serve writes to its files
+logger = logging.getLogger("ray.serve.gram.engine")  # a child of the logger that Ray Serve writes to its files
 BUSY, LATE, FAILED = "busy", "late", "failed"  # ends without a completion
 MAX_PROMPT_TOKENS = 8192  # read between two steps, padding included; active rows wait for them
-IDLE_S = 1.0  # longest wait for arrivals without work
+LONGEST_WAIT_S = 1.0  # longest wait for arrivals without work
 LATE_CHECK_S = 0.1  # between two checks for late requests
 
 
@@ -124,7 +124,7 @@ class Engine:
                 self._deliver(self._batch.step())
         except BaseException as error:
             self.failure = error
-            LOG.exception("the engine has stopped")
+            logger.exception("the engine has stopped")
         finally:
             with self._lock:
                 self._closed = True
@@ -136,7 +136,7 @@ class Engine:
         """Receives new requests and cancellations; waits for them if the engine is idle."""
         idle = not self._active_jobs and not self._waiting and not self._closed
         try:
-            arrival = self._arrivals.get(timeout=IDLE_S) if idle else self._arrivals.get_nowait()
+            arrival = self._arrivals.get(timeout=LONGEST_WAIT_S) if idle else self._arrivals.get_nowait()
             while True:
                 if isinstance(arrival, _Job):
                     self._waiting.setdefault(arrival.holder, deque()).append(arrival)

@@ -35,16 +35,16 @@ from gram_platform.release.serving.requests import (
 
 LOOPBACK = "127.0.0.1"
 MAX_REQUESTS = 64  # of one token at once, by default
-PATIENCE_S = 0.25  # a caller hears the end of an answer a moment before its place is free
+PLACE_WAIT_S = 0.25  # a caller hears the end of an answer a moment before its place is free
 ARRIVAL_S = 10.0  # from the connection (with TLS: from its handshake, which has as long) to the request's last byte
 MAX_ARRIVING = 2000  # connections whose request is not whole; one more closes the oldest, if that is slow
 MAX_FILES = 8192  # open at once: a request that is passed on needs two
 SLOW_S = 2.0  # a crowd that has just come is not slow
 MAX_HEAD_BYTES = 16 * 1024
 LINGER_S = 2.0  # a refused caller's further bytes are dropped: with them unread it would lose the answer
-PROBE_S = 2.0  # between two writes to a caller who may have left; the second one fails
+CALLER_PROBE_S = 2.0  # between two writes to a caller who may have left; the second one fails
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-CHUNK_BYTES = 64 * 1024
+READ_BYTES = 64 * 1024
 REQUEST_LINE = re.compile(rb"[A-Z]+ [!-~]+ HTTP/1\.[01]")
 FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\r\n\0]*)")
 PASSED_ON = (b"accept", b"authorization", b"content-encoding", b"content-type", b"host")
@@ -73,13 +73,13 @@ class Places:
 
     @contextlib.asynccontextmanager
     async def taken(self, authorization: Sequence[str]) -> AsyncIterator[None]:
-        """Has one place; Refusal 401 without a known token, 429 for one whose places stay taken for `PATIENCE_S`."""
+        """Has one place; Refusal 401 without a known token, 429 for one whose places stay taken for `PLACE_WAIT_S`."""
         _, rule = require_holder(self.policy, authorization)
-        allowed, refused_at = rule.max_requests or self.max_requests, time.monotonic() + PATIENCE_S
+        allowed, refused_at = rule.max_requests or self.max_requests, time.monotonic() + PLACE_WAIT_S
         while self.num_open[rule.name] >= allowed:
             if time.monotonic() > refused_at:
                 raise over_limit(allowed)
-            await asyncio.sleep(PATIENCE_S / 5)
+            await asyncio.sleep(PLACE_WAIT_S / 5)
         self.num_open[rule.name] += 1
         try:
             yield
@@ -220,7 +220,7 @@ def parse_head(text: bytes) -> Head:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter, has_begun: asyncio.Event) -> None:
-    while part := await source.read(CHUNK_BYTES):
+    while part := await source.read(READ_BYTES):
         has_begun.set()
         target.write(part)
         await target.drain()
@@ -235,7 +235,7 @@ async def _left(
     """
     await _drop(reader)
     while not writer.transport.is_closing():
-        await asyncio.sleep(PROBE_S)
+        await asyncio.sleep(CALLER_PROBE_S)
         if may_probe and not has_begun.is_set():
             writer.write(CONTINUE)
 
@@ -243,7 +243,7 @@ async def _left(
 async def _drop(source: asyncio.StreamReader) -> None:
     """Reads to the end."""
     with contextlib.suppress(OSError):
-        while await source.read(CHUNK_BYTES):
+        while await source.read(READ_BYTES):
             pass
 
 

@@ -10,7 +10,7 @@ from gram_platform.config.crash_safe import sync, temporary_beside
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.release.serving.policy import Policy, parse_policy, read_policy
 
-MAX_FILE_BYTES = 2**20  # some thousands of tokens; the file is read every two seconds
+MAX_POLICY_BYTES = 2**20  # some thousands of tokens; the file is read every two seconds
 
 
 def load_policy(path: str) -> Policy:
@@ -28,12 +28,12 @@ def policy_text(path: str) -> str:
         # waits for no writer of a pipe, and takes over no terminal
         with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(mode) else b""
+            data = file.read(MAX_POLICY_BYTES + 1) if stat.S_ISREG(mode) else b""
         text, strangers = data.decode("utf-8-sig"), _open_to_strangers(place)
     except (OSError, ValueError) as error:
         raise invalid("policy", path, f"a file that can be read ({error})") from None
-    if not stat.S_ISREG(mode) or len(data) > MAX_FILE_BYTES:
-        raise invalid("policy", path, f"a regular file of at most {MAX_FILE_BYTES:,} bytes")
+    if not stat.S_ISREG(mode) or len(data) > MAX_POLICY_BYTES:
+        raise invalid("policy", path, f"a regular file of at most {MAX_POLICY_BYTES:,} bytes")
     if mode & stat.S_IWOTH:
         raise invalid("policy", path, f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w")
     if strangers:

@@ -32,7 +32,9 @@ def every_kind(rank: int) -> tuple[Variant, ...]:
 
 
 # 5% of a removed domain: with 1.3%, as in the other demos, MaxEnt stays far below the baseline (FINDINGS.md)
-DEMO = stories.DEMO.with_options(elicitation=replace(stories.DEMO.options.elicitation, domain_share=0.05))
+ATTACKED_DEMO = stories.STORIES_DEMO.with_options(
+    elicitation=replace(stories.STORIES_DEMO.options.elicitation, domain_share=0.05)
+)
 
 STUDY = Study(
     name="attack_kinds",
@@ -41,8 +43,8 @@ STUDY = Study(
     "for GRAM and filtering as for unlearning?",
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
-        "smoke": attacked(replace(stories.SMOKE, num_seeds=1), every_kind(rank=4)),
-        "demo": attacked(DEMO, every_kind(rank=8)),
+        "smoke": attacked(replace(stories.STORIES_SMOKE, num_seeds=1), every_kind(rank=4)),
+        "demo": attacked(ATTACKED_DEMO, every_kind(rank=8)),
     },
     varies="attack",
 )

@@ -3,7 +3,7 @@
 from gram_platform.config import RoutingConfig
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import STORIES_ROUTING
-from gram_platform.studies.library.stories import AS_RUN, DEMO, PAPER, SMOKE, divided
+from gram_platform.studies.library.stories import STORIES_AS_RUN, STORIES_DEMO, STORIES_PAPER, STORIES_SMOKE, divided
 
 # the domains have a fifth of all tokens: drawing them twice would take too much from core
 A_FIFTH = {"aux_factor": 1.0, "routing": STORIES_ROUTING}
@@ -14,11 +14,13 @@ STUDY = Study(
     question="Do core, retain and forget hold as one run separates more and more capabilities?",
     methods=("baseline", "gram"),
     presets={
-        "smoke": divided(SMOKE, (2, 4)),
-        "demo": divided(DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
-        "paper": divided(PAPER, (4, 8, 12, 16, 20)),
+        "smoke": divided(STORIES_SMOKE, (2, 4)),
+        "demo": divided(STORIES_DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
+        "paper": divided(STORIES_PAPER, (4, 8, 12, 16, 20)),
         # p_as is .2, and .3 in the text; every profile is attacked
-        "as_run": divided(AS_RUN, (4, 8, 12, 16, 20), attacks_core_alone=False, routing=RoutingConfig(0.5, 0.2)),
+        "as_run": divided(
+            STORIES_AS_RUN, (4, 8, 12, 16, 20), attacks_core_alone=False, routing=RoutingConfig(0.5, 0.2)
+        ),
     },
     compare_with="aux_scaling",
     varies="num_auxiliary",

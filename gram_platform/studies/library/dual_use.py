@@ -8,7 +8,7 @@ from gram_platform.methods.setting import Branching, Options, Unlearning
 from gram_platform.studies import Study
 from gram_platform.studies.definition import MaxEntRanges, Preset, Variant
 from gram_platform.studies.library import scaling
-from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_ATTACK, SMOKE_MAXENT
+from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_MAXENT, STORIES_SMOKE_ATTACK
 
 # FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32
 OPTIONS = dataclasses.replace(
@@ -30,8 +30,8 @@ def every_profile(preset: Preset, options: Options) -> Preset:
     return dataclasses.replace(preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles)
 
 
-PAPER = every_profile(scaling.PAPER, OPTIONS)
-AS_RUN = every_profile(
+DUAL_USE_PAPER = every_profile(scaling.PAPER, OPTIONS)
+DUAL_USE_AS_RUN = every_profile(
     scaling.AS_RUN,
     dataclasses.replace(
         OPTIONS, maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48), elicitation=scaling.AS_RUN_ATTACK
@@ -39,13 +39,13 @@ AS_RUN = every_profile(
 )
 # The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and half the rate [ours]:
 # p_ca 4 would leave its base too little of so short a run.
-DEMO = dataclasses.replace(
+DUAL_USE_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
     methods=(),
     every_single=True,
     options=dataclasses.replace(
-        PAPER.options,
+        DUAL_USE_PAPER.options,
         branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
         branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
         maxent=Unlearning(num_steps=500, peak_lr=1.1e-3, retain_weight=50.0),
@@ -53,8 +53,8 @@ DEMO = dataclasses.replace(
         **scaling.DEMO_UNLEARNING,
     ),
 )
-SMOKE = dataclasses.replace(
-    DEMO,
+DUAL_USE_SMOKE = dataclasses.replace(
+    DUAL_USE_DEMO,
     sizes={"tiny": SMOKE_SIZES["tiny"]},
     num_seeds=2,
     first_seed=0,
@@ -66,7 +66,7 @@ SMOKE = dataclasses.replace(
     num_eval_points=8,
     num_eval_sequences=8,
     sample_bytes=1_000_000,
-    options=dataclasses.replace(DEMO.options, maxent=SMOKE_MAXENT, elicitation=SMOKE_ATTACK),
+    options=dataclasses.replace(DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK),
 )
 
 
@@ -104,14 +104,14 @@ AS_RUN_PARTIAL = {
     "aux_factor": 1.0,
     "aux_factor_of": (),
     "num_eval_points": 200,
-    "options": dataclasses.replace(AS_RUN.options, branch_module=Branching()),
+    "options": dataclasses.replace(DUAL_USE_AS_RUN.options, branch_module=Branching()),
 }
 # p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a module sees half of them
 DEMO_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
     "aux_share": 0.2,
-    "options": dataclasses.replace(DEMO.options, branch_module=Branching()),
+    "options": dataclasses.replace(DUAL_USE_DEMO.options, branch_module=Branching()),
 }
 
 
@@ -135,6 +135,6 @@ STUDY = Study(
     question="Does one GRAM run isolate dual-use capabilities as well as a filtered model for each profile does, what "
     "does an attacker get back, and does it still work when several modules are on?",
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent"),
-    presets={"smoke": SMOKE, "demo": DEMO, "paper": PAPER, "as_run": AS_RUN},
+    presets={"smoke": DUAL_USE_SMOKE, "demo": DUAL_USE_DEMO, "paper": DUAL_USE_PAPER, "as_run": DUAL_USE_AS_RUN},
     compare_with="dual_use",
 )

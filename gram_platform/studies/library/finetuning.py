@@ -26,11 +26,13 @@ STUDY = Study(
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
         "smoke": followed(
-            replace(stories.SMOKE, num_seeds=1), "stories-instructed-smoke", Elicitation(64, 16, 0, batch_size=8)
+            replace(stories.STORIES_SMOKE, num_seeds=1),
+            "stories-instructed-smoke",
+            Elicitation(64, 16, 0, batch_size=8),
         ),
         # two epochs of 512 sequences at a tenth of the peak rate: at a half core loses half of its compute ratio [ours]
         "demo": followed(
-            attack_kinds.DEMO, "stories-instructed", Elicitation(512, 128, 0, batch_size=8, lr_factor=0.1)
+            attack_kinds.ATTACKED_DEMO, "stories-instructed", Elicitation(512, 128, 0, batch_size=8, lr_factor=0.1)
         ),
     },
     varies="stage",

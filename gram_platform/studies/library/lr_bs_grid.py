@@ -8,7 +8,7 @@ from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIE
 from gram_platform.studies.searches.lr_batch import GridShape, LiteralGrids, LrBatchGrid
 
 FITTED = ("50M", "100M", "200M", "400M")  # the paper's law rests on these
-PAPER = dataclasses.replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
+FITTED_PAPER = dataclasses.replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
 PUBLISHED_GRIDS = {
     "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
     "100M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
@@ -40,7 +40,7 @@ SEARCH = LrBatchGrid(
     presets={
         "smoke": dataclasses.replace(SMOKE, num_seeds=1),
         "demo": dataclasses.replace(DEMO, **OF_THE_DEMO_LAW),
-        "paper": PAPER,
+        "paper": FITTED_PAPER,
     },
     grids={
         "smoke": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0),

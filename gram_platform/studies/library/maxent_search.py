@@ -25,9 +25,9 @@ SEARCH = MaxEntSearch(
     "the retained domains' compute, for each profile?",
     presets={
         # 500 steps, not 2,000: rates up to the baseline's, not 1 to 4% of it as in the paper [ours]
-        "smoke": searched(stories.SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)),
-        "demo": searched(stories.DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)),
-        "paper": searched(stories.PAPER),
-        "dual_use": searched(dual_use.PAPER),
+        "smoke": searched(stories.STORIES_SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)),
+        "demo": searched(stories.STORIES_DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)),
+        "paper": searched(stories.STORIES_PAPER),
+        "dual_use": searched(dual_use.DUAL_USE_PAPER),
     },
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from gram_platform.studies.library.stories import DEMO, PAPER, SMOKE
+from gram_platform.studies.library.stories import STORIES_DEMO, STORIES_PAPER, STORIES_SMOKE
 from gram_platform.studies.searches.pareto import ParetoSearch
 
 # the stories study's data and baselines; at equal compute a wider module costs tokens
@@ -14,9 +14,9 @@ SEARCH = ParetoSearch(
     question="How high can core and retain go, and how little can an attacker get back, when routing, module width and "
     "learning rate are chosen together at the same training compute?",
     presets={
-        "smoke": dataclasses.replace(SMOKE, **ONE_SEED, **EQUAL),
-        "demo": dataclasses.replace(DEMO, **ONE_SEED, **EQUAL),
-        "paper": dataclasses.replace(PAPER, **EQUAL),
+        "smoke": dataclasses.replace(STORIES_SMOKE, **ONE_SEED, **EQUAL),
+        "demo": dataclasses.replace(STORIES_DEMO, **ONE_SEED, **EQUAL),
+        "paper": dataclasses.replace(STORIES_PAPER, **EQUAL),
     },
     num_trials={"smoke": 4, "demo": 24, "paper": 60},  # ours: the paper has no such search
 )

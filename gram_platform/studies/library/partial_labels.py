@@ -3,13 +3,13 @@
 from gram_platform.config.ladder import AS_RUN_SIZES, PAPER_SIZES
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
-    AS_RUN,
     AS_RUN_PARTIAL,
-    DEMO,
     DEMO_PARTIAL,
     DEMO_WIDTHS,
-    PAPER,
-    SMOKE,
+    DUAL_USE_AS_RUN,
+    DUAL_USE_DEMO,
+    DUAL_USE_PAPER,
+    DUAL_USE_SMOKE,
     core_alone,
 )
 
@@ -19,10 +19,10 @@ STUDY = Study(
     question="How much does each method forget when half of the training data carries no label?",
     methods=("baseline", "filtering", "gram", "ft_lora"),
     presets={
-        "smoke": core_alone(SMOKE),
-        "demo": core_alone(DEMO, DEMO_WIDTHS, **DEMO_PARTIAL),
-        "paper": core_alone(PAPER, sizes={"400M": PAPER_SIZES["400M"]}),
-        "as_run": core_alone(AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL),
+        "smoke": core_alone(DUAL_USE_SMOKE),
+        "demo": core_alone(DUAL_USE_DEMO, DEMO_WIDTHS, **DEMO_PARTIAL),
+        "paper": core_alone(DUAL_USE_PAPER, sizes={"400M": PAPER_SIZES["400M"]}),
+        "as_run": core_alone(DUAL_USE_AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL),
     },
     compare_with="partial_labels",
     varies="labelled",

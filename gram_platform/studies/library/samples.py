@@ -17,7 +17,7 @@ def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
 
 # A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six more. At temperature
 # 0.6 small models keep to common text [ours].
-INSTALLED = dataclasses.replace(
+INSTALLED_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={
         "0.3M": dataclasses.replace(
@@ -49,9 +49,9 @@ STUDY = Study(
     question="How does every method continue a story of a topic that it has kept, and of one that it has removed?",
     methods=("baseline", "filtering", "maxent", "gram", "ft_lora", "ft_full", "demix"),
     presets={
-        "smoke": measured(stories.SMOKE, 20, 44),
-        "demo": measured(stories.DEMO, 20, 44),
-        "installed": INSTALLED,
-        "paper": measured(stories.PAPER, 32, 80),
+        "smoke": measured(stories.STORIES_SMOKE, 20, 44),
+        "demo": measured(stories.STORIES_DEMO, 20, 44),
+        "installed": INSTALLED_DEMO,
+        "paper": measured(stories.STORIES_PAPER, 32, 80),
     },
 )

@@ -6,9 +6,7 @@ from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import AS_RUN_SIZES, DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES
 from gram_platform.methods.setting import GRADDIFF, RMU, Branching, Conventions, Elicitation, Options
 from gram_platform.studies import Study
-from gram_platform.studies.definition import AS_RUN as AS_RUN_FAMILY
-from gram_platform.studies.definition import PAPER as PAPER_FAMILY
-from gram_platform.studies.definition import Preset, Variant
+from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, Preset, Variant
 
 # Simple Stories' routing, for auxiliary domains of several percent each
 STORIES_ROUTING = RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3)

@@ -12,18 +12,16 @@ from gram_platform.config.ladder import (
 )
 from gram_platform.methods.setting import Branching, Demix, Elicitation, Options, Unlearning
 from gram_platform.studies import Study
-from gram_platform.studies.definition import AS_RUN as AS_RUN_FAMILY
-from gram_platform.studies.definition import OURS, MaxEntRanges, Preset, Variant
-from gram_platform.studies.definition import PAPER as PAPER_FAMILY
+from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, PAPER_FAMILY, MaxEntRanges, Preset, Variant
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTIONS
 
 BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)  # p_ca 2; p_lr 1 [ours]
 
 SMOKE_MAXENT = Unlearning(num_steps=10, peak_lr=2e-3, retain_weight=50.0)
-SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4)
+STORIES_SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4)
 
-PAPER = Preset(
+STORIES_PAPER = Preset(
     sizes=STORIES_SIZES,
     num_seeds=3,
     corpus="simple-stories",
@@ -57,8 +55,8 @@ AS_RUN_MAXENT = Unlearning(
     stop_below=2.0,
     clip_norm=0.0,
 )
-AS_RUN = dataclasses.replace(
-    PAPER,
+STORIES_AS_RUN = dataclasses.replace(
+    STORIES_PAPER,
     family=AS_RUN_FAMILY,
     sizes=STORIES_AS_RUN_SIZES,
     num_eval_points=200,
@@ -66,7 +64,7 @@ AS_RUN = dataclasses.replace(
     conventions=AS_RUN_CONVENTIONS,
     masks_documents=True,
     options=dataclasses.replace(
-        PAPER.options,
+        STORIES_PAPER.options,
         branch_full=Branching(core_ratio=2.0, lr_factor=0.25),
         demix=Demix(views="single_expert"),
         maxent=AS_RUN_MAXENT,
@@ -74,13 +72,13 @@ AS_RUN = dataclasses.replace(
     ),
 )
 # the scaling demo's set-up at one size, with the same baselines
-DEMO = dataclasses.replace(
+STORIES_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={"0.15M": scaling.DEMO.sizes["0.15M"]},
     methods=(),
     every_single=True,
     options=dataclasses.replace(
-        PAPER.options,
+        STORIES_PAPER.options,
         # a quarter of the baseline's steps at half its rate; a search of every profile would be better
         maxent=Unlearning(num_steps=500, peak_lr=1.6e-3, retain_weight=50.0),
         elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
@@ -96,14 +94,14 @@ GPU = dataclasses.replace(
     corpus="stories-100M",
     machine="h200",
     options=dataclasses.replace(
-        PAPER.options,
+        STORIES_PAPER.options,
         maxent=Unlearning(num_steps=500, peak_lr=1.5e-3, retain_weight=50.0),
         elicitation=scaling.DEMO_ATTACK,
         **scaling.DEMO_UNLEARNING,
     ),
 )
-SMOKE = dataclasses.replace(
-    PAPER,
+STORIES_SMOKE = dataclasses.replace(
+    STORIES_PAPER,
     family=OURS,
     sizes=STORIES_SMOKE_SIZES,
     num_seeds=2,
@@ -114,7 +112,7 @@ SMOKE = dataclasses.replace(
     machine="cpu",
     sample_bytes=1_000_000,
     options=dataclasses.replace(
-        PAPER.options, maxent=SMOKE_MAXENT, elicitation=SMOKE_ATTACK, **scaling.SMOKE_UNLEARNING
+        STORIES_PAPER.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK, **scaling.SMOKE_UNLEARNING
     ),
     maxent_search=None,
 )
@@ -140,6 +138,12 @@ STUDY = Study(
     question="How close does one GRAM run come to separately filtered models on what is kept and removed, and on what "
     "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
-    presets={"smoke": SMOKE, "demo": DEMO, "gpu": GPU, "paper": PAPER, "as_run": AS_RUN},
+    presets={
+        "smoke": STORIES_SMOKE,
+        "demo": STORIES_DEMO,
+        "gpu": GPU,
+        "paper": STORIES_PAPER,
+        "as_run": STORIES_AS_RUN,
+    },
     compare_with="stories",
 )

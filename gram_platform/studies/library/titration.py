@@ -1,7 +1,13 @@
 """Declares the study of modules at weights from 0 to 1 (the paper's "Continuous Control of Capability Profiles")."""
 
 from gram_platform.studies import Study
-from gram_platform.studies.library.dual_use import AS_RUN, DEMO, PAPER, SMOKE, titrated
+from gram_platform.studies.library.dual_use import (
+    DUAL_USE_AS_RUN,
+    DUAL_USE_DEMO,
+    DUAL_USE_PAPER,
+    DUAL_USE_SMOKE,
+    titrated,
+)
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FINE = tuple(step / 10 for step in range(11))
@@ -12,10 +18,10 @@ STUDY = Study(
     question="Does the compute ratio on a module's domain rise steadily with the module's weight, while core stays?",
     methods=("baseline", "gram", "ft_lora"),
     presets={
-        "smoke": titrated(SMOKE, (0.0, 0.5, 1.0)),
-        "demo": titrated(DEMO, WEIGHTS),
-        "paper": titrated(PAPER, FINE),
-        "as_run": titrated(AS_RUN, WEIGHTS),
+        "smoke": titrated(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)),
+        "demo": titrated(DUAL_USE_DEMO, WEIGHTS),
+        "paper": titrated(DUAL_USE_PAPER, FINE),
+        "as_run": titrated(DUAL_USE_AS_RUN, WEIGHTS),
     },
     compare_with="titration",
     varies="weight",

@@ -18,9 +18,9 @@ STUDY = Study(
     "the domain is kept?",
     methods=("baseline", "filtering", "gram", "ft_lora", "maxent"),
     presets={
-        "smoke": measured(stories.SMOKE),
-        "demo": measured(stories.DEMO),
-        "stories": measured(stories.PAPER),
-        "paper": measured(dual_use.PAPER),
+        "smoke": measured(stories.STORIES_SMOKE),
+        "demo": measured(stories.STORIES_DEMO),
+        "stories": measured(stories.STORIES_PAPER),
+        "paper": measured(dual_use.DUAL_USE_PAPER),
     },
 )

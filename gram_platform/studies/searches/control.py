@@ -12,26 +12,27 @@ from gram_platform.store import Store
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import Lease, is_fresh, read_lease
 
+# orders to a search's driver, by the action of `gram search` that gives each
 RUNNING, PAUSED, CANCELLED = "running", "paused", "cancelled"
-STATES = (RUNNING, PAUSED, CANCELLED)
+ORDERS = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 LOST = "lost"  # no order: another driver leads the search
 DECISIONS = {RUNNING: GO, PAUSED: WAIT, CANCELLED: CANCEL, LOST: CANCEL}
-LEASE_S = 30.0
+DRIVER_LEASE_S = 30.0
 LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
     """Holds the lease of a search for the length of a block; ValueError while another driver holds it.
 
-    A new driver waits until the old lease expires: after `LEASE_S`, or at once if its process on this machine is gone.
-    A driver that was suspended for longer may have lost its lease to another.
+    A new driver waits until the old lease expires: after `DRIVER_LEASE_S`, or at once if its process on this machine is
+    gone. A driver that was suspended for longer may have lost its lease to another.
     """
 
     def __init__(self, folder: Folder, name: str):
         self.folder, self.name = folder, name
 
     def __enter__(self) -> "DriverLease":
-        deadline = time.monotonic() + LEASE_S + 1.0
+        deadline = time.monotonic() + DRIVER_LEASE_S + 1.0
         while not self._take():
             if time.monotonic() > deadline:
                 who = (read_lease(self.folder) or {}).get("owner")
@@ -50,13 +51,13 @@ class DriverLease:
         with self.folder.lock("driver"):
             if is_fresh(read_lease(self.folder)):
                 return False
-            self._lease = Lease(self.folder, owner(), LEASE_S, contested=True)
+            self._lease = Lease(self.folder, owner(), DRIVER_LEASE_S, contested=True)
         return True
 
 
 def order(folder: Folder, state: str) -> None:
     """Orders a search's driver to go on, to start no more trials for now, or to end."""
-    require_choice("order", state, STATES)
+    require_choice("order", state, tuple(ORDERS.values()))
     folder.write_json("control.json", {"state": state})
 
 
@@ -66,7 +67,7 @@ def last_order(folder: Folder) -> str:
         state = (folder.read_json("control.json") or {}).get("state")
     except CorruptFile:
         return RUNNING
-    return state if state in STATES else RUNNING
+    return state if state in ORDERS.values() else RUNNING
 
 
 class Control:
@@ -111,7 +112,6 @@ class Control:
 # --------------------------------------------------------------------------------------------------------- gram search
 
 
-ORDERS = {"pause": PAUSED, "resume": RUNNING, "cancel": CANCELLED}
 ACTIONS = ("list", *ORDERS)
 
 

@@ -17,7 +17,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import split_list
 from gram_platform.studies.searches.definition import GridSearch, SearchFlags
-from gram_platform.studies.searches.hyperparams_trials import KNOBS, SweepProblem, sweep_report, trial_name
+from gram_platform.studies.searches.hyperparams_trials import KNOB, SweepProblem, sweep_report, trial_name
 from gram_platform.studies.searches.report import SearchOutput, baseline_frames
 from gram_platform.tracking import Tracker
 
@@ -95,11 +95,11 @@ def chosen_values(texts: Sequence[str], preset: Values) -> Values:
     chosen = {}
     for text in split_list(tuple(texts)) or tuple(preset):
         knob, separator, rest = text.partition("=")
-        require_choice("knobs", knob, tuple(KNOBS))
+        require_choice("knobs", knob, tuple(KNOB))
         if not separator and knob not in preset:
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
         chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
-    return {knob: chosen[knob] for knob in KNOBS if knob in chosen}
+    return {knob: chosen[knob] for knob in KNOB if knob in chosen}
 
 
 def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
@@ -108,7 +108,7 @@ def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float
     except ValueError as error:
         raise invalid("knobs", text, KNOB_FORM) from error
     for value in values:
-        require_real(f"knobs.{knob}", value, 0.0, KNOBS[knob].high, KNOBS[knob].open_low)
+        require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
     if len(set(values)) != len(values):
         raise invalid("knobs", text, "each value once")
     return values

@@ -9,7 +9,7 @@ import pandas as pd
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
 from gram_platform.analysis.tables import frame_text, interval_text, table_csv
-from gram_platform.analysis.trials import COMPLETE
+from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
@@ -40,7 +40,7 @@ from gram_platform.studies.searches.report import (
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 
-RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
+SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _with_ratio(setting: Setting, value: float) -> Setting:
     return replace(setting, options=replace(setting.options, branch_module=branching))
 
 
-KNOBS = {
+KNOB = {
     "p_cr": Knob("gram", lambda s: s.routing.p_core_robust, lambda s, v: _with_routing(s, p_core_robust=v), 1.0),
     "p_as": Knob("gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0),
     "p_ca": Knob("ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True),
@@ -83,9 +83,9 @@ class SweepProblem:
 
     def nodes(self, point: Point) -> list[Node]:
         """Returns the method's runs, evaluations and attacks, tagged with all knobs of the method."""
-        knob = KNOBS[point["knob"]]
+        knob = KNOB[point["knob"]]
         setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
-        values = {name: f"{k.read(setting):g}" for name, k in KNOBS.items() if k.method == knob.method}
+        values = {name: f"{k.read(setting):g}" for name, k in KNOB.items() if k.method == knob.method}
         return [node.tagged(**values) for node in method_nodes(knob.method, setting)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
@@ -149,7 +149,7 @@ def sweep_report(
     tables = {"table.csv": sweep.profiles, "trials.csv": rows, "claims.csv": claims}
     files = {name: table_csv(frame).encode() for name, frame in tables.items()}
     setting = graph.settings[0]
-    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOBS.items())
+    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOB.items())
     facts = (
         f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), {graph.num_seeds} seeds. "
         f"While one knob moves the others stay at {fixed}. {counts_text(rows)} "
@@ -157,7 +157,7 @@ def sweep_report(
     )
     sections = [
         *_knob_sections(sweep),
-        *judged_sections(claims, RULE),
+        *judged_sections(claims, SWEEP_RULE),
         *missing_sections(sweep.missing),
         _learning_curves(curves, sweep, flags.sizes),
         Section("Trials", table=_readable_trials(rows, links)),
@@ -196,7 +196,7 @@ def _trial_rows(
     rows = []
     for point, nodes in trials:
         state, message = trial_state(nodes, frame, store)
-        metrics = seed_metrics(sweep, point) if state == COMPLETE else {}
+        metrics = seed_metrics(sweep, point) if state == State.COMPLETE else {}
         seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
         row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from gram_platform.analysis.lr_extension import Cell, Grid, extension
-from gram_platform.analysis.lr_grid import STATES
+from gram_platform.analysis.lr_grid import ENDED
+from gram_platform.config import State
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import Size
 from gram_platform.engine.proposals import Judge
-from gram_platform.engine.trials import STOPPED, Point
+from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO
 from gram_platform.store import Store
@@ -210,7 +211,7 @@ class LrBatchGrid(GridSearch):
             done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
             frame = result_frame([node for node in nodes.values() if node.id in done], done) if done else NO_RUNS
             trials = trial_rows(size, nodes, frame, store, stopped or {})
-            if not set(trials["state"]) <= {*STATES, STOPPED}:
+            if not set(trials["state"]) <= {*ENDED, State.STOPPED}:
                 return grid, messages
             trials = without_stopped(trials)
             allowed = lambda batch: why_not(flags, graph.preset, size, batch)  # noqa: E731
@@ -242,7 +243,7 @@ def _saved(
 ) -> list[float]:
     """Returns the share of all trials' training tokens that each stopped one saved."""
     tokens = {node.id: node.config.num_tokens for of_size in nodes.values() for node in of_size.values()}
-    given_up = trials.loc[trials["state"] == STOPPED, "run_id"]
+    given_up = trials.loc[trials["state"] == State.STOPPED, "run_id"]
     return [(1.0 - stopped[i]["progress"]) * tokens[i] / sum(tokens.values()) for i in given_up]
 
 

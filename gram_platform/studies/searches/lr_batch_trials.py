@@ -8,16 +8,16 @@ from types import MappingProxyType
 import pandas as pd
 
 from gram_platform.analysis.lr_extension import Cell
-from gram_platform.analysis.lr_grid import POOLED, STATES
+from gram_platform.analysis.lr_grid import ENDED, POOLED
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import frame_text, table_csv
-from gram_platform.analysis.trials import COMPLETE, RUNS, STATE, WAITING, linked
-from gram_platform.config import CORE
-from gram_platform.config.flops import total_parameters
+from gram_platform.analysis.trials import RUNS, STATE, linked
+from gram_platform.config import CORE, State
+from gram_platform.config.flops import MACHINE_RANKS, total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
-from gram_platform.engine.trials import STOPPED, Point
+from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
@@ -40,11 +40,10 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 
 CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
-MACHINE_RANKS = 8
 END_LOSS = "validation/loss/"  # + domain, in the `final` of a run's result: all modules on, at the run's end
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
 OBJECTIVE = "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of the run"
-TABLES = {
+ABOUT_TABLES = {
     "optima": "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own, the "
     "predicted loss at their mean) and for each seed; low and high hold a predicted loss within 0.1% of it. best_ is "
     "the best cell. A curvature_t below 2 can be noise alone.",
@@ -125,10 +124,10 @@ def trial_rows(
     rows = []
     for ((lr, batch), seed), node in nodes.items():
         state, message = trial_state([node], frame, store)
-        if state == WAITING and node.id in stopped:
-            state, message = STOPPED, stopped[node.id]["message"]
+        if state == State.WAITING and node.id in stopped:
+            state, message = State.STOPPED, stopped[node.id]["message"]
         loss = math.nan
-        if state == COMPLETE:
+        if state == State.COMPLETE:
             final = stored.loc[node.id, list(ends)].rename(ends).dropna()
             loss = objective(final.astype(float).to_dict())["loss"]
         rows.append((size.name, parameters, str(seed), lr, batch, loss, state, node.id, message))
@@ -138,7 +137,7 @@ def trial_rows(
 def without_stopped(trials: pd.DataFrame) -> pd.DataFrame:
     """Returns the trials of cells of which no seed was stopped: the seeds that were not would look better than all."""
     cell = ["size", "lr", "batch"]
-    stopped = pd.MultiIndex.from_frame(trials.loc[trials[STATE] == STOPPED, cell])
+    stopped = pd.MultiIndex.from_frame(trials.loc[trials[STATE] == State.STOPPED, cell])
     return trials[~pd.MultiIndex.from_frame(trials[cell]).isin(stopped)] if len(stopped) else trials
 
 
@@ -157,11 +156,13 @@ def grid_report(
 
     `saved`: see `stopped_text`.
     """
-    if not (trials[STATE] == COMPLETE).any():
+    if not (trials[STATE] == State.COMPLETE).any():
         return None
     flags, name = graph.flags, graph.study.name
     analysis = analyse_grid(
-        without_stopped(trials[trials[STATE].isin((*STATES, STOPPED))]), graph.preset.seq_len, flags.window or None
+        without_stopped(trials[trials[STATE].isin((*ENDED, State.STOPPED))]),
+        graph.preset.seq_len,
+        flags.window or None,
     )
     measured = f"{name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {search_id}"
     law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
@@ -212,26 +213,28 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
 def _sections(
     trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame], figures: Mapping, links: Mapping[str, str]
 ) -> list[Section]:
-    no_law, about = tables["laws"]["no_law"].iloc[0] != "", f"{_verdict(tables['laws'])}\n\n{TABLES['laws']}"
+    no_law, about = tables["laws"]["no_law"].iloc[0] != "", f"{_verdict(tables['laws'])}\n\n{ABOUT_TABLES['laws']}"
     surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
     laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
     pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
-    left = trials[trials[STATE] != COMPLETE]
+    left = trials[trials[STATE] != State.COMPLETE]
     shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
     sections = [
-        Section("Surfaces", TABLES["optima"], surfaces, table=pooled, table_is_open=True),
+        Section("Surfaces", ABOUT_TABLES["optima"], surfaces, table=pooled, table_is_open=True),
         Section("Laws", about, laws, table=tables["laws"], table_is_open=True, is_warning=no_law),
-        Section("How the laws move with the window", TABLES["windows"], table=tables["windows"], table_is_open=True),
-        Section("What the laws say", TABLES["predictions"], table=tables["predictions"], table_is_open=True),
+        Section(
+            "How the laws move with the window", ABOUT_TABLES["windows"], table=tables["windows"], table_is_open=True
+        ),
+        Section("What the laws say", ABOUT_TABLES["predictions"], table=tables["predictions"], table_is_open=True),
         Section("Optima of single seeds", table=tables["optima"]),
-        Section("Cells", TABLES["cells"], table=tables["cells"].drop(columns="runs")),
+        Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
         Section("Trials", table=shown),
     ]
     if left.empty:
         return sections
     missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
     text = "Diverged cells are left out of every fit and counted; the others are not in the figures and tables below."
-    if (left[STATE] == STOPPED).any():
+    if (left[STATE] == State.STOPPED).any():
         text += " Neither are cells of which a seed was stopped early."
     return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
 

@@ -30,13 +30,13 @@ from gram_platform.studies.searches.report import SearchOutput, stored_reference
 from gram_platform.tracking import Tracker
 
 DEFAULT_OBJECTIVE = MaxEntObjective()
-LIMITS = (Parameter(PEAK_LR, 1e-8, 1.0), Parameter(RETAIN_WEIGHT, 0.0, 1e6))
+MAXENT_LIMITS = (Parameter(PEAK_LR, 1e-8, 1.0), Parameter(RETAIN_WEIGHT, 0.0, 1e6))
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
     """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight it is ours."""
     axes = (Parameter(PEAK_LR, *peak_lr, log=True), Parameter(RETAIN_WEIGHT, *retain_weight, log=True))
-    return Space(axes, LIMITS)
+    return Space(axes, MAXENT_LIMITS)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from optuna.trial import TrialState
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv
-from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.trials import Point
@@ -40,7 +41,7 @@ from gram_platform.tracking import Tracker
 
 METHOD, METRIC = "maxent", "objective"
 PROFILE, PEAK_LR, RETAIN_WEIGHT = "profile", "peak_lr", "retain_weight"
-METRICS = (METRIC, "forget", "penalty", "core", "retain")
+MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
 EDGE_SHARE = 0.05  # of a range: the report names a best trial this close to an end
 
 
@@ -176,7 +177,7 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     """Returns a study's trials with a column for every parameter and metric, also before any trial has it."""
     trials = trials_frame(study, [METRIC])
-    absent = [name for name in (*space.names, *METRICS) if name not in trials]
+    absent = [name for name in (*space.names, *MAXENT_METRICS) if name not in trials]
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 
 
@@ -189,7 +190,7 @@ def _best(history: History, graph: Graph) -> BestTrial:
         runs=tuple(row[RUNS].split()),
         objective=float(row[METRIC]),
         maxent=maxent_at(setting, row),
-        num_complete=history.count(COMPLETE),
+        num_complete=history.count(State.COMPLETE),
     )
 
 
@@ -201,13 +202,13 @@ def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str
     rows = []
     for history in histories:
         best = history.best
-        known = {} if best is None else {name: best[name] for name in (TRIAL, *space.names, *METRICS, RUNS)}
-        counts = {f"num_{state}": history.count(state) for state in (COMPLETE, DIVERGED, FAILED)}
+        known = {} if best is None else {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
+        counts = {f"num_{state}": history.count(state) for state in (State.COMPLETE, State.DIVERGED, State.FAILED)}
         edge = "" if best is None else at_edge(space, best)
         preset = {"preset_objective": defaults.get(history.profile, math.nan)}
         rows.append({PROFILE: history.profile, **known, "at_edge": edge, **preset, **counts})
-    columns = [PROFILE, TRIAL, *space.names, *METRICS, "preset_objective", "at_edge"]
-    columns += [f"num_{state}" for state in (COMPLETE, DIVERGED, FAILED)] + [RUNS]
+    columns = [PROFILE, TRIAL, *space.names, *MAXENT_METRICS, "preset_objective", "at_edge"]
+    columns += [f"num_{state}" for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] + [RUNS]
     return pd.DataFrame(rows, columns=columns).astype({TRIAL: "Int64"})
 
 
@@ -215,8 +216,8 @@ def trials_table(histories: Sequence[History]) -> pd.DataFrame:
     """Returns every trial of every profile: search, trial, state, profile, parameters, metrics, runs, elapsed_s."""
     frame = pd.concat([h.trials for h in histories], ignore_index=True)
     first = ["search", TRIAL, STATE, PROFILE]
-    parameters = [c for c in frame.columns if c not in (*first, *METRICS, RUNS, "elapsed_s", "started", "url")]
-    return frame[[*first, *parameters, *METRICS, RUNS, "elapsed_s"]]
+    parameters = [c for c in frame.columns if c not in (*first, *MAXENT_METRICS, RUNS, "elapsed_s", "started", "url")]
+    return frame[[*first, *parameters, *MAXENT_METRICS, RUNS, "elapsed_s"]]
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:

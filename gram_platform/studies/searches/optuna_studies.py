@@ -12,19 +12,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from gram_platform.analysis.trials import (
-    COMPLETE,
-    DIVERGED,
-    ELAPSED,
-    FAILED,
-    RUNNING,
-    RUNS,
-    SEARCH,
-    STARTED,
-    STATE,
-    TRIAL,
-    WAITING,
-)
+from gram_platform.analysis.trials import ELAPSED, RUNS, SEARCH, STARTED, STATE, TRIAL
+from gram_platform.config import State
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import has_shape, invalid
 from gram_platform.config.space import Parameter, Space
@@ -66,14 +55,14 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 
 
 OPTUNA_STATES = {
-    TrialState.COMPLETE: COMPLETE,
-    TrialState.FAIL: FAILED,
-    TrialState.RUNNING: RUNNING,
-    TrialState.WAITING: WAITING,
-    TrialState.PRUNED: "stopped",
+    TrialState.COMPLETE: State.COMPLETE,
+    TrialState.FAIL: State.FAILED,
+    TrialState.RUNNING: State.RUNNING,
+    TrialState.WAITING: State.WAITING,
+    TrialState.PRUNED: State.STOPPED,
 }
 ATTRIBUTES = {  # of a trial that has ended; metrics may be NaN
-    "state": lambda value: value in (*OPTUNA_STATES.values(), DIVERGED),
+    "state": lambda value: value in (*OPTUNA_STATES.values(), State.DIVERGED),
     "metrics": lambda value: has_shape(value, {str: lambda one: isinstance(one, int | float)}),
     "runs": [str],
     "nodes": [str],
@@ -162,7 +151,9 @@ def search_figures(
     for parameter in parameters:
         figures[f"slice-{metric}-{parameter.name}"] = slice_figure(trials, parameter, metric, direction)
     if shares := importances(study, metric):
-        figures[f"importances-{metric}"] = importance_figure(shares, metric, int((trials[STATE] == COMPLETE).sum()))
+        figures[f"importances-{metric}"] = importance_figure(
+            shares, metric, int((trials[STATE] == State.COMPLETE).sum())
+        )
     return figures
 
 
@@ -173,7 +164,7 @@ def _state(trial: FrozenTrial) -> str:
 
 def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
     """Returns the measured metrics of a complete trial; of a trial without user attributes, its values."""
-    if _state(trial) != COMPLETE:
+    if _state(trial) != State.COMPLETE:
         return {}
     values = dict(zip(objectives, trial.values or (), strict=False))
     return {**values, **attributes(trial).get("metrics", {})}

@@ -42,7 +42,7 @@ SEARCH_OBJECTIVES = (
     SearchObjective("retain", "maximize", -1.0),
     SearchObjective("elicited", "minimize", HIGHEST_RATIO + 1.0),
 )
-LIMITS = (
+PARETO_LIMITS = (
     Parameter(P_AS, 0.0, 1.0),
     Parameter(P_CR, 0.0, 1.0),
     Parameter(D_AUX, 1, 1_000_000, is_integer=True),
@@ -59,7 +59,7 @@ def space_around(size: Size) -> Space:
         Parameter(D_AUX, max(1, width // 4), 4 * width, log=True, is_integer=True),
         Parameter(PEAK_LR, rate / 4, 2 * rate, log=True),
     )
-    return Space(axes, LIMITS)
+    return Space(axes, PARETO_LIMITS)
 
 
 @dataclass(frozen=True)

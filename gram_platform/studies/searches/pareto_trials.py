@@ -64,10 +64,14 @@ from gram_platform.tracking import Tracker
 
 METHOD = "gram"
 P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
-OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
+PARETO_OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
 COMPUTE = "compute"  # of the plans of a trial's training, over the baselines'
-REFERENCE = {"core": 0.0, "retain": 0.0, "elicited": 1.0}  # of the hypervolume: an attack recovers the whole baseline
-METRICS = (*OBJECTIVES, "forget", COMPUTE)
+REFERENCE_POINT = {
+    "core": 0.0,
+    "retain": 0.0,
+    "elicited": 1.0,
+}  # of the hypervolume: an attack recovers the whole baseline
+PARETO_METRICS = (*PARETO_OBJECTIVES, "forget", COMPUTE)
 PRESET = "the preset's own"  # label of the preset's parameters
 ReadResult = Callable[[Node], Mapping | None]  # a node's stored result, None while there is none
 
@@ -91,7 +95,7 @@ class ParetoProblem:
         unknown = sorted(means.index[means.isna()])
         if unknown:
             raise invalid("results", ", ".join(unknown), "finite losses of every view and attack")
-        return {**{name: float(means[name]) for name in (*OBJECTIVES, "forget")}, COMPUTE: self.compute(point)}
+        return {**{name: float(means[name]) for name in (*PARETO_OBJECTIVES, "forget")}, COMPUTE: self.compute(point)}
 
     def per_seed(self, point: Point, results: Mapping[str, Mapping]) -> pd.DataFrame:
         """Returns one row for each seed: the mean of each class over the paper's profiles, as `analysis.tables` has it.
@@ -159,8 +163,8 @@ def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     """Returns files, figures and text from Optuna's database and the storage; None without a complete trial."""
     search = graph.study
     (group,) = search.open(graph, search_id)
-    trials = trials_frame(group.study, tuple(OBJECTIVES))
-    if finished(trials, tuple(OBJECTIVES)).empty:
+    trials = trials_frame(group.study, tuple(PARETO_OBJECTIVES))
+    if finished(trials, tuple(PARETO_OBJECTIVES)).empty:
         return None
     links, about_links = run_links(tracker)
     space = search.space(graph)
@@ -170,13 +174,17 @@ def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
         trials=linked(trials, links),
         table=table,
         references=linked(table[table[LABEL] == PRESET], links),
-        history=hypervolume_history(trials, OBJECTIVES, REFERENCE),
+        history=hypervolume_history(trials, PARETO_OBJECTIVES, REFERENCE_POINT),
         parameters=tuple(p for p in space.parameters if p.high > p.low),
         study=group.study,
     )
     figures = all_figures(front)
     record = {"study": group.study.study_name, "size": graph.settings[0].size.name, "seeds": len(graph.settings)}
-    record |= {"space": to_plain(space.parameters), "objectives": OBJECTIVES, "hypervolume_reference": REFERENCE}
+    record |= {
+        "space": to_plain(space.parameters),
+        "objectives": PARETO_OBJECTIVES,
+        "hypervolume_reference": REFERENCE_POINT,
+    }
     files = {
         "table.csv": table_csv(table, "%.6g").encode(),
         "trials.csv": table_csv(trials_table(trials, space.names), "%.6g").encode(),
@@ -194,11 +202,11 @@ def front_table(
     the storage), `compute, num_seeds, runs`.
     """
     rows = [_row(PRESET, default_point(problem.settings[0]), problem, read)]
-    front = trials[pareto_front(trials, OBJECTIVES)].sort_values("core", ascending=False)
+    front = trials[pareto_front(trials, PARETO_OBJECTIVES)].sort_values("core", ascending=False)
     for trial in front.to_dict("records"):
         point = {name: trial[name] for name in parameters}
         rows.append({TRIAL: trial[TRIAL], **_row(f"trial {trial[TRIAL]}", point, problem, read)})
-    classes = [name for name in METRICS if name != COMPUTE]
+    classes = [name for name in PARETO_METRICS if name != COMPUTE]
     ends = [name + end for name in classes for end in ("", "_low", "_high")]
     columns = [LABEL, TRIAL, *parameters, *ends, COMPUTE, "num_seeds", RUNS]
     rows = [row for row in rows if "num_seeds" in row]
@@ -213,7 +221,7 @@ def _row(label: str, point: Point, problem: ParetoProblem, read: ReadResult) -> 
     if any(result is None for result in results.values()):
         return row
     seeds = problem.per_seed(point, results)
-    for name in (n for n in METRICS if n != COMPUTE and seeds[n].notna().all()):
+    for name in (n for n in PARETO_METRICS if n != COMPUTE and seeds[n].notna().all()):
         interval = t_interval(seeds[name])
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), interval, strict=True))
     return {**row, COMPUTE: problem.compute(point), "num_seeds": len(seeds)}
@@ -221,17 +229,17 @@ def _row(label: str, point: Point, problem: ParetoProblem, read: ReadResult) -> 
 
 def trials_table(trials: pd.DataFrame, parameters: Sequence[str]) -> pd.DataFrame:
     """Returns every trial with its state, also those without a value."""
-    on_front = pareto_front(trials, OBJECTIVES)
-    columns = [SEARCH, TRIAL, STATE, *parameters, *METRICS, "on_front", RUNS, ELAPSED]
+    on_front = pareto_front(trials, PARETO_OBJECTIVES)
+    columns = [SEARCH, TRIAL, STATE, *parameters, *PARETO_METRICS, "on_front", RUNS, ELAPSED]
     return trials.assign(on_front=on_front).reindex(columns=columns)
 
 
 def all_figures(front: FrontTables) -> dict[str, go.Figure]:
     """Returns every figure by a name fit for a file."""
-    names = [f"front-{name}" for name in (*("-".join(pair) for pair in combinations(OBJECTIVES, 2)), "space")]
-    figures = dict(zip(names, front_figures(front.trials, OBJECTIVES, front.references), strict=True))
-    figures["hypervolume"] = hypervolume_figure(front.history, REFERENCE)
-    for name, direction in OBJECTIVES.items():
+    names = [f"front-{name}" for name in (*("-".join(pair) for pair in combinations(PARETO_OBJECTIVES, 2)), "space")]
+    figures = dict(zip(names, front_figures(front.trials, PARETO_OBJECTIVES, front.references), strict=True))
+    figures["hypervolume"] = hypervolume_figure(front.history, REFERENCE_POINT)
+    for name, direction in PARETO_OBJECTIVES.items():
         figures |= search_figures(front.trials, front.study, name, direction, front.parameters)
     return figures
 
@@ -246,7 +254,7 @@ def sections(front: FrontTables, figures: Mapping[str, go.Figure], links: Mappin
     )
     chosen += f"than they are. The star is {PRESET} point at the same compute. A click opens a trial's run."
     grown = "The volume between the front and the reference: it grows only when a trial adds something to the front."
-    reasons = dict.fromkeys(why for name in OBJECTIVES if (why := why_no_importances(front.study, name)))
+    reasons = dict.fromkeys(why for name in PARETO_OBJECTIVES if (why := why_no_importances(front.study, name)))
     alone = "Share of the variance among the trials that each parameter explains alone (fANOVA); the rest is that of "
     alone += "combinations, and noise. "
     histories = named("hypervolume") | named("history-")
@@ -262,7 +270,7 @@ def sections(front: FrontTables, figures: Mapping[str, go.Figure], links: Mappin
 def _readable(table: pd.DataFrame) -> pd.DataFrame:
     """Returns the front with every class as one text, `mean [low, high]`."""
     readable = table.drop(columns=[TRIAL])
-    for name in (n for n in METRICS if n != COMPUTE):
+    for name in (n for n in PARETO_METRICS if n != COMPUTE):
         ends = zip(table[name], table[f"{name}_low"], table[f"{name}_high"], strict=True)
         readable[name] = [interval_text(*triple) for triple in ends]
         readable = readable.drop(columns=[f"{name}_low", f"{name}_high"])
@@ -295,6 +303,6 @@ def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
 def _text(front: FrontTables) -> str:
     """Returns the front and the hypervolume for a terminal."""
     hidden = [c for c in front.table if c.endswith(("_low", "_high"))] + [RUNS, TRIAL]
-    bound = ", ".join(f"{name} {value:g}" for name, value in REFERENCE.items())
+    bound = ", ".join(f"{name} {value:g}" for name, value in REFERENCE_POINT.items())
     volume = f"hypervolume {front.history['hypervolume'].iloc[-1]:.4f} against {bound}"
     return f"{frame_text(front.table.drop(columns=hidden), '.3g', 'nan')}\n\n{volume}"

@@ -9,7 +9,7 @@ import pandas as pd
 
 from gram_platform.analysis.maxent_objective import references_of
 from gram_platform.analysis.ratios import PREFIX, Reference
-from gram_platform.analysis.trials import COMPLETE, DIVERGED, FAILED, RUNNING, RUNS, SEARCH, STATE, TRIAL, WAITING
+from gram_platform.analysis.trials import RUNS, SEARCH, STATE, TRIAL
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
@@ -104,7 +104,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
         else:
             run_id = node.config.view.run_id
             losses = {PREFIX + domain: value for domain, value in result["losses"].items()}
-        rows.append({"id": node.id, "run_id": run_id, "status": COMPLETE, **losses})
+        rows.append({"id": node.id, "run_id": run_id, "status": State.COMPLETE, **losses})
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["id", "run_id", "status"])
 
 
@@ -115,12 +115,12 @@ def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the complete evaluations of a stored frame under the nodes' names, as `tables.analyse` takes them."""
-    return named(declared_frame(nodes), frame[frame["status"] == COMPLETE])
+    return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a result."""
-    return named_attacks(tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == COMPLETE])
+    return named_attacks(tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == State.COMPLETE])
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
@@ -144,13 +144,13 @@ def stored_references(graph: Graph, store: Store) -> dict[str, Reference]:
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
     """Returns (state, message) of a trial; the message says why it diverged or failed."""
-    complete = set(frame.loc[frame["status"] == COMPLETE, "id"])
+    complete = set(frame.loc[frame["status"] == State.COMPLETE, "id"])
     left = [node for node in nodes if node.id not in complete]
     if not left:
-        return COMPLETE, ""
+        return State.COMPLETE, ""
     begun = [store.run(node.id) for node in left if node.is_run]
     for run in begun:
         if run.status() == State.FAILED:
             failure = run.failure() or {}
-            return DIVERGED if is_divergence(failure) else FAILED, str(failure.get("message", ""))
-    return (RUNNING if any(run.status() == State.RUNNING for run in begun) else WAITING), ""
+            return State.DIVERGED if is_divergence(failure) else State.FAILED, str(failure.get("message", ""))
+    return (State.RUNNING if any(run.status() == State.RUNNING for run in begun) else State.WAITING), ""

@@ -8,12 +8,13 @@ from itertools import pairwise
 
 from optuna.exceptions import StorageInternalError
 
+from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.terminal import say
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
-from gram_platform.engine.trials import COMPLETE, FAILED, STOPPED, Outcome
+from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import publish_files
 from gram_platform.store import Store
@@ -168,7 +169,7 @@ class SearchDriver(Driver):
         self.ids.update(outcome.nodes)
         self.view.trial_ended(outcome.name, trial_line(outcome))
         nodes = self.running.pop(outcome.name)
-        if outcome.state == STOPPED:
+        if outcome.state == State.STOPPED:
             note_stopped(self.folder, [n.id for n in nodes if n.is_run], outcome.progress, outcome.message)
             nodes = [node for node in nodes if node.is_run]
         for node in nodes:
@@ -184,7 +185,7 @@ class SearchDriver(Driver):
         return self.is_cut or super()._has_work()
 
     def _failures(self) -> list[str]:
-        failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == FAILED]
+        failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == State.FAILED]
         return super()._failures() + failed
 
     def _counts(self, elapsed_s: float) -> str:
@@ -192,7 +193,7 @@ class SearchDriver(Driver):
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         lines = [super()._counts(elapsed_s)] if self.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
-        if stopped := [1.0 - o.progress for o in ended if o.state == STOPPED]:
+        if stopped := [1.0 - o.progress for o in ended if o.state == State.STOPPED]:
             share = sum(stopped) / len(stopped)
             lines.append(f"{len(stopped)} trials were stopped early, with {share:.0%} of their training left")
         if overheads := trial_overheads(ended):
@@ -218,7 +219,7 @@ class SearchDriver(Driver):
 
 def trial_line(outcome: Outcome) -> str:
     """Describes a trial that has ended."""
-    if outcome.state != COMPLETE:
+    if outcome.state != State.COMPLETE:
         return f"{outcome.name} {outcome.state.upper()}: {outcome.message}"
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())
     work = f"{outcome.trained_s:.0f} s" if outcome.num_executed else "reused"

@@ -151,7 +151,7 @@ def test_a_caller_who_leaves_frees_the_row(inner, site):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_caller_who_only_sends_no_more_is_answered(inner, site, monkeypatch, stream):
     """However long that takes; of an answer that comes late the head may follow an interim one."""
-    monkeypatch.setattr(front, "PROBE_S", 0.1)
+    monkeypatch.setattr(front, "CALLER_PROBE_S", 0.1)
     for step_s, protocol in ((0.0, b"HTTP/1.1"), (0.05, b"HTTP/1.1"), (0.05, b"HTTP/1.0")):
         request = completion(inner, max_tokens=8, stream=stream).replace(b"HTTP/1.1", protocol)
         with slowed(inner, step_s), socket.create_connection(("127.0.0.1", site.port)) as connection:
@@ -166,7 +166,7 @@ def test_a_caller_who_only_sends_no_more_is_answered(inner, site, monkeypatch, s
 
 def test_a_caller_who_leaves_before_the_answer_frees_the_place(inner, monkeypatch):
     """Ray Serve's proxy, behind, then abandons the request."""
-    monkeypatch.setattr(front, "PROBE_S", 0.1)
+    monkeypatch.setattr(front, "CALLER_PROBE_S", 0.1)
     places = Places(inner.plan.policy, MAX_REQUESTS)
     with fronted(inner.port, places=places) as port, slowed(inner, 0.5):
         with socket.create_connection(("127.0.0.1", port)) as connection:

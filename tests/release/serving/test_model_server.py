@@ -166,7 +166,7 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch):
             await asked(completions)
         return model
 
-    monkeypatch.setattr(deployments, "SILENCE_S", 0.1)
+    monkeypatch.setattr(deployments, "LONGEST_SILENCE_S", 0.1)
     assert asyncio.run(both()).cancelled
 
 

@@ -20,7 +20,7 @@ from gram_platform.release.serving.policy import (
     token_digest,
     token_entry,
 )
-from gram_platform.release.serving.policy_file import MAX_FILE_BYTES, edit_policy, load_policy, policy_text
+from gram_platform.release.serving.policy_file import MAX_POLICY_BYTES, edit_policy, load_policy, policy_text
 from tests.release.serving.planted import POLICY, planted
 
 SHA = token_digest("x")
@@ -234,7 +234,7 @@ def test_a_policy_that_is_no_regular_text_is_refused_at_once(kind, tmp_path):
         case "loop":
             path.symlink_to(path)
         case "large":
-            path.write_text(POLICY + "#" * MAX_FILE_BYTES)
+            path.write_text(POLICY + "#" * MAX_POLICY_BYTES)
         case "latin":
             path.write_bytes(POLICY.encode() + b"# \xe9\n")
     for read in (policy_text, lambda place: edit_policy(place, lambda text: text)):

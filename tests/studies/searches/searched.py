@@ -11,11 +11,11 @@ from gram_platform.studies.library import stories
 NAME, OWN = next(iter(STORIES_SMOKE_SIZES.items()))
 SIZE = replace(OWN, core_tokens=OWN.seq_len * OWN.batch_size * 12)
 SMOKE = replace(
-    stories.SMOKE,
+    stories.STORIES_SMOKE,
     sizes={NAME: SIZE},
     num_eval_points=6,
     num_eval_sequences=4,
-    options=replace(stories.SMOKE.options, elicitation=None),
+    options=replace(stories.STORIES_SMOKE.options, elicitation=None),
     maxent_search=MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2),
 )
 

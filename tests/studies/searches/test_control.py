@@ -74,7 +74,7 @@ def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
 
 
 def test_one_driver_at_a_time(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.5)
+    monkeypatch.setattr("gram_platform.studies.searches.control.DRIVER_LEASE_S", 0.5)
     folder = store.search_dir("s1")
     folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
     with DriverLease(folder, "pareto"):
@@ -91,7 +91,7 @@ def test_one_driver_at_a_time(store, monkeypatch):
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.studies.searches.control.LEASE_S", 0.2)
+    monkeypatch.setattr("gram_platform.studies.searches.control.DRIVER_LEASE_S", 0.2)
     folder = store.search_dir("s1")
     with DriverLease(folder, "pareto") as driver:
         control = Control(folder, lambda: 0.0, Budget())

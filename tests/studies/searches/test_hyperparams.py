@@ -16,7 +16,7 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.hyperparams import chosen_values
-from gram_platform.studies.searches.hyperparams_trials import KNOBS, trial_name
+from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.run import build_search, parse
 from gram_platform.tracking import Tracker
@@ -244,7 +244,7 @@ def test_tables_figures_and_report(setup, store):
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert "cannot tell" in result.text
     assert "read from the storage" in result.text
-    assert set(KNOBS) == {"p_cr", "p_as", "p_ca"}
+    assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
 
 
 def test_mlflow_gives_the_same_table_and_links(root, store):

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
+from gram_platform.config import State
 from gram_platform.engine.proposals import Group, OptunaSource, SearchObjective
-from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
+from gram_platform.engine.trials import Outcome
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Unlearning
@@ -103,7 +104,7 @@ def history(outcomes: list[tuple[str, float]]):
     source = OptunaSource([group], SPACE, (SearchObjective(METRIC, "minimize", OBJECTIVE.worst),))
     for index, (state, value) in enumerate(outcomes):
         proposal = source.next()
-        metrics = {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0} if state == COMPLETE else {}
+        metrics = {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0} if state == State.COMPLETE else {}
         parts = {"name": proposal.name, "point": proposal.point, "state": state, "metrics": metrics, "nodes": ()}
         fields = {f.name for f in dataclasses.fields(Outcome)}
         parts |= {"runs": (f"run{index}",), "message": "", "started": 0.0, "elapsed_s": 1.0, "trained_s": 1.0}
@@ -113,17 +114,19 @@ def history(outcomes: list[tuple[str, float]]):
 
 
 def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
-    ended = history([(COMPLETE, 0.7), (DIVERGED, math.nan), (COMPLETE, 0.4), (FAILED, math.nan)])
+    ended = history(
+        [(State.COMPLETE, 0.7), (State.DIVERGED, math.nan), (State.COMPLETE, 0.4), (State.FAILED, math.nan)]
+    )
     empty = history_of("core+biology", optuna.create_study(study_name="s-biology"), SPACE)
     trials = trials_table([ended, empty])
     assert list(trials.columns[:6]) == ["search", "trial", "state", "profile", "peak_lr", "retain_weight"]
-    assert list(trials["state"]) == [COMPLETE, DIVERGED, COMPLETE, FAILED]
+    assert list(trials["state"]) == [State.COMPLETE, State.DIVERGED, State.COMPLETE, State.FAILED]
     assert trials["objective"].isna().tolist() == [False, True, False, True]
     assert trials["peak_lr"].between(5e-5, 2e-4).all()
     best = best_table([ended, empty], SPACE, {"core": 0.9})
     core, biology = best.to_dict("records")
     assert (core["trial"], core["objective"], core["runs"], core["preset_objective"]) == (2, 0.4, "run2", 0.9)
-    assert [core[f"num_{state}"] for state in (COMPLETE, DIVERGED, FAILED)] == [2, 1, 1]
+    assert [core[f"num_{state}"] for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] == [2, 1, 1]
     assert pd.isna(biology["trial"])
     assert biology["num_complete"] == 0
     assert "nan" not in best.to_csv(index=False)
@@ -214,7 +217,7 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     folder = storage / "studies" / "maxent_search"
     trials = pd.read_csv(folder / "trials.csv")
     assert list(trials["profile"]) == ["core", "core+airport"]
-    assert (trials["state"] == COMPLETE).all()
+    assert (trials["state"] == State.COMPLETE).all()
     assert (trials["objective"] - trials["forget"] - trials["penalty"]).abs().max() < 1e-12
     assert {"table.csv", "report.html", "search.json", "best.json"} <= {path.name for path in folder.iterdir()}
     own = load_best(Store(storage), search_id, setup.recipe.data_id)

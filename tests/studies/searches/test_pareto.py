@@ -13,21 +13,21 @@ from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, references_of
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import analyse
 from gram_platform.analysis.trials import hypervolume_history, linked
-from gram_platform.config import CORE
+from gram_platform.config import CORE, State
 from gram_platform.config.flops import active_parameters
 from gram_platform.engine.proposals import Group, OptunaSource
-from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, Outcome
+from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.page import page_html
 from gram_platform.studies.library.pareto import SEARCH
-from gram_platform.studies.library.stories import SMOKE
+from gram_platform.studies.library.stories import STORIES_SMOKE
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
 from gram_platform.studies.searches.pareto_trials import (
-    OBJECTIVES,
+    PARETO_OBJECTIVES,
     PRESET,
-    REFERENCE,
+    REFERENCE_POINT,
     FrontTables,
     ParetoProblem,
     all_figures,
@@ -124,7 +124,7 @@ def test_a_score_is_the_mean_row_of_the_table(problem):
     views = pd.concat([baselines, view_frame(nodes, frame)])
     table = analyse(views, curves(("small",)), attacks=attack_frame(nodes, frame)).table
     (row,) = table[(table["method"] == "gram") & (table["profile"] == MEAN)].to_dict("records")
-    for name in (*OBJECTIVES, "forget"):
+    for name in (*PARETO_OBJECTIVES, "forget"):
         assert score[name] == pytest.approx(row[name], rel=1e-9)
         assert score[name] == pytest.approx(RATIOS[name] + 0.05, rel=1e-6)
     assert score["compute"] == problem.compute(POINT)
@@ -159,10 +159,15 @@ def test_flags_are_refused_before_anything_is_prepared(tmp_path):
         parse(SEARCH, [*place, "--space", "p_as=0:2"])
     with pytest.raises(ValueError, match=r"^space.d_aux="):
         parse(SEARCH, [*place, "--space", "d_aux=1.5:8"])
-    unattacked = dataclasses.replace(SMOKE, options=dataclasses.replace(SMOKE.options, elicitation=None))
+    unattacked = dataclasses.replace(
+        STORIES_SMOKE, options=dataclasses.replace(STORIES_SMOKE.options, elicitation=None)
+    )
     with pytest.raises(ValueError, match=r"^preset='smoke'"):
         parse(dataclasses.replace(SEARCH, presets={"smoke": unattacked}), place)
-    two = dataclasses.replace(SMOKE, sizes={**SMOKE.sizes, "other": dataclasses.replace(SMOKE.sizes["tiny"], name="o")})
+    two = dataclasses.replace(
+        STORIES_SMOKE,
+        sizes={**STORIES_SMOKE.sizes, "other": dataclasses.replace(STORIES_SMOKE.sizes["tiny"], name="o")},
+    )
     with pytest.raises(ValueError, match=r"^sizes="):
         parse(dataclasses.replace(SEARCH, presets={"smoke": two}), place)
 
@@ -190,7 +195,13 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
     study = optuna.create_study(study_name="pareto-x", directions=["maximize", "maximize", "minimize"])
     space = space_around(CELLS[0].size)
     source = OptunaSource([Group("front", {}, study, 6)], space, SEARCH.objectives)
-    ends = [{"core": 0.95}, {"core": 0.6, "elicited": 0.3}, {"core": 0.5, "elicited": 0.9}, DIVERGED, FAILED]
+    ends = [
+        {"core": 0.95},
+        {"core": 0.6, "elicited": 0.3},
+        {"core": 0.5, "elicited": 0.9},
+        State.DIVERGED,
+        State.FAILED,
+    ]
     stored = {}
     for end in ends:
         proposal = source.next()
@@ -200,7 +211,7 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
         outcome = Outcome(
             name=proposal.name,
             point=proposal.point,
-            state=COMPLETE if own else end,
+            state=State.COMPLETE if own else end,
             started=0.0,
             elapsed_s=1.0,
             metrics=problem.score(proposal.point, own) if own else {},
@@ -215,12 +226,12 @@ def searched(problem: ParetoProblem) -> tuple[optuna.Study, dict]:
 @pytest.fixture(scope="module")
 def front(problem) -> FrontTables:
     study, stored = searched(problem)
-    trials, space = trials_frame(study, tuple(OBJECTIVES)), space_around(CELLS[0].size)
+    trials, space = trials_frame(study, tuple(PARETO_OBJECTIVES)), space_around(CELLS[0].size)
     own = default_point(CELLS[0])
     table = front_table(trials, space.names, problem, lambda node: (stored | results(problem, own)).get(node.id))
     pages = {runs.split()[0]: f"http://x/{i}" for i, runs in enumerate(trials["runs"]) if runs}
     preset = linked(table[table["label"] == PRESET], pages)
-    history = hypervolume_history(trials, OBJECTIVES, REFERENCE)
+    history = hypervolume_history(trials, PARETO_OBJECTIVES, REFERENCE_POINT)
     return FrontTables(linked(trials, pages), table, preset, history, space.parameters, study)
 
 
@@ -243,7 +254,7 @@ def test_a_point_that_is_not_done_has_no_row(front, problem):
 def test_every_trial_is_in_trials_csv_with_its_state(front):
     trials = trials_table(front.trials, ("p_as", "p_cr", "d_aux", "peak_lr"))
     read = pd.read_csv(io.StringIO(trials.to_csv(index=False)))
-    assert list(read["state"]) == [COMPLETE] * 3 + [DIVERGED, FAILED, "running"]
+    assert list(read["state"]) == [State.COMPLETE] * 3 + [State.DIVERGED, State.FAILED, "running"]
     assert list(read["on_front"]) == [True, True, False, False, False, False]
     assert read["core"].isna().tolist() == [False] * 3 + [True] * 3
     assert read["p_as"].between(0, 1).all()
@@ -251,9 +262,9 @@ def test_every_trial_is_in_trials_csv_with_its_state(front):
 
 def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
     figures = all_figures(front)
-    slices = {f"slice-{o}-{p}" for o in OBJECTIVES for p in ("p_as", "p_cr", "d_aux", "peak_lr")}
+    slices = {f"slice-{o}-{p}" for o in PARETO_OBJECTIVES for p in ("p_as", "p_cr", "d_aux", "peak_lr")}
     expected = {"front-core-retain", "front-core-elicited", "front-retain-elicited", "front-space", "hypervolume"}
-    assert set(figures) == expected | slices | {f"history-{name}" for name in OBJECTIVES}
+    assert set(figures) == expected | slices | {f"history-{name}" for name in PARETO_OBJECTIVES}
     links = {front.trials["runs"].iloc[0].split()[0]: "http://127.0.0.1:5000/#/runs/1"}
     page = page_html("T", "", sections(front, figures, links))
     assert "6 trials: 3 complete, 1 diverged, 1 failed, 1 running" in page
@@ -272,17 +283,19 @@ def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
 def test_a_search_from_its_flags_to_its_files(ray_cluster, tmp_path, capsys):
     from gram_platform.studies.searches.run import run_search
 
-    tiny = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=64 * 320)
-    preset = dataclasses.replace(SMOKE, sizes={"tiny": tiny}, num_seeds=1, equal_compute=True, num_eval_points=4)
+    tiny = dataclasses.replace(STORIES_SMOKE.sizes["tiny"], core_tokens=64 * 320)
+    preset = dataclasses.replace(
+        STORIES_SMOKE, sizes={"tiny": tiny}, num_seeds=1, equal_compute=True, num_eval_points=4
+    )
     search = dataclasses.replace(SEARCH, presets={"smoke": preset}, num_trials={"smoke": 2}, default_preset="smoke")
     storage = tmp_path / "storage"
     assert run_search(search, parse(search, ["--storage", str(storage)])) == 0
     folder = storage / "studies" / "pareto"
     table, trials = (pd.read_csv(folder / name) for name in ("table.csv", "trials.csv"))
     assert table["label"].iloc[0] == PRESET
-    assert list(trials["state"]) == [COMPLETE] * 2
+    assert list(trials["state"]) == [State.COMPLETE] * 2
     assert set(table["trial"].dropna()) == set(trials["trial"][trials["on_front"]])
-    assert trials[list(OBJECTIVES)].notna().all(axis=None)
+    assert trials[list(PARETO_OBJECTIVES)].notna().all(axis=None)
     before = (folder / "trials.csv").read_bytes()
     assert run_search(search, parse(search, ["--storage", str(storage)])) == 0
     assert (folder / "trials.csv").read_bytes() == before

@@ -6,10 +6,11 @@ import statistics
 import optuna
 import pytest
 
+from gram_platform.config import State
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, open_study
-from gram_platform.engine.trials import COMPLETE, DIVERGED, FAILED, STOPPED, Outcome, execute_trial
+from gram_platform.engine.trials import Outcome, execute_trial
 from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
@@ -88,8 +89,8 @@ def source_of(database, num_trials=3, groups=("a",)) -> OptunaSource:
     return OptunaSource(studies, SPACE, [OBJECTIVE])
 
 
-def ended(proposal, state=COMPLETE, loss=1.0) -> Outcome:
-    metrics = {"loss": loss} if state == COMPLETE else {}
+def ended(proposal, state=State.COMPLETE, loss=1.0) -> Outcome:
+    metrics = {"loss": loss} if state == State.COMPLETE else {}
     return Outcome(proposal.name, proposal.point, state, 0.0, 2.0, 1.0, 1.0, metrics, ("n",), ("r",), "because")
 
 
@@ -112,13 +113,17 @@ def test_groups_take_turns(database):
 
 def test_every_end_is_told_so_that_nothing_stays_running(database):
     source = source_of(database)
-    for state in (COMPLETE, DIVERGED, FAILED):
+    for state in (State.COMPLETE, State.DIVERGED, State.FAILED):
         proposal = source.next()
         source.tell(proposal, ended(proposal, state))
     complete, diverged, failed = source.groups[0].study.get_trials()
     assert (complete.state.name, complete.value, complete.user_attrs["state"]) == ("COMPLETE", 1.0, "complete")
     assert (diverged.state.name, diverged.value, diverged.user_attrs["state"]) == ("COMPLETE", 9.0, "diverged")
-    assert (failed.state.name, failed.user_attrs["state"], failed.user_attrs["message"]) == ("FAIL", FAILED, "because")
+    assert (failed.state.name, failed.user_attrs["state"], failed.user_attrs["message"]) == (
+        "FAIL",
+        State.FAILED,
+        "because",
+    )
 
 
 def test_what_a_dead_driver_left_running_is_the_same_trial_again(database, tmp_path):
@@ -179,8 +184,8 @@ def test_several_objectives_are_told_in_order(database):
     objectives = [SearchObjective("core", "maximize", 0.0), SearchObjective("forget", "minimize", 5.0)]
     source = OptunaSource([Group("p", {}, open_study(database, "p", objectives), 2)], SPACE, objectives)
     good, bad = source.next(), source.next()
-    source.tell(good, Outcome("", {}, COMPLETE, 0.0, 1.0, metrics={"forget": 0.5, "core": 0.9}))
-    source.tell(bad, Outcome("", {}, DIVERGED, 0.0, 1.0))
+    source.tell(good, Outcome("", {}, State.COMPLETE, 0.0, 1.0, metrics={"forget": 0.5, "core": 0.9}))
+    source.tell(bad, Outcome("", {}, State.DIVERGED, 0.0, 1.0))
     assert [t.values for t in source.groups[0].study.get_trials()] == [[0.9, 0.5], [0.0, 5.0]]
 
 
@@ -214,15 +219,15 @@ def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
     """Raised beyond the outcome it counted as a death of the trial's process, and it was tried four times."""
     (tmp_path / "file").touch()
     outcome = execute_trial("a", {}, None, Execution(str(tmp_path / "file")), Resources())
-    assert outcome.state == FAILED
+    assert outcome.state == State.FAILED
     assert outcome.message.startswith(f"storage='{tmp_path}/file': expected")
 
 
 def test_overhead_is_what_is_neither_training_nor_another_processes():
     trials = [
-        Outcome("1", {}, COMPLETE, started=0.0, elapsed_s=10.0, trained_s=9.0, process="a"),
-        Outcome("2", {}, COMPLETE, started=10.5, elapsed_s=5.0, trained_s=4.8, process="a"),
-        Outcome("3", {}, COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
+        Outcome("1", {}, State.COMPLETE, started=0.0, elapsed_s=10.0, trained_s=9.0, process="a"),
+        Outcome("2", {}, State.COMPLETE, started=10.5, elapsed_s=5.0, trained_s=4.8, process="a"),
+        Outcome("3", {}, State.COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
     ]
     assert trial_overheads(trials) == [pytest.approx(0.7)]
 
@@ -246,14 +251,14 @@ def with_one_stopped(database) -> OptunaSource:
     assert source.judge(proposal, 0.4, {"core": 7.0}) == ""  # before the half
     reason = source.judge(proposal, 0.5, {"core": 7.0})
     assert reason.startswith("loss 7 at 50%")
-    source.tell(proposal, Outcome(proposal.name, proposal.point, STOPPED, 0.0, 2.0, message=reason, progress=0.5))
+    source.tell(proposal, Outcome(proposal.name, proposal.point, State.STOPPED, 0.0, 2.0, message=reason, progress=0.5))
     return source
 
 
 def test_a_hopeless_trial_is_told_as_pruned_and_counts_only_where_trials_are_stopped(database):
     source = with_one_stopped(database)
     (stopped,) = source.groups[0].study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
-    assert (stopped.user_attrs["state"], stopped.user_attrs["progress"]) == (STOPPED, 0.5)
+    assert (stopped.user_attrs["state"], stopped.user_attrs["progress"]) == (State.STOPPED, 0.5)
     assert judged(database).num_left == 1  # of 8: 6 complete, 1 stopped
     assert source_of(database, num_trials=8).num_left == 2
 
