@@ -76,6 +76,7 @@ class Cluster:
         self.optuna_uri = "postgresql+psycopg://gram@storage/optuna"
         self.places = ("--storage", self.storage, "--tracking-uri", self.tracking_uri)
         self.workers = [name for name in box.hosts if name.startswith("worker")]
+        self.servers: dict[str, subprocess.Popen] = {}  # by what each is
         self._token = secrets.token_hex(32)
 
     def __getitem__(self, name: str) -> Host:
@@ -100,7 +101,7 @@ class Cluster:
         """
         log = self.logs / f"{name}-{what}.log"
         host = self[name]
-        process = host.start(*command, log=log, env=self.variables | (env or {}))
+        process = self.servers[what] = host.start(*command, log=log, env=self.variables | (env or {}))
         try:
             host.run("python", "-I", "-c", LISTENS, name, port, START_S, timeout_s=START_S + 10)
         except AssertionError as error:
@@ -141,6 +142,14 @@ class Cluster:
         else:
             command += [f"--address={self['head'].address}:{RAY_PORT}", "--num-cpus=1", '--resources={"driver": 1}']
         host.run(*command, env=self.variables, timeout_s=START_S)
+
+    def rejoin(self, name: str) -> None:
+        """Starts a host that is down, and Ray on it anew, whatever of Ray is left there."""
+        if self[name].is_up:
+            self[name].kill_processes()
+        else:
+            self[name].boot()
+        self.start_node(name)
 
     def start_ray(self) -> None:
         """Returns when the head knows all workers and accepts jobs."""
@@ -183,16 +192,18 @@ class Cluster:
         """The log of a job, submitted from the laptop's checkout, once it is over; options of `ray job submit`."""
         return self.on_laptop(*SUBMIT, *options, "--", *command, timeout_s=timeout_s)
 
-    def start_job(self, log: Path, *command: str | Path, options: Sequence[str] = ()) -> subprocess.Popen:
-        """A job under way; its client on the laptop writes to a file of this machine."""
-        return self["laptop"].start(*SUBMIT, *options, "--", *command, log=log, env=self._on_laptop, cwd=ROOT)
+    def start_job(
+        self, log: Path, *command: str | Path, options: Sequence[str] = (), host: str = "laptop"
+    ) -> subprocess.Popen:
+        """A job under way; its client, on a host with the checkout, writes to a file of this machine."""
+        return self[host].start(*SUBMIT, *options, "--", *command, log=log, env=self._on_laptop, cwd=ROOT)
 
 
 @contextlib.contextmanager
-def running_cluster(logs: Path, num_workers: int = 2) -> Iterator[Cluster]:
+def running_cluster(logs: Path, num_workers: int = 2, laptops: Sequence[str] = ("laptop",)) -> Iterator[Cluster]:
     """A cluster whose nodes are up."""
     workers = [Machine(f"worker{n}") for n in range(1, num_workers + 1)]
-    with Box(Machine("storage"), Machine("head"), *workers, Machine("laptop", sees=(ROOT,))) as box:
+    with Box(Machine("storage"), Machine("head"), *workers, *(Machine(n, sees=(ROOT,)) for n in laptops)) as box:
         cluster = Cluster(box, logs)
         cluster.start_storage()
         cluster.start_ray()
