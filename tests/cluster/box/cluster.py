@@ -25,6 +25,8 @@ SUBMIT = ("ray", "job", "submit", "--working-dir", ".")
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 180
 S3_PORT, MLFLOW_PORT, POSTGRES_PORT, JOBS_PORT, RAY_PORT = 9000, 5000, 5432, 8265, 6379
+# Fixed, because a raylet waits only 15 s for the port that an agent chose: too short on a busy machine.
+AGENT_PORTS = ("--runtime-env-agent-port=6380", "--dashboard-agent-grpc-port=6381")
 AS_OWNER = "setpriv --reuid=$(id -u postgres || id -u nobody) --regid=$(id -g postgres || id -g nobody) --clear-groups"
 POSTGRES = f"""
 mkdir -p /var/lib/gram-pg && cd /var/lib/gram-pg && chown $(id -u postgres || id -u nobody) .
@@ -135,7 +137,7 @@ class Cluster:
         host = self[name]
         host.run("sh", "-c", "mkdir -p .ray && umask 077 && printf %s $0 > .ray/auth_token", self._token)
         command = ["ray", "start", f"--node-ip-address={host.address}", f"--node-name={name}", "--disable-usage-stats"]
-        command += [f"--memory={3 * 2**30}", f"--object-store-memory={100 * 2**20}"]
+        command += [*AGENT_PORTS, f"--memory={3 * 2**30}", f"--object-store-memory={100 * 2**20}"]
         if name == "head":
             command += ["--head", f"--port={RAY_PORT}", "--num-cpus=0"]
             command += ["--dashboard-host=0.0.0.0", f"--dashboard-port={JOBS_PORT}"]
