@@ -284,14 +284,13 @@ def test_a_study_survives(fault, cluster, alone, storage, tmp_path, capsys):
         if fault.begin is stop_mlflow:
             restore(cluster)
             cluster.on_laptop("gram", "sync", *places_of(cluster, storage))
+        found = seen(cluster, storage)
         with capsys.disabled():
             print(f"\n{fault.name} on {host}: predicted {fault.predicted}")
             print(f"  job ended with {code} after {ended - began:.0f} s, all after {time.time() - began:.0f} s")
             if place:
-                print(f"  next step after {watch.next_step_s(place, since)} s")
-            repeated = {run_id: watch.repeated_steps(run_id) for run_id in alone["attempts"]}
-            print(f"  steps made twice: {sum(repeated.values())} of {repeated}", flush=True)
-    found = seen(cluster, storage)
+                print(f"  next step after {watch.next_step_s(place, found['winners'][place.run_id], since):.0f} s")
+            print(f"  steps made twice: {[watch.repeated_steps(run_id) for run_id in found['attempts']]}", flush=True)
     check(cluster, storage, found, alone, fault.num_ranks)
     assert {run_id: found["attempts"][run_id] for run_id in finished} == finished, "a finished run was trained again"
     if fault.begin is suspend:

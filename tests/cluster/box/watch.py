@@ -88,19 +88,19 @@ class Watch:
 
         return self.wait_for(find, timeout_s)
 
-    def next_step_s(self, place: Place, since: float) -> float | None:
-        """Seconds from `since` until the bucket showed another step of the run, by whichever attempt; None if never.
+    def next_step_s(self, place: Place, winner: str, since: float) -> float:
+        """Seconds from `since` until the bucket showed another step of the run by the attempt that won in the end.
 
         A heartbeat that was under way at that time does not count.
         """
-        last = place.step
+        last = place.step if winner == place.attempt else 0
         for look in self.looks():
-            attempts = look["runs"].get(place.run_id, {"attempts": {}})["attempts"]
+            step = look["runs"].get(place.run_id, {"attempts": {}})["attempts"].get(winner, {"step": 0})["step"]
             if look["time"] < since + 2 * POLL_S:
-                last = max([last, *(lease["step"] for lease in attempts.values())])
-            elif any(lease["step"] > (last if name == place.attempt else 0) for name, lease in attempts.items()):
+                last = max(last, step)
+            elif step > last:
                 return look["time"] - since
-        return None
+        raise AssertionError(f"{winner} made no step of {place.run_id}")
 
     def repeated_steps(self, run_id: str) -> int:
         """Steps that more than one attempt made: of each attempt those beyond the checkpoint that the next began at."""
