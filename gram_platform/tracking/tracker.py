@@ -57,6 +57,10 @@ class Tracker:
         with self._connection.writing():
             return self._connection.experiment_id
 
+    def ask_again(self) -> None:
+        """Lets the next call reach MLflow at once, however recent the last failure is."""
+        self._connection.ask_again()
+
     def mirror_run(self, run: RunDirectory) -> str | None:
         """Sends what MLflow lacks of a run; returns the MLflow run id, None for a run that was never attempted."""
         return self._sender.mirror(run, content.node_entry(run))

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -68,7 +67,6 @@ class Lab(Cluster):
     def __init__(self, box: Box, logs: Path) -> None:
         super().__init__(box, logs)
         self.machines = [box[name] for name in ("head", *self.workers)]
-        self.dashboard: subprocess.Popen | None = None
         laptop = box["laptop"]
         laptop.run("mkdir", "-m", "700", ".ssh", ".ray")
         laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/gram")
@@ -104,11 +102,10 @@ class Lab(Cluster):
         self.serve(machine.name, "sshd", 22, SSHD, "-D", "-e", "-o", "HostKey=/root/.ssh/host_key")
 
     def up(self) -> None:
-        self.on_laptop("ray", "up", "-y", "/root/onprem.yaml", timeout_s=UP_S)
         laptop, log = self["laptop"], self.logs / "dashboard.log"
-        if self.dashboard:
-            laptop.kill(self.dashboard)
-        self.dashboard = laptop.start("ray", "dashboard", "/root/onprem.yaml", log=log, env=self.variables)
+        laptop.kill_processes()  # an earlier `ray dashboard`, whose port ssh's shared connection holds for 10 s more
+        self.on_laptop("ray", "up", "-y", "/root/onprem.yaml", timeout_s=UP_S)
+        laptop.start("ray", "dashboard", "/root/onprem.yaml", log=log, env=self.variables)
         laptop.run("python", "-I", "-c", LISTENS, "localhost", JOBS_PORT, START_S, timeout_s=START_S + 10)
 
     def down(self) -> None:
