@@ -68,6 +68,8 @@ def exit_codes(advice: str = "") -> Iterator[None]:
         if isinstance(error, _Ended) or error.code != 128 + signal.SIGTERM:
             raise
         _end(error.code, advice, error)  # a run in this process has written its checkpoint
+    except Unavailable as error:
+        _end(FAILED, f"error: {error}. {advice}" if _has_begun else f"error: {error}", error)
     except Stopped as error:
         _end(FAILED, f"error: {error}", error)
     except ValueError as error:

@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from gram_platform.config import RunConfig
+from gram_platform.config.endings import Unavailable
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
@@ -147,7 +148,7 @@ def execute_run(
                 attempt.fail(message, {"kind": "memory"})
                 raise OutOfMemory(message) from error
             # others may continue the run after these: it has not failed
-            if not (isinstance(error, LeaseHeld) or is_device_error(error)):
+            if not (isinstance(error, LeaseHeld | Unavailable) or is_device_error(error)):
                 attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
             raise
 

@@ -37,12 +37,12 @@ AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
 UNIT_ERROR = "unit_error"  # column of claims
-VERDICT_COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
+JUDGEMENT_COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
 EXPLANATION = "explanation"  # column of claims
 PROFILE = "profile"  # another: where they are judged
 Values = Mapping[Hashable, float]  # {seed: value}
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
-PAPER_COLUMNS = [*VERDICT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT]
+PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT]
 NO_UNIT_ERRORS: UnitErrors = {}
 LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
@@ -113,8 +113,8 @@ def verdict_counts(verdicts: Iterable[str]) -> str:
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """Returns a row per judgement, in order, with COLUMNS."""
-    return pd.DataFrame([vars(judgement) for judgement in judgements], columns=VERDICT_COLUMNS)
+    """Returns a row per judgement, in order, with JUDGEMENT_COLUMNS."""
+    return pd.DataFrame([vars(judgement) for judgement in judgements], columns=JUDGEMENT_COLUMNS)
 
 
 # --------------------------------------------------------------------------------------------------- the two sides

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import canonical_json, has_shape, invalid, parse_json
 from gram_platform.config.terminal import warn
 
@@ -161,6 +162,12 @@ _CLASSES += "IncompleteReadError ReadTimeoutError ServiceRequestError ServiceRes
 TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 Value = TypeVar("Value")
+
+
+class StorageAway(Unavailable, OSError):
+    """The storage failed for longer than an operation is retried; it may be back later."""
+
+
 _last_warned = -SILENCE_S
 
 
@@ -176,20 +183,20 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`, then raises the last one as an OSError.
+    """Retries `work()` on transient errors for `PATIENCE_S`, then raises StorageAway with the last one.
 
-    Warnings name `place`.
+    Warnings and StorageAway name `place`.
     """
     deadline = time.monotonic() + PATIENCE_S
     for delay_s in _delays():
         try:
             return work()
         except Exception as error:
-            is_last = time.monotonic() + delay_s > deadline
-            if not is_transient(error) or (is_last and isinstance(error, OSError)):
+            if not is_transient(error):
                 raise
-            if is_last:
-                raise OSError(f"{type(error).__name__}: {error}") from error
+            if time.monotonic() + delay_s > deadline:
+                text = f"the storage has failed for {PATIENCE_S:.0f} s ({place}: {type(error).__name__}: {error})"
+                raise StorageAway(text) from error
             _warn(place, error)
         time.sleep(delay_s)
     raise AssertionError("delays never end")

@@ -22,7 +22,7 @@ PLAIN_EVERY_S, PANEL_EVERY_S = 15.0, 0.5
 GAUGES_EVERY_S = 2.0
 # of Ray's metrics; its exporter puts `ray_` before them
 NODES, RATE, LOSS = "gram_nodes", "gram_tokens_per_second", "gram_training_loss"
-RAY_WAIT_S = 30.0  # without news from Ray, before the view warns
+RAY_WAIT_S = 30.0  # without news from the driver, before the view warns
 
 
 class LiveView:
@@ -108,7 +108,8 @@ class LiveView:
             if self.num_trials:
                 self._show_trials()
             elif not has_warned and time.monotonic() - self._updated > RAY_WAIT_S:
-                self.say(f"Ray has not answered for {RAY_WAIT_S:.0f} s; without its cluster this ends. {SUBMIT_AGAIN}")
+                silent = f"Ray or the storage has not answered for {RAY_WAIT_S:.0f} s"
+                self.say(f"{silent}; this ends if it stays away. {SUBMIT_AGAIN}")
                 has_warned = True
 
     def _running(self, progress: Progress) -> list[tuple[Node, dict]]:

@@ -268,6 +268,7 @@ class Mirror:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
+        self.tracker.ask_again()  # nothing is left to be slowed, and it may be back
         try:
             self.tracker.sync(self.store, ids)
             self.is_away = False

@@ -75,6 +75,10 @@ class Connection:
         self._quiet_until, self._reason = 0.0, ""
         self._has_right_places = False
 
+    def ask_again(self) -> None:
+        """Lets the next call ask at once, however recent the last failure is."""
+        self._quiet_until = 0.0
+
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
         """Yields the client for a block of MLflow calls alone; TrackingUnavailable when one of them fails."""

@@ -60,8 +60,13 @@ class Tracker:
         with self._connection.writing():
             return self._connection.experiment_id
 
+    def ask_again(self) -> None:
+        """Lets the next call reach MLflow at once, however recent the last failure is."""
+        self._connection.ask_again()
+
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
         """Sends what MLflow lacks of a node; returns the MLflow run id.
+
 
         None for a run that was never attempted, and for an evaluation before its result.
         """

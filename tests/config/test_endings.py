@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.config.endings import Stopped, begin_work, exit_codes, worst
+from gram_platform.config.endings import Stopped, Unavailable, begin_work, exit_codes, worst
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINTING = """
@@ -50,6 +50,8 @@ def ended(error: BaseException, has_begun: bool = False) -> int:
         (ValueError("seeds=0"), False, 2, "error: seeds=0"),
         (ValueError("seeds=0"), True, 1, "error: seeds=0. Submit again."),
         (Stopped("Ray is gone"), True, 1, "error: Ray is gone"),
+        (Unavailable("the storage is away"), False, 1, "error: the storage is away"),
+        (Unavailable("the storage is away"), True, 1, "error: the storage is away. Submit again."),
         (OSError(errno.EDQUOT, "quota"), True, 1, "error: a disk takes no more: [Errno 122] quota. Submit again."),
         (KeyboardInterrupt(), False, 130, "interrupted. Submit again."),
         (SystemExit(128 + signal.SIGTERM), True, 143, "terminated. Submit again."),

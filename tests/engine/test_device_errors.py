@@ -31,6 +31,7 @@ from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import OutOfMemory, is_out_of_memory
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import LeaseHeld, Store
+from gram_platform.store.files import StorageAway
 from gram_platform.train.loop import TrainingDiverged
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
@@ -139,6 +140,18 @@ def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monke
     with pytest.raises(Stopped, match=r"illegal memory access .*process worked\. Submit again"):
         run_in_process([Node(run, ())], execution)
     assert directory.failure() is None
+
+
+def test_a_storage_that_is_away_is_not_recorded_as_a_failure(run, execution, monkeypatch):
+    """As little as the hub: another process may continue the run."""
+
+    def fail(self):
+        raise StorageAway("the storage has failed for 300 s")
+
+    monkeypatch.setattr(RunExecution, "finish", fail)
+    with pytest.raises(OSError, match="300 s"):
+        execute_run(run, {}, execution)
+    assert Store(execution.storage).run(run.run_id).status() == "interrupted"
 
 
 # ------------------------------------------------------------------------------------------------------- a driver

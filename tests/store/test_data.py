@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import shutil
 import threading
 import warnings
@@ -215,8 +216,11 @@ def test_patience_ends(place, monkeypatch):
     monkeypatch.setattr(files, "PATIENCE_S", 0.2)
     store = Store(place.url).open_for_writing()
     place.fail(10**6)
-    with warnings.catch_warnings(action="ignore"), pytest.raises(OSError, match="reduce your request rate"):
+    away = pytest.raises(files.StorageAway, match=r"the storage has failed for 0 s .*reduce your request rate")
+    with warnings.catch_warnings(action="ignore"), away as found:
         store.run("0" * 12).result()
+    assert isinstance(found.value, OSError)
+    assert type(pickle.loads(pickle.dumps(found.value))) is files.StorageAway  # as it comes from a worker
     assert 2 < 10**6 - int((place.root / "bucket.failures").read_text()) < 30
 
 

@@ -25,7 +25,7 @@ from gram_platform.methods import METHODS
 from gram_platform.store.files import safe_name
 
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
-LOSS_COLUMNS = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
+REQUIRED_COLUMNS = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
 CURVE_KEYS = ("study", "size", "seed", "domain", "steps", "losses")
 LOSS_COLUMNS = ["row", "study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED, "loss"]
 VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
@@ -108,21 +108,21 @@ def _losses(path: Path) -> Iterable[tuple]:
 
 
 def _require_columns(place: str, header: Sequence[str]) -> None:
-    absent = [name for name in LOSS_COLUMNS if name not in header]
+    absent = [name for name in REQUIRED_COLUMNS if name not in header]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if absent or twice:
         wrong = f"there is no {', '.join(absent)}" if absent else f"there are several columns {', '.join(twice)}"
         raise invalid(
-            place, ",".join(header), f"the columns {','.join(LOSS_COLUMNS)}, with commas between them: {wrong}"
+            place, ",".join(header), f"the columns {','.join(REQUIRED_COLUMNS)}, with commas between them: {wrong}"
         )
 
 
 def _loss(place: str, number: int, cells: Mapping) -> tuple:
     if None in cells.values() or "" in cells:
         raise invalid(place, ",".join(c for c in cells.values() if isinstance(c, str)), "a cell for each column")
-    cell = {name: (cells.get(name) or "").strip() for name in (*LOSS_COLUMNS, VARIANT)}
+    cell = {name: (cells.get(name) or "").strip() for name in (*REQUIRED_COLUMNS, VARIANT)}
     method = _method(f"{place}, method", cell["method"])
-    for name in LOSS_COLUMNS:
+    for name in REQUIRED_COLUMNS:
         if not cell[name] and not (name == "retained" and method == BASELINE):
             raise invalid(f"{place}, {name}", "", "a value: the cell is empty")
     if cell[ELICITED] not in FLAGS:

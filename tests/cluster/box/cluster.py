@@ -25,6 +25,8 @@ SUBMIT = ("ray", "job", "submit", "--working-dir", ".")
 ROOT = Path(__file__).resolve().parents[3]
 START_S = 180
 S3_PORT, MLFLOW_PORT, POSTGRES_PORT, JOBS_PORT, RAY_PORT = 9000, 5000, 5432, 8265, 6379
+# Fixed, because a raylet waits only 15 s for the port that an agent chose: too short on a busy machine.
+AGENT_PORTS = ("--runtime-env-agent-port=6380", "--dashboard-agent-grpc-port=6381")
 AS_OWNER = "setpriv --reuid=$(id -u postgres || id -u nobody) --regid=$(id -g postgres || id -g nobody) --clear-groups"
 POSTGRES = f"""
 mkdir -p /var/lib/gram-pg && cd /var/lib/gram-pg && chown $(id -u postgres || id -u nobody) .
@@ -76,6 +78,7 @@ class Cluster:
         self.optuna_uri = "postgresql+psycopg://gram@storage/optuna"
         self.places = ("--storage", self.storage, "--tracking-uri", self.tracking_uri)
         self.workers = [name for name in box.hosts if name.startswith("worker")]
+        self.servers: dict[str, subprocess.Popen] = {}  # by what each is
         self._token = secrets.token_hex(32)
 
     def __getitem__(self, name: str) -> Host:
@@ -100,7 +103,7 @@ class Cluster:
         """
         log = self.logs / f"{name}-{what}.log"
         host = self[name]
-        process = host.start(*command, log=log, env=self.variables | (env or {}))
+        process = self.servers[what] = host.start(*command, log=log, env=self.variables | (env or {}))
         try:
             host.run("python", "-I", "-c", LISTENS, name, port, START_S, timeout_s=START_S + 10)
         except AssertionError as error:
@@ -134,13 +137,21 @@ class Cluster:
         host = self[name]
         host.run("sh", "-c", "mkdir -p .ray && umask 077 && printf %s $0 > .ray/auth_token", self._token)
         command = ["ray", "start", f"--node-ip-address={host.address}", f"--node-name={name}", "--disable-usage-stats"]
-        command += [f"--memory={3 * 2**30}", f"--object-store-memory={100 * 2**20}"]
+        command += [*AGENT_PORTS, f"--memory={3 * 2**30}", f"--object-store-memory={100 * 2**20}"]
         if name == "head":
             command += ["--head", f"--port={RAY_PORT}", "--num-cpus=0"]
             command += ["--dashboard-host=0.0.0.0", f"--dashboard-port={JOBS_PORT}"]
         else:
             command += [f"--address={self['head'].address}:{RAY_PORT}", "--num-cpus=1", '--resources={"driver": 1}']
         host.run(*command, env=self.variables, timeout_s=START_S)
+
+    def rejoin(self, name: str) -> None:
+        """Starts a host that is down, and Ray on it anew, whatever of Ray is left there."""
+        if self[name].is_up:
+            self[name].kill_processes()
+        else:
+            self[name].boot()
+        self.start_node(name)
 
     def start_ray(self) -> None:
         """Returns when the head knows all workers and accepts jobs."""
@@ -183,16 +194,18 @@ class Cluster:
         """The log of a job, submitted from the laptop's checkout, once it is over; options of `ray job submit`."""
         return self.on_laptop(*SUBMIT, *options, "--", *command, timeout_s=timeout_s)
 
-    def start_job(self, log: Path, *command: str | Path, options: Sequence[str] = ()) -> subprocess.Popen:
-        """A job under way; its client on the laptop writes to a file of this machine."""
-        return self["laptop"].start(*SUBMIT, *options, "--", *command, log=log, env=self._on_laptop, cwd=ROOT)
+    def start_job(
+        self, log: Path, *command: str | Path, options: Sequence[str] = (), host: str = "laptop"
+    ) -> subprocess.Popen:
+        """A job under way; its client, on a host with the checkout, writes to a file of this machine."""
+        return self[host].start(*SUBMIT, *options, "--", *command, log=log, env=self._on_laptop, cwd=ROOT)
 
 
 @contextlib.contextmanager
-def running_cluster(logs: Path, num_workers: int = 2) -> Iterator[Cluster]:
+def running_cluster(logs: Path, num_workers: int = 2, laptops: Sequence[str] = ("laptop",)) -> Iterator[Cluster]:
     """A cluster whose nodes are up."""
     workers = [Machine(f"worker{n}") for n in range(1, num_workers + 1)]
-    with Box(Machine("storage"), Machine("head"), *workers, Machine("laptop", sees=(ROOT,))) as box:
+    with Box(Machine("storage"), Machine("head"), *workers, *(Machine(n, sees=(ROOT,)) for n in laptops)) as box:
         cluster = Cluster(box, logs)
         cluster.start_storage()
         cluster.start_ray()

@@ -56,6 +56,10 @@ class Host:
         self.namespaces: set[str] = set()  # of all its lives
         self.boot()
 
+    @property
+    def is_up(self) -> bool:
+        return self.process is not None
+
     def boot(self) -> None:
         """Starts a host that is down, with an empty disk."""
         assert self.process is None, f"{self.name} is up"

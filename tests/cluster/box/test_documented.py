@@ -1,12 +1,11 @@
 """What the pages say of a cluster, done from a laptop: a study, a grid, runs across hosts, status, report, stop."""
 
-import json
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.box.cluster import ROOT, Cluster, no_cluster, running_cluster
+from tests.cluster.box.cluster import ROOT, no_cluster, running_cluster
+from tests.cluster.box.results import MIRRORED, SCALING, SMALL, TOLERANCE, leaves, seen
 
 pytestmark = [
     pytest.mark.slow,
@@ -14,42 +13,12 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(bool(no_cluster()), reason=no_cluster() or "never"),
 ]
-SCALING = ("python", "experiments/scaling.py", "--preset", "smoke")
-SMALL = (*SCALING, "--sizes", "tiny", "--seeds", "1", "--methods", "baseline", "gram")  # 5 runs and 7 evaluations
-RESULTS = """
-import json, sys
-from gram_platform.store import Store
-store = Store(sys.argv[1])
-nodes = [store.run(name) for name in store.list_runs()] + [store.evaluation(name) for name in store.list_evaluations()]
-print("SEEN", json.dumps({
-    "results": {node.folder.path.rsplit("/", 1)[1]: node.result() for node in nodes},
-    "attempts": {name: len(store.run(name).attempts.list()) for name in store.list_runs()},
-    "hosts": sorted({store.run(name).timing().get("host", "nobody") for name in store.list_runs()}),
-}))
-"""
-MIRRORED = "import sys; from tests.studies.mirrored import assert_mirrored_once as check; check(*sys.argv[1:])"
-TOLERANCE = 1e-5  # of losses of two ranks and one: docs/architecture.md
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     with running_cluster(tmp_path_factory.mktemp("box")) as cluster:
         yield cluster
-
-
-def seen(cluster: Cluster, storage: str) -> dict:
-    """Every result of a storage, its runs' attempts, and the hosts that trained them, as the laptop reads them."""
-    return json.loads(cluster.on_laptop("python", "-c", RESULTS, storage).split("SEEN ", 1)[1])
-
-
-def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """(path, number or text) of everything in nested fields but hashes."""
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for name, part in value.items():
-        if not name.endswith("sha256"):
-            yield from leaves(part, f"{path}/{name}")
 
 
 @pytest.fixture(scope="module")

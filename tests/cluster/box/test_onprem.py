@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.box import Box, Host, Machine, why_not
-from tests.cluster.box.cluster import JOBS_PORT, LISTENS, START_S, Cluster
+from tests.cluster.box.cluster import AGENT_PORTS, JOBS_PORT, LISTENS, START_S, Cluster
 from tests.cluster.files import ROOT, onprem
 
 SSHD = "/usr/sbin/sshd"
@@ -31,6 +30,12 @@ print("SEEN", json.dumps({
     "work": sorted(ray.get([place.name.remote() for place in places])),
     "storage": os.environ["GRAM_STORAGE"],
 }))
+"""
+START_WITH_PORTS = """#!/bin/sh
+command=$1
+shift
+[ "$command" != start ] || set -- {ports} "$@"
+exec {programs}/ray "$command" "$@"
 """
 RESULTS = """
 import sys
@@ -62,7 +67,6 @@ class Lab(Cluster):
     def __init__(self, box: Box, logs: Path) -> None:
         super().__init__(box, logs)
         self.machines = [box[name] for name in ("head", *self.workers)]
-        self.dashboard: subprocess.Popen | None = None
         laptop = box["laptop"]
         laptop.run("mkdir", "-m", "700", ".ssh", ".ray")
         laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/gram")
@@ -84,22 +88,24 @@ class Lab(Cluster):
         """An SSH server that knows the key; the programs and the host's share of this machine in every shell."""
         share = {"CPU": int(machine.name != "head"), "memory": 3 * 2**30, "object_store_memory": 100 * 2**20}
         variables = {name: value for name, value in self.variables.items() if not name.startswith("RAY_A")}
-        variables |= {"PATH": f"{Path(sys.prefix).resolve()}/bin:$PATH"}
+        programs = f"{Path(sys.prefix).resolve()}/bin"
+        variables |= {"PATH": f"/root/bin:{programs}:$PATH"}
         variables |= {"RAY_OVERRIDE_RESOURCES": f"'{json.dumps(share)}'"}
         # All hosts share two cores, so that Ray's own processes start slowly.
         variables |= {"RAY_raylet_start_wait_time_s": "240"}
-        machine.run("mkdir", "-p", "-m", "700", ".ssh", "/run/sshd")
+        machine.run("mkdir", "-p", "-m", "700", ".ssh", "/run/sshd", "bin")
+        self.write(machine, "bin/ray", START_WITH_PORTS.format(programs=programs, ports=" ".join(AGENT_PORTS)))
+        machine.run("chmod", "700", "bin/ray")
         self.write(machine, ".ssh/authorized_keys", key)
         self.write(machine, ".bashrc", "".join(f"export {name}={value}\n" for name, value in variables.items()))
         machine.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/host_key")
         self.serve(machine.name, "sshd", 22, SSHD, "-D", "-e", "-o", "HostKey=/root/.ssh/host_key")
 
     def up(self) -> None:
-        self.on_laptop("ray", "up", "-y", "/root/onprem.yaml", timeout_s=UP_S)
         laptop, log = self["laptop"], self.logs / "dashboard.log"
-        if self.dashboard:
-            laptop.kill(self.dashboard)
-        self.dashboard = laptop.start("ray", "dashboard", "/root/onprem.yaml", log=log, env=self.variables)
+        laptop.kill_processes()  # an earlier `ray dashboard`, whose port ssh's shared connection holds for 10 s more
+        self.on_laptop("ray", "up", "-y", "/root/onprem.yaml", timeout_s=UP_S)
+        laptop.start("ray", "dashboard", "/root/onprem.yaml", log=log, env=self.variables)
         laptop.run("python", "-I", "-c", LISTENS, "localhost", JOBS_PORT, START_S, timeout_s=START_S + 10)
 
     def down(self) -> None:
