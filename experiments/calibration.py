@@ -5,12 +5,13 @@ every domain's text, warm-up and decay in proportion, and seeds 100 higher. Two 
 for the auxiliary domains: of finished baselines (unit), and of the losses of a left-out reference seed before its decay
 (fit).
 
-    python experiments/calibration.py                                   # demo: 0.15M and 0.28M, 40 minutes of a core
+    python experiments/calibration.py                                   # demo: 0.15M and 0.28M, an hour of a core
     python experiments/calibration.py --preset smoke --in-process       # seconds on a CPU core
     python experiments/calibration.py --corpus FOLDER --core-label core # what ratios are worth on your own text
 
 Expect in the demo (stories): half of the steps reads .61 for core and .58 for the auxiliary domains at 0.15M, .80 and
-.76 at 0.28M, .8 of them .85 and .78, .90 and .99; an unfinished baseline's loss at .8 of the steps reads .68 to .70.
+.76 at 0.28M, .8 of them .85 and .78, .90 and .99, all of them 1.00 and 1.02, 1.00 and 1.10; an unfinished baseline's
+loss at .8 of the steps reads .68 to .70.
 In the smoke preset (two seeds of 49 steps) half of the steps reads .54.
 """
 
