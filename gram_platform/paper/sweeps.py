@@ -23,7 +23,7 @@ from gram_platform.analysis.sweeps import CORES, SWEEP_CLASSES
 from gram_platform.analysis.tables import interval_cell, interval_text
 from gram_platform.paper.claims import MARGINS, POSITIVE, alike
 from gram_platform.paper.paper import STORIES_SIZE
-from gram_platform.paper.verdicts import PROFILE, VERDICT_COLUMNS, judge
+from gram_platform.paper.verdicts import JUDGEMENT_COLUMNS, PROFILE, judge
 
 Point = tuple[float, float, float]  # (mean, low, high)
 SWEEP_SEEDS = 3
@@ -102,7 +102,7 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])
 
 
-CLAIM_COLUMNS = [*VERDICT_COLUMNS, PROFILE, "paper", "source"]
+CLAIM_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source"]
 
 Curve = pd.DataFrame  # of one seed, or the paper: indexed by the knob's value, ascending; a column for each class
 

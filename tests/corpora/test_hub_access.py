@@ -218,7 +218,7 @@ except Exception as error:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(404, "ValueError"), pytest.param(503, "Unavailable", marks=pytest.mark.slow)]
+    ("status", "kind"), [(404, "InvalidField"), pytest.param(503, "Unavailable", marks=pytest.mark.slow)]
 )
 def test_a_tokenizer_of_a_hub_that_is_away(server, tmp_path, status, kind):
     """In a process of its own, which reads the hub's address as it starts; the library itself asks for 23 s."""

@@ -17,6 +17,7 @@ def test_a_study_that_ends_soon_after_mlflow_came_back_is_sent(storage):
         database.unlink(missing_ok=True)
     said: list[str] = []
     with Mirror(tracker, Store(str(storage)), said.append) as mirror:
-        assert mirror.finish(())
+        mirror.finish(())
+    assert not mirror.is_away
     assert not said
     assert database.is_file()

@@ -19,12 +19,12 @@ from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS
-from gram_platform.paper.verdicts import EXPLANATION, VERDICT_COLUMNS
+from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
 # not allowed as `varies`: columns of the tables in which it is one
 NOT_NAMES = (
     *TABLE_COLUMNS,
-    *VERDICT_COLUMNS,
+    *JUDGEMENT_COLUMNS,
     "seed",
     "retained",
     "domain",
