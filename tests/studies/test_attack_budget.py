@@ -1,5 +1,7 @@
 """The attacker's budget: every combination of sequences and steps, on runs that the scaling study shares."""
 
+import pytest
+
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import attack_budget, scaling
@@ -24,3 +26,9 @@ def test_budgets_differ_in_attacks_alone(tmp_path):
     runs = {node.id for node in graph.nodes if node.is_run and not node.is_attack}
     of_scaling = graph_of(scaling.STUDY, "--sizes", "tiny", "--methods", "gram", "filtering")
     assert runs == {node.id for node in of_scaling.nodes if node.is_run and not node.is_attack}
+
+
+def test_a_study_of_attacks_without_any_is_bad_input(tmp_path):
+    flags = parse(attack_budget.STUDY, ["--set", "options.elicitation=false", "--storage", str(tmp_path)])
+    with pytest.raises(ValueError, match=r"^options\.elicitation=False: "):
+        build_graph(attack_budget.STUDY, flags)

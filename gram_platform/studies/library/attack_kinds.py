@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gram_platform.config import CORE
+from gram_platform.config.identity import invalid
 from gram_platform.methods.setting import NEIGHBOUR
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.definition import Variant
@@ -14,7 +15,10 @@ def attacking(name: str, **kind) -> Variant:
     """Returns the variant whose attacks have these fields of `Elicitation`, and the preset's budget."""
 
     def changed(setting):
-        return setting.with_options(elicitation=replace(setting.options.elicitation, **kind))
+        attack = setting.options.elicitation
+        if attack is None:
+            raise invalid("options.elicitation", False, "an attack, which this study varies")
+        return setting.with_options(elicitation=replace(attack, **kind))
 
     return Variant(name, changed)
 

@@ -115,6 +115,8 @@ class LiteralGrids:
         require_int("grid.max_extensions", self.max_extensions, 0)
 
     def of(self, size: Size) -> Grid:
+        if size.name not in self.of_size:
+            raise invalid("sizes", size.name, "one of those with a grid in this preset: " + ", ".join(self.of_size))
         return self.of_size[size.name]
 
 

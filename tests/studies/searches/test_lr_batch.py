@@ -127,6 +127,7 @@ def test_micro_batches_divide_the_batch():
         (["--batches", "2,3,4", "--num-workers", "4"], "batches"),
         (["--window", "-0.1"], "window"),
         (["--max-extensions", "-2"], "max_extensions"),
+        (["--preset", "paper", "--set", "sizes.new.base=50M"], "sizes"),
     ],
 )
 def test_grids_that_cannot_work_are_refused_by_name(tmp_path, arguments, field):
