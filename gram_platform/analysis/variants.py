@@ -1,6 +1,6 @@
 """Analyses studies over variants, over the number of active modules, and by which module learns which text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
@@ -18,7 +18,6 @@ from gram_platform.analysis.intervals import (
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config import core_first
-from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROBE
 
 COMPOSED = ("core", "retain")  # classes: a forgotten domain's module is off, whichever others are on
@@ -160,17 +159,17 @@ def _ends(numbers: pd.DataFrame, method: str, size: str, name: str, num_modules:
     return ends.assign(drop=ends["one"] - ends["all"]) if num_modules > 1 else ends.iloc[:0].assign(drop=np.nan)
 
 
-def load_shares(store: Store, runs: pd.DataFrame) -> pd.DataFrame:
-    """Reads a row per run, step, domain and module: SHARE_COLUMNS, with `variant` first if `runs` has it.
+def module_shares(runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]) -> pd.DataFrame:
+    """Returns a row per run, step, domain and module: SHARE_COLUMNS, with `variant` first if `runs` has it.
 
     `runs` has a row per run: `id` and the columns that name it. `share`: the module's part of all modules' squared
-    gradients on a batch of the domain, in [0, 1]. Reads run directories, as MLflow has no probes. A domain without any
-    gradient is left out.
+    gradients on a batch of the domain, in [0, 1]. `records_of`: returns a run's stored records, since MLflow has no
+    probes. A domain without any gradient is left out.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
     for run in runs[["id", *names]].to_dict("records"):
-        for record in store.run(run["id"]).records():
+        for record in records_of(run["id"]):
             for (domain, module), share in probed_shares(record["metrics"]).items():
                 rows.append((*(run[name] for name in names), run["id"], record["step"], domain, module, share))
     return pd.DataFrame(rows, columns=[*names, *SHARE_COLUMNS[len(RUN) :]])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.variants import analyse_variants, final_shares, load_shares, probed_shares, share_curves
+from gram_platform.analysis.variants import analyse_variants, final_shares, module_shares, probed_shares, share_curves
 from gram_platform.pages.report.build import build_report, report_sections
 from gram_platform.pages.report.modules import readable_shares
 from gram_platform.pages.report.page import figures_of
@@ -43,7 +43,7 @@ def shares(tmp_path_factory) -> pd.DataFrame:
         with store.run(run.run_id).start_attempt("test") as attempt:
             attempt.complete(fields, {}, [plain, *(probed if seed in SEEDS else [])])
         rows.append({"id": run.run_id, "variant": "0.5", "method": "gram", "size": "tiny", "seed": seed, "profile": ""})
-    return load_shares(store, pd.DataFrame(rows))
+    return module_shares(pd.DataFrame(rows), lambda run_id: store.run(run_id).records())
 
 
 def test_shares_are_of_squared_norms():

@@ -68,7 +68,7 @@ class StudyRecord(Description):
     costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
     variants: tuple[str, ...] = ()  # in order; () in studies without variants beside method, size and profile
     measurement: str = LOSSES  # of every view: a name in the table of measurements
-    probed: tuple[str, ...] = ()  # ids of runs with probes: see `load_shares`
+    probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
     unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
 
@@ -158,7 +158,7 @@ class Results:
     runs: pd.DataFrame
     claims: pd.DataFrame  # of `claims_frame`
     source: str  # of `Frames`
-    absorption: pd.DataFrame | None = None  # of `load_shares`, in a study whose runs have probes
+    absorption: pd.DataFrame | None = None  # of `module_shares`, in a study whose runs have probes
     # the published table of the same methods, in the columns of table.csv; the record then has its sizes' parameters
     published: pd.DataFrame | None = None
 

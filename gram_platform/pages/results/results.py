@@ -9,7 +9,7 @@ from gram_platform.analysis.intervals import JACKKNIFE
 from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
 from gram_platform.analysis.unit_error import errors_by_class
-from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, load_shares
+from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, module_shares
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
@@ -56,7 +56,10 @@ def read_results(record: StudyRecord, store: Store | None, frames: Frames | None
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
     attacks = named_attacks(record.tags("attack"), complete)
     analysis = analysed(record, evaluations, curves, attacks, record.tags("evaluation"))
-    absorption = load_shares(store, runs[runs["id"].isin(record.probed)]) if record.probed and store else None
+    absorption = None
+    if record.probed and store:
+        records_of = lambda run_id: store.run(run_id).records()  # noqa: E731
+        absorption = module_shares(runs[runs["id"].isin(record.probed)], records_of)
     return Results(record, analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
 
 
