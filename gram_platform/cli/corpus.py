@@ -8,7 +8,7 @@ from gram_platform.cli.flags import Positional, report_progress
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.corpora import check, prepare, resolve
-from gram_platform.studies.session import ray_workers
+from gram_platform.studies.packing import ray_workers
 
 
 def prepare_command(

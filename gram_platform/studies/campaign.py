@@ -20,12 +20,14 @@ from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
+from gram_platform.studies.mirror import open_tracker
+from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.run import Driver, run_study
 from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_search, checked_flags, planned_search, run_search
-from gram_platform.studies.session import exit_with, one_site, open_tracker, provide_data, reporter
+from gram_platform.studies.session import exit_with, one_site
 
 NONE = "none"
 

@@ -36,17 +36,15 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
+from gram_platform.studies.mirror import Mirror, open_tracker
+from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.price import rung_text
 from gram_platform.studies.session import (
-    Mirror,
     cordons_noted,
     execution_of,
     exit_with,
     machine_hours,
-    open_tracker,
-    provide_data,
     refresh_site,
-    reporter,
     start_ray,
 )
 from gram_platform.studies.supply import require_supply

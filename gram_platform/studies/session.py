@@ -1,41 +1,29 @@
-"""Starts and ends a command: Ray, the tracking database, MLflow's mirror, the site."""
+"""Starts and ends a command: its exit code, Ray and how nodes execute there, cordoned machines, the site."""
 
 import atexit
 import contextlib
 import gc
 import json
 import os
-import queue
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import ray
 
 from gram_platform.config.endings import exit_codes, outlive_output
-from gram_platform.config.terminal import say
-from gram_platform.corpora.packed import PackedCorpus
-from gram_platform.corpora.parts import Workers
-from gram_platform.corpora.recipe import CorpusRecipe, FilesSource
 from gram_platform.engine.capacity import has_fixed_size, require_room, widest_missing
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import SUBMIT_AGAIN
-from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
-from gram_platform.store.root import provide_corpus
-from gram_platform.studies.build import Graph, require_memory
 from gram_platform.studies.flags import CommonFlags
-from gram_platform.studies.supply import require_document_end, require_enough_data
-from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 def exit_with(work: Callable[[], int]) -> None:
@@ -101,38 +89,6 @@ def advice_on_place() -> str:
         return ""
     flag = f"--entrypoint-resources '{json.dumps({DRIVER: 1})}'"
     return f"this driver is on a machine without CPUs for work, as a head: `ray job submit {flag}` gives it its own"
-
-
-def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCorpus:
-    """Packs a corpus that the storage lacks, by tasks of Ray unless the study runs in process; see `provide_corpus`.
-
-    The tasks run on this machine, unless all machines see the text and the parts: a storage that they mount, and text
-    that is fetched or generated. Then the cluster's machines for packing do it, where it has or starts some.
-    """
-    anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
-    workers = None if flags.in_process else ray_workers(anywhere, flags.verbose)
-    return provide_corpus(recipe, store, reporter(), workers)
-
-
-def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs the corpora that are not packed yet.
-
-    ValueError for a run that fits no number of ranks, before packing, and for a label with too little packed text.
-    """
-    for graph in graphs:
-        require_memory(graph.nodes, graph.flags)
-    for graph in graphs:
-        for recipe in graph.corpora:
-            corpus = provide(recipe, graph.flags, store)
-            for line in corpus.skipped:
-                say(line)
-            require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
-            require_document_end(graph.nodes, corpus)
-
-
-def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns `part_workers` that connect to Ray, or start it, once there is work for two."""
-    return part_workers(partial(connect, is_verbose), anywhere)
 
 
 def cordons_noted(store: Store, studies: Sequence[str], say: Callable[[str], None]) -> Callable[[ProbeReport], None]:
@@ -201,100 +157,3 @@ def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
         return
     lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no output"]
     say(f"the site was not built ({lines[-1]})" if done.returncode else f"{'site':12} {lines[-1]}")
-
-
-def open_tracker(flags: CommonFlags) -> Tracker:
-    """Opens the tracker and prepares its database; announces a server that is away, which is tried again later."""
-    tracker = Tracker(flags.tracking_uri)
-    try:
-        tracker.prepare_database()
-    except TrackingUnavailable as error:
-        say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
-    return tracker
-
-
-def reporter() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints the progress of reading and packing every few seconds."""
-    last = time.monotonic()
-
-    def report(what: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if time.monotonic() - last > 5.0:
-            last = time.monotonic()
-            share = f" {done / total:.0%}" if total else ""
-            say(f"{what}:{share} {done / 1e6:,.1f} MB")
-
-    return report
-
-
-LIVE_EVERY_S = 20.0  # how often the curves of running nodes are sent
-
-
-class Mirror:
-    """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server is away."""
-
-    def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
-        self.tracker, self.store, self.say = tracker, store, say
-        self.is_away = False
-        self._queue: queue.Queue[Node | None] = queue.Queue()
-        self._running: tuple[Node, ...] = ()
-        self._threads = [
-            threading.Thread(target=self._work, args=(number == 0,), name="mlflow mirror", daemon=True)
-            for number in range(tracker.num_senders)
-        ]
-
-    def __enter__(self) -> "Mirror":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        """Marks the running nodes as killed, when the driver is told to end: they go on when it is submitted again."""
-        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):  # Ctrl-C; SIGTERM: `ray job stop`
-            with contextlib.suppress(TrackingUnavailable):
-                self.tracker.mark_killed(node.id for node in self._running if node.is_run)
-
-    def ended(self, node: Node) -> None:
-        """Sends a node that is done or failed."""
-        self._queue.put(node)
-
-    def watch(self, running: Iterable[Node]) -> None:
-        """Sets the running nodes whose committed metrics are sent."""
-        self._running = tuple(running)
-
-    def finish(self, ids: Iterable[str]) -> None:
-        """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is away."""
-        for _ in self._threads:
-            self._queue.put(None)
-        for thread in self._threads:
-            thread.join()
-        self.tracker.ask_again()  # nothing is left to be slowed, and it may be back
-        try:
-            self.tracker.sync(self.store, ids)
-            self.is_away = False
-        except TrackingUnavailable as error:
-            self._report(error)
-
-    def _work(self, sends_running: bool) -> None:
-        while True:
-            try:
-                node = self._queue.get(timeout=LIVE_EVERY_S)
-            except queue.Empty:
-                for node in self._running if sends_running else ():
-                    self._send(node)
-                continue
-            if node is None:
-                return
-            self._send(node)
-
-    def _send(self, node: Node) -> None:
-        try:
-            self.tracker.mirror(self.store.run(node.id) if node.is_run else self.store.evaluation(node.id))
-            self.is_away = False
-        except TrackingUnavailable as error:
-            self._report(error)
-
-    def _report(self, error: TrackingUnavailable) -> None:
-        if not self.is_away:
-            self.say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
-        self.is_away = True

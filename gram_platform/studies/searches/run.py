@@ -23,12 +23,14 @@ from gram_platform.studies.definition import preset_params, with_changes
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import checked_common, parse_flags
+from gram_platform.studies.mirror import open_tracker
+from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.run import Driver
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.stopping import note_stopped
-from gram_platform.studies.session import exit_with, open_tracker, provide_data, reporter
+from gram_platform.studies.session import exit_with
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import study_id, study_views
