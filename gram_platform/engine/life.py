@@ -291,9 +291,9 @@ def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Returns the nodes with the tags that the storage has of them, their own on top: as it will have them.
+    """Adds the tags that the storage has of each node, of other studies for example; the node's own tags win.
 
-    So a node of several studies has one name, for its driver too.
+    A node's name follows from its tags, so a driver then calls it what the storage's readers do.
     """
     tags_of = lambda node: store.node(node.kind, node.id).tags() | node.names  # noqa: E731
     nodes = list(nodes)

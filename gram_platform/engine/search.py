@@ -27,7 +27,7 @@ from gram_platform.engine.cluster import ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
-from gram_platform.engine.ray_private.libraries import error_of_trial, outlive_memory_monitor
+from gram_platform.engine.ray_private.libraries import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
     CRASH,
     LACKS_MEMORY,
@@ -50,7 +50,7 @@ TUNE = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that ends raises an error
 }
 TUNE_FOLDER = "tune"  # of the storage
-outlive_memory_monitor()
+treat_memory_kill_as_crash()
 
 
 @dataclass(frozen=True)

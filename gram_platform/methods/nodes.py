@@ -75,9 +75,9 @@ class Node:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people; every terminal, page and service calls it so.
+    """Names a node for people: the one name in the terminal, in `gram status`, MLflow, the site and Ray.
 
-    `gram tiny all s0`; after it the study's variant, or the parameters of a search's trial, and what the node is:
+    `gram tiny all s0`, then the study's variant or the parameters of a search's trial, then what the node is:
     `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all s0, batch 16, lr 0.004`,
     `gram tiny core s0, evaluated`. An evaluation of another measure than losses ends in the measure's name.
     `tags` are those of the storage where it has the node: of all studies that use it, the last submission's on top.

@@ -33,10 +33,10 @@ class Losses:
 
     `nodes` depends on a measurement's parameters. The functions below it take results of every study with its name:
     `read` returns them, from `frames` where they are given and else from the storage, None while there is nothing to
-    show. They have `source` (a text) and, where there are any,
-    `runs` and `claims` as `pages.results.results.Results`. `text` is for a terminal; `table` is table.csv, `lines` are
-    drawn in MLflow; `intro`, `sections` and `footer` are parts of the page. `write` makes the files of all these.
-    `lost` has a line for each node that is done but missing from the tables.
+    show. They have `source` (a text) and, where there are any, `runs` and `claims` as `pages.results.results.Results`.
+    `text` is for a terminal; `table` is table.csv, `lines` are drawn in MLflow; `intro`, `sections` and `footer` are
+    parts of the page. `write` makes the files of all these. `lost` has a line for each node that is done but missing
+    from the tables.
     """
 
     name: ClassVar[str] = LOSSES  # in study.json

@@ -53,10 +53,7 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; 
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached, refused a call, or has not what was sent. The storage is unaffected.
-
-    A later `sync` catches up.
-    """
+    """MLflow could not be reached, or refused a call. The storage is unaffected, and a later `sync` catches up."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(masked(reason))

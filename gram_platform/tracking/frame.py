@@ -28,7 +28,7 @@ from mlflow.entities import Run
 from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
-from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking import Tracker
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import collector_paused, first_line
 from gram_platform.tracking.rows import (
@@ -100,32 +100,34 @@ def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same from MLflow; TrackingUnavailable when it cannot be read.
-
-    Once the tracker has brought MLflow up to the storage, also when MLflow has not exactly what was sent.
-    """
-    runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
-    curves = _mlflow_curves(runs, tracker, curves_of)
-    if tracker.sent is not None:
-        wanted = {node_id: digest for node_id in ids if (digest := tracker.sent.get(node_id, "unknown"))}
-        if unlike := _unlike(runs, curves, wanted, curves_of):
-            more = f" and {len(unlike) - 1} more" if unlike[1:] else ""
-            raise TrackingUnavailable(f"MLflow has not what was sent of {unlike[0]}{more}")
+    """Reads the same from MLflow; TrackingUnavailable when it cannot be read."""
+    runs, curves = _read_mlflow(tracker, ids, curves_of)
     return Frames(_mlflow_frame(runs, {}), curves, "MLflow")
 
 
 def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same for a final table: from MLflow once the tracker has brought it up to the storage.
+    """Reads the same for a final table: from MLflow if the tracker has sent everything and it is still there.
 
-    From the storage otherwise, and whenever MLflow fails or has not exactly what was sent; `source` says why.
+    Otherwise, and on any error of MLflow, reads the storage; `source` says why.
     """
     if tracker is None or tracker.sent is None:
         return store_frames(store, ids, curves_of)
+    wanted = {node_id: digest for node_id in ids if (digest := tracker.sent.get(node_id, "unknown"))}
     try:
-        return mlflow_frames(tracker, ids, curves_of)
+        runs, curves = _read_mlflow(tracker, ids, curves_of)
+        unlike = _unlike(runs, curves, wanted, curves_of)
+        if not unlike:
+            return Frames(_mlflow_frame(runs, {}), curves, "MLflow")
+        more = f" and {len(unlike) - 1} more" if unlike[1:] else ""
+        reason = f"MLflow has not what was sent of {unlike[0]}{more}"
     except Exception as error:  # whatever MLflow answers: the storage has the results
         reason = first_line(error)
     return store_frames(store, ids, curves_of)._replace(source=f"the storage: {reason}")
+
+
+def _read_mlflow(tracker: Tracker, ids: Collection[str], curves_of: Iterable[str]) -> tuple[MlflowRuns, pd.DataFrame]:
+    runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
+    return runs, _mlflow_curves(runs, tracker, curves_of)
 
 
 def _unlike(runs: MlflowRuns, curves: pd.DataFrame, wanted: Mapping[str, str], curves_of: Collection[str]) -> list[str]:

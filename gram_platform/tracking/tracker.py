@@ -67,7 +67,6 @@ class Tracker:
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
         """Sends what MLflow lacks of a node; returns the MLflow run id.
 
-
         None for a run that was never attempted, and for an evaluation before its result.
         """
         return self._sender.mirror(node, content.node_entry(node))

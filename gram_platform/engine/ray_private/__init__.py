@@ -1,4 +1,4 @@
-"""Reaches what Ray keeps private: no module outside this folder imports a private name of Ray.
+"""Holds every use of Ray's private names: no module outside this folder imports one.
 
 Ray has no public call for any of this in the version `WRITTEN_FOR`. What belongs to Ray Train and Ray Tune is in
 `libraries.py`, because they take a second to import.

@@ -41,9 +41,9 @@ def error_of_trial(trial: Any) -> Exception:
         return pickle.load(file)
 
 
-def outlive_memory_monitor() -> None:
-    """Makes Ray Tune treat the end of a trial's process by Ray's memory monitor as any other end of it.
+def treat_memory_kill_as_crash() -> None:
+    """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed, as after any other crash.
 
-    The monitor's error is of another class, which Ray Tune does not know: it would end the search.
+    Ray raises another class of error then. Ray Tune does not know it, and would end the search.
     """
     actor_manager.RayActorError = (RayActorError, OutOfMemoryError)
