@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.queues import SimpleQueue
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,9 @@ class Ranks:
     def __init__(self, num_ranks: int, worker: Callable, *args):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        port = _free_port()
-        arguments = [(rank, num_ranks, port, worker, args) for rank in range(num_ranks)]
+        # from rank 0 to the others: a number that is chosen here could be taken before it is bound
+        self._port = context.SimpleQueue()
+        arguments = [(rank, num_ranks, self._port, worker, args) for rank in range(num_ranks)]
         self.processes = [context.Process(target=_run_rank, args=a, daemon=True) for a in arguments]
         for process in self.processes:
             process.start()
@@ -41,10 +43,14 @@ class Ranks:
         time.sleep(0.1)  # what the others do when a peer is gone is part of the test
 
     def join(self) -> None:
-        """Until all ranks have ended, which must be well."""
-        for process in self.processes:
-            process.join()
-        assert [process.exitcode for process in self.processes] == [0] * len(self.processes)
+        """Until all ranks have ended, or one has failed: all must end well."""
+        while (alive := [p.sentinel for p in self.processes if p.is_alive()]) and not any(self.exit_codes):
+            wait(alive)
+        assert self.exit_codes == [0] * len(self.processes)
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        return [process.exitcode for process in self.processes]
 
     @property
     def at_work(self) -> bool:
@@ -57,15 +63,15 @@ def run_ranks(num_ranks: int, worker: Callable, *args) -> None:
         ranks.join()
 
 
-def _run_rank(rank: int, num_ranks: int, port: int, worker: Callable, args: tuple) -> None:
+def _run_rank(rank: int, num_ranks: int, port: SimpleQueue, worker: Callable, args: tuple) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, num_ranks, is_master=True, wait_for_workers=False)
+        for _ in range(num_ranks - 1):
+            port.put(store.port)
+    else:
+        store = dist.TCPStore("127.0.0.1", port.get(), num_ranks, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     worker(rank, num_ranks, *args)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
