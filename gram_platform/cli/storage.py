@@ -130,7 +130,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
-    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
+    """Returns id, name, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
     listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
     kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
     node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
@@ -139,8 +139,10 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
     shape = {"entries": [{"id": str}]}
     records = {name: store.study_dir(name).read_spare("study.json", shape) for name in store.list_studies()}
     studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]
-    facts = {"id": node_id, "kind": kind, "state": str(node.status()), "folder": node.folder.path, "studies": studies}
-    parts = {"tags": node.tags(), "config": node.config(), "result": node.result() or {}, "timing": node.timing()}
+    tags, state = node.tags(), str(node.status())
+    facts = {"id": node_id, "name": node_name(kind, node_id, tags), "kind": kind, "state": state}
+    facts |= {"folder": node.folder.path, "studies": studies}
+    parts = {"tags": tags, "config": node.config(), "result": node.result() or {}, "timing": node.timing()}
     failure = {"failure": found} if kind == "run" and (found := node.failure()) else {}
     return {**facts, **parts, **failure}
 
