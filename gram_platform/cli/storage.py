@@ -86,7 +86,7 @@ def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple
     The words alone if its config is absent or unreadable.
     """
     try:
-        config = run_from_plain(run.config())
+        config = run.config_as(run_from_plain)
     except ValueError:
         return (UNREADABLE,)
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
@@ -216,7 +216,7 @@ def _unfinished(
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None
     try:
-        return from_plain(node.config())
+        return node.config_as(from_plain)
     except ValueError as error:
         why = f"nothing is removed while it is unknown what the {node.kind} needs ({error})"
         allowed = f"a readable config, {why}: submit again, or remove its folder"
