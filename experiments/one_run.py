@@ -7,8 +7,8 @@ models, attacks, intervals, and all that survives the end of a process.
     python experiments/one_run.py            # the smallest size of the demo: a CPU core, one to two minutes
     python experiments/one_run.py smoke      # ten seconds, too little text for modules to learn anything
 
-Expect (demo): its module raises the capability's compute ratio from .37 to .66, and no other ratio by more than .02; the
-last line says 0.30. That is one seed, without an interval: FINDINGS.md has the study's.
+Expect (demo): its module raises the capability's compute ratio from .37 to .66, and no other ratio by more than .02.
+The last line says 0.30. That is one seed, without an interval: FINDINGS.md has the study's.
 """
 
 import tempfile
