@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import inspect
 import importlib
 import inspect
 import operator
