@@ -17,7 +17,7 @@ from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
-from gram_platform.config import LOSSES, State
+from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid, local_path, parse_json, require_choice
 from gram_platform.config.terminal import say
 from gram_platform.pages.report.build import build_report
@@ -42,7 +42,6 @@ from gram_platform.paper import paper
 from gram_platform.store.folders import open_folder
 from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
-from gram_platform.studies.searches.lr_batch_trials import without_stopped
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
@@ -164,8 +163,7 @@ def _mlflow_search(study: str, table: str, tracker: Tracker) -> tuple[dict[str, 
     if trials is None or "seq_len" not in about:
         return {"table.csv": table, "report.html": report}, frame_text(pd.read_csv(io.StringIO(table)))
     frame = pd.read_csv(io.StringIO(trials))
-    ended = without_stopped(frame[frame[STATE].isin((*ENDED, State.STOPPED))])
-    grid = analyse_grid(ended, about["seq_len"], about["window"])
+    grid = analyse_grid(frame[frame[STATE].isin(ENDED)], about["seq_len"], about["window"])
     files = {"table.csv": table_csv(grid.optima, None), "report.html": report}
     return files, "\n\n".join(["optima", frame_text(grid.optima), "laws", frame_text(grid.laws)])
 

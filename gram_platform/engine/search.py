@@ -1,14 +1,13 @@
 """Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
 Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials,
-pauses, applies limits and stops hopeless ones. A search goes on from Optuna's database and the storage; Tune's results,
+pauses and applies limits. A search goes on from Optuna's database and the storage; Tune's results,
 in `<storage>/tune`, are for reading alone. Many processes start at once, because Tune gives a trial that waits for its
 process the next free one and cancels the start: started one by one, there would never be more than one process where a
 trial is shorter than a start.
 """
 
 import logging
-import math
 import os
 import sys
 import time
@@ -40,7 +39,6 @@ from gram_platform.engine.trial_process import (
 )
 from gram_platform.engine.trial_restarts import Patience, Placement
 from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT, Outcome, Problem, committed, reservation, trial_ranks
-from gram_platform.store.checkpoints import VALIDATION
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
@@ -61,7 +59,6 @@ class Tuning:
     max_concurrent: int = 0  # 0: as many as the cluster holds or may hold
     decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
     retry_diverged: bool = False  # train diverged runs again
-    is_judged: bool = False  # ask the source after each report whether the trial is hopeless
 
 
 def run_trials(
@@ -88,9 +85,8 @@ def run_trials(
     searcher = _Searcher(source, tuning, ranks_of, Admission(cordon.resources), patience, on_start, on_end)
     reserved = partial(reservation, problem, execution=execution, resources=resources)
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    how = {"retry_diverged": tuning.retry_diverged, "is_judged": tuning.is_judged}
-    trainable = tune.with_parameters(Trial, **shared, **how)
-    scheduler = _Scheduler(searcher, tuning.is_judged, reserved, cordon)
+    trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
+    scheduler = _Scheduler(searcher, reserved, cordon)
     _tuner(trainable, searcher, scheduler, tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
@@ -117,15 +113,6 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
             verbose=0,
         ),
     )
-
-
-def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any], num_ranks: int) -> Outcome:
-    """Makes the outcome of a trial that is stopped after this report."""
-    seconds = result["time_total_s"]
-    facts = {"name": proposal.name, "point": dict(proposal.point), "state": State.STOPPED, "message": reason}
-    spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds * num_ranks, "num_executed": 1}
-    process = f"{result['hostname']}:{result['pid']}"
-    return Outcome(**facts, **spent, started=time.time() - seconds, progress=result["progress"], process=process)
 
 
 # ----------------------------------------------------------------------------------------------------- searcher
@@ -155,23 +142,21 @@ class _Cancelled(_Unpickled, tune.Stopper):
 
 
 class _Scheduler(_Unpickled, FIFOScheduler):
-    """Places trials, tells the searcher why their processes ended, and stops those that are over.
+    """Places trials, tells the searcher why their processes ended, and stops those that have failed.
 
     Ray Tune starts a trial again whenever its process ended. It tells this object of each report, then of the end of
     the process, and of the trial before it starts it for the first time or again.
     """
 
-    def __init__(self, searcher: "_Searcher", is_judged: bool, reserved, cordon: Cordon):
+    def __init__(self, searcher: "_Searcher", reserved, cordon: Cordon):
         """`reserved`: returns what Ray reserves for the trial of a point."""
         super().__init__()
-        self._searcher, self._is_judged, self._reserved, self._cordon = searcher, is_judged, reserved, cordon
+        self._searcher, self._reserved, self._cordon = searcher, reserved, cordon
         self._last_reports: dict[str, Mapping[str, Any]] = {}  # of processes that are ending
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
         if ends_process(result):
             self._last_reports[trial.trial_id] = result
-        elif self._is_judged and self._searcher.is_hopeless(trial.trial_id, result):
-            return self.STOP
         return self.CONTINUE
 
     def on_trial_error(self, tune_controller, trial) -> None:
@@ -208,7 +193,7 @@ class _Searcher(_Unpickled, Searcher):
         self._ranks: dict[str, int] = {}  # of running trials
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
-        self._over: dict[str, Outcome] = {}  # trials that Ray Tune shall stop: hopeless ones, and failures
+        self._over: dict[str, Outcome] = {}  # failed trials, which Ray Tune shall not start again
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def has_failed(self) -> bool:
@@ -252,21 +237,6 @@ class _Searcher(_Unpickled, Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """Does nothing: `_Scheduler` sees each report."""
-
-    def is_hopeless(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Tells whether the source gives a trial up after this report."""
-        losses = {k.removeprefix(VALIDATION): v for k, v in result.items() if k.startswith(VALIDATION)}
-        if not losses or self.error is not None or not all(map(math.isfinite, losses.values())):
-            return False
-        proposal, _ = self._running[trial_id]
-        try:
-            reason = self._source.judge(proposal, result["progress"], losses)
-        except Exception as error:
-            self.error = error
-            return False
-        if reason:
-            self._over[trial_id] = _stopped(proposal, reason, result, self._ranks[trial_id])
-        return bool(reason)
 
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
         """Notes a trial's failure or crash, by the last report of its process."""

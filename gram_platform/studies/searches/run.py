@@ -9,7 +9,7 @@ from itertools import pairwise
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
-from gram_platform.config.identity import invalid, to_plain
+from gram_platform.config.identity import to_plain
 from gram_platform.config.terminal import say
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.engine.proposals import Proposal, Source
@@ -29,7 +29,6 @@ from gram_platform.studies.run import Driver
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.report import trial_tags
-from gram_platform.studies.searches.stopping import note_stopped
 from gram_platform.studies.session import exit_with
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
@@ -49,10 +48,7 @@ def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
     """Returns the flags with defaults filled in; ValueError as `parse`."""
     common = checked_common(search, flags)
-    checked = with_changes(search, common.preset, common.changes).checked(common.checked())
-    if checked.early_stopping and not search.can_stop:
-        raise invalid("early_stopping", True, f"False: {search.name} needs every trial to its end")
-    return checked
+    return with_changes(search, common.preset, common.changes).checked(common.checked())
 
 
 def build_search(search: Search, flags: SearchFlags) -> Graph:
@@ -155,8 +151,7 @@ class SearchDriver(Driver):
 
     def _draw_from(self, source: Source) -> None:
         name = f"{self.search.name}-{self.search_id}"
-        order = (self.flags.max_concurrent, self.control.decide, self.flags.retry_failed, self.flags.early_stopping)
-        tuning = Tuning(name, *order)
+        tuning = Tuning(name, self.flags.max_concurrent, self.control.decide, self.flags.retry_failed)
         self.view.begin_trials(source.num_left)
         where = (self.execution, self.resources)
         run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon)
@@ -170,11 +165,7 @@ class SearchDriver(Driver):
         self.outcomes[outcome.name] = outcome
         self.ids.update(outcome.nodes)
         self.view.trial_ended(outcome.name, trial_line(outcome))
-        nodes = self.running.pop(outcome.name)
-        if outcome.state == State.STOPPED:
-            note_stopped(self.folder, [n.id for n in nodes if n.is_run], outcome.progress, outcome.message)
-            nodes = [node for node in nodes if node.is_run]
-        for node in nodes:
+        for node in self.running.pop(outcome.name):
             self.mirror.ended(node)
         self._watch_running()
 
@@ -195,9 +186,6 @@ class SearchDriver(Driver):
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         lines = [super()._counts(elapsed_s)] if self.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
-        if stopped := [1.0 - o.progress for o in ended if o.state == State.STOPPED]:
-            share = sum(stopped) / len(stopped)
-            lines.append(f"{len(stopped)} trials were stopped early, with {share:.0%} of their training left")
         if overheads := trial_overheads(ended):
             median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
             lines.append(f"a trial took {median}")
