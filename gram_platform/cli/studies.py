@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 
@@ -41,7 +40,7 @@ from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import paper
 from gram_platform.store.folders import open_folder
 from gram_platform.studies.measurements import MEASUREMENTS
-from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
+from gram_platform.studies.searches.driver_lease import search_lines
 from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
@@ -191,22 +190,14 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
     say(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
 
 
-def search_command(
-    action: Positional[Literal[ACTIONS]] = "list", search: Positional[str] = "", storage: Storage = ""
-) -> None:
-    """List the searches of a storage, or control one.
+def search_command(storage: Storage = "") -> None:
+    """List the searches of a storage, and which process drives each.
 
     Args:
-        action: list; pause (start no more trials), resume, or cancel (end now; submitting again continues)
-        search: id or name of the search
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    if action == "list":
-        say("\n".join(search_lines(store)) or f"{store.root}: no searches")
-        return
-    search_id = give_order(store.open_for_writing(), action, search)
-    say(f"{action}: sent to {search_id}")
+    say("\n".join(search_lines(store)) or f"{store.root}: no searches")
 
 
 def replicate_command(folder: Positional[str] = "", out: str = "replication", beside_published: bool = True) -> None:

@@ -26,7 +26,6 @@ Point = Mapping[str, float | int | str]
 
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
-GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
 
 
 class Problem(Protocol):
