@@ -21,7 +21,7 @@ from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.engine.trials import Point
-from gram_platform.planner import run_flops
+from gram_platform.methods.budgets import run_flops
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.library.lr_bs_grid import SEARCH

@@ -76,7 +76,7 @@ def train_rank(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(memory_advice(error, run, execution)) from error
+        raise OutOfMemory(memory_advice(error, execution.placement.fewest)) from error
     finally:
         if attempt is not None:
             attempt.release()

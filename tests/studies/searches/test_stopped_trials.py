@@ -23,6 +23,7 @@ from gram_platform.studies.library import hyperparams, pareto
 from gram_platform.studies.searches.run import parse, run_search
 from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import execution_of
+from tests.engine.conftest import on_ranks
 from tests.engine.test_ranks import train
 from tests.ranks import run_ranks
 from tests.studies.searches.planted import PRESET, TINY, PlantedGrid
@@ -124,7 +125,7 @@ def test_a_stopped_trials_cost_counts_its_ranks(num_ranks):
     searcher = _Searcher(
         source,
         Tuning("a"),
-        lambda point: num_ranks,
+        lambda point: {"run": on_ranks(num_ranks)},
         Admission(Resources()),
         Patience(Cordon(Resources()), lambda point: 0),
         lambda proposal: None,
