@@ -73,7 +73,7 @@ def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(memory_advice(error, run, execution)) from error
+        raise OutOfMemory(memory_advice(error, execution.placement.fewest)) from error
     finally:
         if attempt is not None:
             attempt.release()

@@ -24,7 +24,7 @@ from gram_platform.config.endings import Stopped
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.cordon import Cordon
-from gram_platform.engine.execution import Execution, Resources, results_place
+from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private.libraries import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
@@ -37,8 +37,9 @@ from gram_platform.engine.trial_process import (
     plain_crash,
     reported_probe,
 )
-from gram_platform.engine.trial_restarts import Patience, Placement
+from gram_platform.engine.trial_restarts import Patience, TrialResources
 from gram_platform.engine.trials import Outcome, Problem, committed, reservation, trial_ranks
+from gram_platform.methods.nodes import Node
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
@@ -71,20 +72,22 @@ def run_trials(
     on_start: Callable[[Proposal], None] = lambda proposal: None,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     cordon: Cordon | None = None,
+    place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
     """Runs all trials of the source. Needs an initialised Ray; `on_start` and `on_end` are called in this process.
 
     An error of `source`, `on_start`, `on_end` or `tuning.require_lead` ends the trials and is raised. ClusterLost when
-    no machine has a device that works. `cordon`: of this driver, whose machines take no trials.
+    no machine has a device that works. `cordon`: of this driver, whose machines take no trials. `place`: decides where
+    a node is executed, in this process, once for each trial.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     cordon = cordon or Cordon(resources)
     patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
-    ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, Admission(cordon.resources), patience, on_start, on_end)
-    reserved = partial(reservation, problem, execution=execution, resources=resources)
+    placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
+    searcher = _Searcher(source, tuning, placements_of, Admission(cordon.resources), patience, on_start, on_end)
+    reserved = partial(reservation, resources=resources)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
     scheduler = _Scheduler(searcher, reserved, cordon)
@@ -150,7 +153,7 @@ class _Scheduler(_Unpickled, FIFOScheduler):
     """
 
     def __init__(self, searcher: "_Searcher", reserved, cordon: Cordon):
-        """`reserved`: returns what Ray reserves for the trial of a point."""
+        """`reserved`: returns what Ray reserves for a trial whose nodes have these placements."""
         super().__init__()
         self._searcher, self._reserved, self._cordon = searcher, reserved, cordon
         self._last_reports: dict[str, Mapping[str, Any]] = {}  # of processes that are ending
@@ -170,12 +173,13 @@ class _Scheduler(_Unpickled, FIFOScheduler):
         if self._searcher.is_over(trial.trial_id):
             tune_controller.stop_trial(trial)
             return
-        if not isinstance(trial.placement_group_factory, Placement):
+        if not isinstance(trial.placement_group_factory, TrialResources):
             self._place(trial)
         trial.config["cordoned"] = list(self._cordon.resources.cordoned)  # for the ranks of a sharded trial
 
     def _place(self, trial, avoided: str = "") -> None:
-        trial.update_resources(Placement(self._reserved(trial.config["point"]), self._cordon, avoided))
+        reserved = self._reserved(trial.config["placements"].values())
+        trial.update_resources(TrialResources(reserved, self._cordon, avoided))
 
 
 def _death(trial) -> dict[str, Any]:
@@ -186,9 +190,10 @@ def _death(trial) -> dict[str, Any]:
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, patience, on_start, on_end):
+    def __init__(self, source: Source, tuning: Tuning, placements_of, admission: Admission, patience, on_start, on_end):
+        """`placements_of`: returns the placement of each node of a point's trial, by id."""
         super().__init__(metric="progress", mode="max")
-        self._source, self._tuning, self._ranks_of, self._admission = source, tuning, ranks_of, admission
+        self._source, self._tuning, self._placements_of, self._admission = source, tuning, placements_of, admission
         self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end
         self._ranks: dict[str, int] = {}  # of running trials
@@ -216,10 +221,11 @@ class _Searcher(_Unpickled, Searcher):
         if proposal is None:
             return Searcher.FINISHED
         self._running[trial_id] = (proposal, time.time())
-        self._ranks[trial_id] = self._ranks_of(proposal.point)
+        placements = self._placements_of(proposal.point)
+        self._ranks[trial_id] = trial_ranks(placements.values())
         self._widest = max(self._widest, self._ranks[trial_id])
         self._on_start(proposal)
-        return {"name": proposal.name, "point": dict(proposal.point)}
+        return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
     def _has_room(self) -> bool:
         """Tells whether one more trial may be handed to Ray: it can start, or need not know the others' results.

@@ -59,7 +59,7 @@ class Trial(tune.Trainable):
     def _executed(self, problem: Problem, execution: Execution, resources: Resources, cordoned, **trial) -> Outcome:
         """Executes a trial. The first on this process's device probes it before; raises DeviceError."""
         try:
-            if self._probe is None and trial_ranks(problem, execution, trial["point"]) == 1:
+            if self._probe is None and trial_ranks(trial["placements"].values()) == 1:
                 self._probe = probe_here(execution)
                 if self._probe.failure:
                     raise DeviceError(self._probe.failure, self._probe)

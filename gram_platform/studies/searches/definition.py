@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from gram_platform.config.identity import invalid, require_int, short_hash
 from gram_platform.config.space import Space
-from gram_platform.engine.life import NodeLifecycle, expected_hours
+from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, Source, open_study
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine
+from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study

@@ -146,7 +146,7 @@ class SearchDriver(Driver):
         tuning = Tuning(name, *how)
         self.view.begin_trials(source.num_left)
         where = (self.execution, self.resources)
-        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon)
+        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon, self.place)
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
