@@ -51,7 +51,7 @@ ROOMS = {
 MAX_ROOMS = 16
 TRAINING_CORE = ("config", "methods", "model", "train", "corpora.packed")
 # what executes a node of one rank: modules of these rooms, and these of the engine
-WITHOUT_RAY = ("config", "methods", "model", "planner", "store", "train")
+WITHOUT_RAY = ("config", "methods", "model", "store", "train")
 WITHOUT_RAY += tuple(
     f"engine.{name}" for name in ("devices", "evaluation", "handover", "in_process", "life", "node", "process")
 )
@@ -121,6 +121,14 @@ def test_imports_go_one_way():
             if order[target] > order[room]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_executes_a_node_asks_no_planner():
+    """The study has decided: ranks, passes and what the planner counts lie in the node's placement."""
+    files = python_files(f"{PACKAGE}/train", f"{PACKAGE}/engine")
+    wrong = [module_name(path) for path in files if "planner" in map(room_of, ours(imported_modules(path)))]
+    assert files
+    assert not wrong, wrong
 
 
 def test_no_import_cycles():

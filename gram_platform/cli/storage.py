@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
 from gram_platform.methods.nodes import node_name, view_runs
-from gram_platform.planner import GIB, MACHINES, Machine, needs
+from gram_platform.planner import MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.store.directories import CONFIG

@@ -20,7 +20,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY
 from gram_platform.studies.measurements import MEASUREMENTS, Losses, instead_of_losses
-from gram_platform.studies.run import record_of
+from gram_platform.studies.record import record_of
 from gram_platform.studies.site import build_site
 
 
