@@ -187,7 +187,7 @@ class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
     def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, patience, on_start, on_end):
-        super().__init__(metric="progress", mode="max")
+        super().__init__()
         self._source, self._tuning, self._ranks_of, self._admission = source, tuning, ranks_of, admission
         self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end
