@@ -21,7 +21,6 @@ def prepare_command(
     core_tokens: int = 0,
     aux_share: float = 0.0,
     core_tokenizer: bool = False,
-    permuted: bool = False,
     check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
 ) -> None:
     """Pack a corpus: a catalog name, a folder or file of records, a .json of globs, a .toml recipe, or hf://....
@@ -36,7 +35,6 @@ def prepare_command(
         core_tokens: hub only: download enough text for this many tokens of core; default: the catalog's
         aux_share: hub only: tokens of all auxiliary labels together over core's; default: the catalog's
         core_tokenizer: train the tokenizer on core's text alone, without the other labels'
-        permuted: store sequences in the order in which runs draw them, see the flag of studies
         check_only: open one record of every source and validate its fields, pack nothing
     """
     if check_only:
@@ -58,7 +56,6 @@ def prepare_command(
         core_tokens=core_tokens,
         aux_share=aux_share,
         core_tokenizer=core_tokenizer,
-        permuted=permuted,
         cache_dir=root,
         progress=report_progress,
     )

@@ -41,23 +41,20 @@ MOST_SHARDS = 64  # of a row, fetched at once
 
 
 def fetch(
-    source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn, by_shard: bool = False
+    source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row; returns all parts to read, and {row: records that lack a field}.
 
-    A worker fetches a row or, `by_shard`, a shard (a file) of a row, whose parts are other ones: those that hold the
-    row's bytes in the order of shards. Before any is fetched, the hub is asked for every row of which there is no text
-    yet: ValueError naming those that it refuses, and what to do. ValueError also if no record has a field, or the
-    catalog lacks a label; Unavailable if the hub stays away for longer than the pauses of `patiently`.
+    A worker fetches a shard (a file) of a row; the parts to read are those that hold the row's bytes in the order of
+    shards. Before any is fetched, the hub is asked for every row that was not opened before: ValueError naming those
+    that it refuses, and what to do. ValueError also if no record has a field, or the catalog lacks a label; Unavailable
+    if the hub stays away for longer than the pauses of `patiently`.
     """
     require_plain(folder)
-    asked = [row for row in source.rows if by_shard or not any((folder / row_id(row)).rglob("part-*"))]
-    patiently(lambda: require_all(_in_order(workers(partial(_refusal, folder), asked)), source.rows))
+    patiently(lambda: require_all(_in_order(workers(partial(_refusal, folder), source.rows)), source.rows))
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
-    shards = [(0, 1)] * len(wanted)
-    if by_shard:
-        shards = [(0, n) for n in _in_order(workers(partial(_num_shards, folder), source.rows))]
+    shards = [(0, number) for number in _in_order(workers(partial(_num_shards, folder), source.rows))]
     found: list[list[dict]] = [[] for _ in wanted]
     ahead = [(index, (*wanted[index], shard)) for index, shard in enumerate(shards)]
     while ahead:
@@ -70,7 +67,7 @@ def fetch(
         ahead = [(i, amount) for i, of_row in last.items() for amount in _next_shards(of_row, wanted[i][1], done[i])]
     units, skipped = [], {}
     for (row, num_bytes), parts in zip(wanted, found, strict=True):
-        taken = _first_parts(parts, num_bytes) if by_shard else parts
+        taken = _first_parts(parts, num_bytes)
         units += [Unit((folder / part["path"],), digest=part["digest"], held_out=row.held_out) for part in taken]
         name = f"{row.dataset} {row.data_dir or row.split} [{row.label or row.label_field}]"
         skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in taken)

@@ -224,7 +224,8 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = 0.05
     validation_sequences: int = 32
-    permuted: bool = added(False)  # training sequences in the order of their domain's permutation; the hub by shards
+    # of hub corpora: training sequences in the order of their domain's permutation, so a run reads the first ones alone
+    permuted: bool = added(False)
     units: tuple = field(default=(), compare=False, repr=False)  # local files to read; not part of the identity
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
 

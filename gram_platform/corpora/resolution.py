@@ -53,7 +53,6 @@ def resolve(
     aux_share: float = 0.0,
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     core_tokenizer: bool = False,
-    permuted: bool = False,
     instructions: str = "",
     cache_dir: Path | None = None,
     progress: Progress | None = None,
@@ -68,7 +67,6 @@ def resolve(
     `core_tokens`, `aux_share`: of a hub corpus, take the text for training on this many core tokens, and on this share
     of them as auxiliary tokens (0: the catalog's numbers); other corpora are taken whole.
     `core_tokenizer`: train the tokenizer on core's text alone, so that its vocabulary has no word of other domains.
-    `permuted`: store training sequences in the order of their domain's permutation: a small run reads the first ones.
     `instructions`: a .jsonl of `prompt` and `response` beside local text, which become the label `instructions`.
     ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
     domains with a single document, and a tokenizer file that does not fit.
@@ -85,7 +83,6 @@ def resolve(
             "seq_len": seq_len,
             "vocab_size": vocab_size,
             "split_seed": split_seed,
-            "permuted": permuted,
             "validation_fraction": validation_fraction,
             "validation_sequences": validation_sequences,
         }
@@ -221,7 +218,7 @@ def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> Corpu
     domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
     floor = validation_bytes(common["validation_sequences"], common["seq_len"])
     source, domains_from = _hub_amounts(corpus, domains, common["validation_fraction"], floor)
-    return CorpusRecipe(source=source, domains_from=domains_from, **common)
+    return CorpusRecipe(source=source, domains_from=domains_from, permuted=True, **common)
 
 
 def _hub_amounts(

@@ -91,6 +91,7 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
+MEASURED_STORIES = 64  # of a topic, to estimate the mean length of a story
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
 INSTRUCTIONS = "instructions"  # label of documents with a prompt and a response, here about facts of some topics
 RESPONSE = " Response:"  # between them
@@ -142,10 +143,10 @@ def story_documents(source: StoriesSource, first: int = 0, stop: int | None = No
         before += number
 
 
-def mean_story_bytes(source: StoriesSource, topic: str = "", sample: int = 64) -> float:
-    """Estimates the mean length of a story in bytes from the first `sample` stories of a topic (default: the first)."""
+def mean_story_bytes(source: StoriesSource, topic: str = "") -> float:
+    """Estimates the mean length of a story in bytes from the first 64 stories of a topic (default: the first)."""
     topic = topic or source.num_documents[0][0]
-    return sum(len(story(source, topic, index).encode()) for index in range(sample)) / sample
+    return sum(len(story(source, topic, index).encode()) for index in range(MEASURED_STORIES)) / MEASURED_STORIES
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:

@@ -1,14 +1,10 @@
 """Executes one run of several ranks on Ray Train workers."""
 
-import asyncio
-import contextlib
 import math
 import os
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import ray.train
@@ -24,37 +20,25 @@ from gram_platform.engine.execution import Execution, Placement, Resources, resu
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.process import (
     OutOfMemory,
-    TerminationNotice,
     memory_advice,
     note_sigterm,
-    termination_notice,
 )
 from gram_platform.engine.ranks import RanksStopped, train_rank
 from gram_platform.engine.ray_private.libraries import PlacementGroupTrainer, on_every_rank
 from gram_platform.store import LeaseHeld, RunDirectory
-from gram_platform.train.data import start_thread
 from gram_platform.train.loop import TrainingDiverged
 
 NO_LIMIT_S = 1e7  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
-LOOK_AT_NOTICE_EVERY_S = 0.5  # at a trial's notice
 
 
-def execute_sharded_run(
-    run: RunConfig,
-    tags: Mapping[str, str],
-    execution: Execution,
-    resources: Resources,
-    notice: TerminationNotice | None = None,
-) -> dict:
+def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
     """Trains the run on Ray Train workers, as its placement says, unless it has a result; returns the result.
 
     Each start tries the placement's divisions in turn, the most ranks first: a run that loses ranks goes on with fewer,
     and with more after a later restart. Ranks that were told to stop, or crashed, are started
     again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
     restart cannot change are raised at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
-    TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure. The caller's
-    `notice` sees the ranks' evaluations, and ends the ranks after the same step with a checkpoint, and then this
-    process.
+    TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure.
     """
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
@@ -62,15 +46,12 @@ def execute_sharded_run(
     *more, fewest = execution.placement.divisions
     crashes, left = Crashes(), list(more)
     while (result := directory.result()) is None:
-        if notice is not None and notice.given:
-            notice.exit()
         division = left.pop(0) if left else fewest
         is_elastic = division.num_ranks > fewest.num_ranks
         group = execution.placed(Placement((division,)))
         place_within_s = wait_for_more_s() if is_elastic else NO_LIMIT_S
         try:
-            with _relayed(notice) as relayed:
-                stopped = _trainer(run, group, resources, place_within_s, relayed).fit().return_value
+            stopped = _trainer(run, group, resources, place_within_s).fit().return_value
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
@@ -116,72 +97,14 @@ def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None
             raise failure
 
 
-class Relay:
-    """Carries evaluations from a run's ranks to the process that waits for them, and its notice to the ranks.
-
-    An actor of Ray: that process is busy, and Ray Train's reports have no way back.
-    """
-
-    def __init__(self) -> None:
-        self._reports: asyncio.Queue[tuple[int, dict[str, float]]] = asyncio.Queue()
-        self._is_given = asyncio.Event()
-
-    async def report(self, step: int, losses: dict[str, float]) -> None:
-        self._reports.put_nowait((step, losses))
-
-    async def next_report(self) -> tuple[int, dict[str, float]]:
-        return await self._reports.get()
-
-    async def give(self) -> None:
-        self._is_given.set()
-
-    async def wait_until_given(self) -> None:
-        await self._is_given.wait()
-
-
-@contextlib.contextmanager
-def _relayed(notice: TerminationNotice | None) -> Iterator[dict[str, Any]]:
-    """Connects a notice with the ranks while the block runs; yields what each rank needs for it."""
-    if notice is None:
-        yield {}
-        return
-    relay = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Relay).remote()
-    ended = threading.Event()
-    thread = start_thread("relay", _pass_on, relay, notice, ended)
-    try:
-        yield {"relay": relay}
-    finally:
-        ended.set()
-        thread.join()
-        ray.kill(relay)
-
-
-def _pass_on(relay, notice: TerminationNotice, ended: threading.Event) -> None:
-    """Shows the notice each evaluation, and tells the ranks when it is given."""
-    report = relay.next_report.remote()
-    while not ended.is_set():
-        if ray.wait([report], timeout=LOOK_AT_NOTICE_EVERY_S)[0]:
-            notice.see(*ray.get(report))
-            report = relay.next_report.remote()
-        if notice.given:
-            relay.give.remote()
-
-
-def _heed(relay, notice: TerminationNotice) -> None:
-    ray.get(relay.wait_until_given.remote())
-    notice.give()
-
-
-def _trainer(
-    run: RunConfig, execution: Execution, resources: Resources, place_within_s: float, relayed: Mapping[str, Any]
-) -> TorchTrainer:
+def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_within_s: float) -> TorchTrainer:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(place_within_s)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
     place, filesystem = results_place(execution.storage, "ray_train")
     return PlacementGroupTrainer(
         _train_worker,
-        train_loop_config={"run": to_plain(run), "execution": execution, **relayed},
+        train_loop_config={"run": to_plain(run), "execution": execution},
         torch_config=_RankConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
@@ -240,22 +163,15 @@ def _device_of_rank(on_gpu: bool) -> str:
 
 
 def _train_worker(config: Mapping) -> RanksStopped | None:
-    tell = tell_ray_train
-    if "relay" in config and ray.train.get_context().get_world_rank() == 0:
-        with termination_notice() as notice:
-            start_thread("relay", _heed, config["relay"], notice)
-        tell = partial(tell_ray_train, relay=config["relay"])
     execution = config["execution"]
     with device_errors_probed(_device_of_rank(execution.device == "cuda")):
-        return train_rank(run_from_plain(config["run"]), execution, tell)
+        return train_rank(run_from_plain(config["run"]), execution, tell_ray_train)
 
 
-def tell_ray_train(progress: Mapping[str, Any], relay=None) -> bool:
+def tell_ray_train(progress: Mapping[str, Any]) -> bool:
     """Reports a rank's progress; returns whether a machine of the run's ranks will be taken away.
 
-    Both calls wait until every rank has made them. `relay`: of rank 0, which is told evaluations at once.
+    Both calls wait until every rank has made them.
     """
-    if relay is not None and "evaluation" in progress:
-        relay.report.remote(*progress["evaluation"])
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

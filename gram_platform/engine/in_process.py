@@ -142,7 +142,7 @@ def execute_node(
     execution.store().run(config.run_id).require_free()
     from gram_platform.engine.dispatch import execute_sharded_run  # imported here: Ray Train and FSDP take a second
 
-    return execute_sharded_run(config, tags, execution, resources, notice)
+    return execute_sharded_run(config, tags, execution, resources)
 
 
 class _Notice(TerminationNotice):

@@ -258,7 +258,6 @@ class RunExecution:
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
                 metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
                 self._keep_best(losses)
-                self.notice.see(record.step, losses)
             if record.step in steps_probed:
                 metrics |= self.probe()
             if metrics:

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -180,9 +180,6 @@ class TerminationNotice:
             self._next_poll = time.monotonic() + POLL_S
             self._is_asking = False
 
-    def see(self, step: int, losses: Mapping[str, float]) -> None:
-        """Is shown the validation losses of the run that it may end, by domain. A subclass may look at them."""
-
     def exit(self) -> None:
         """Ends the process as the unhandled signal would, so that its starter sees a preemption or an interruption."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
@@ -210,7 +207,7 @@ def termination_notice(
     """Notes the first of the signals while the block runs, so that the work goes on; the second acts as before it.
 
     Only a main thread can handle signals. In another thread the notice is that of `note_sigterm`, if the process called
-    it; a trial of Ray Tune does not, and a SIGTERM ends it at once.
+    it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield notice or _process_notice or TerminationNotice()

@@ -58,7 +58,7 @@ class _ToldToStop(Exception):
 def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -> RanksStopped | None:
     """Trains this rank's part of a run in an initialised process group; None when the run is complete.
 
-    `tell` is called every `REPORT_EVERY_S` and after an evaluation, equally often on all ranks, in a thread.
+    `tell` is called every `REPORT_EVERY_S`, equally often on all ranks, in a thread.
     Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
     OutOfMemory with advice on a rank that runs out of memory.
     """
@@ -124,8 +124,7 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 class Reports(TerminationNotice):
     """Tells about this rank's progress in a thread, because telling waits for the other ranks and for Ray's head.
 
-    All ranks must tell equally often: they vote when, and none starts while another one is still telling. The newest
-    evaluation, of which all ranks have the losses, is told as `evaluation`: (step, loss by domain).
+    All ranks must tell equally often: they vote when, and none starts while another one is still telling.
     """
 
     def __init__(self, tell: Tell | None, notice: TerminationNotice):
@@ -133,27 +132,22 @@ class Reports(TerminationNotice):
         super().__init__(asks_ray=False)
         self._tell, self._notice = tell, notice
         self._next = time.monotonic() + REPORT_EVERY_S
-        self._seen: dict[str, Any] = {}  # that is not told yet
         self.is_busy = False  # stays True after an error, which ends the reports of all ranks and not the training
 
     @property
     def given(self) -> bool:
         return self._given or self._notice.given
 
-    def see(self, step: int, losses: Mapping[str, float]) -> None:
-        self._seen = {"evaluation": (step, dict(losses))}
-
     @property
     def is_due(self) -> bool:
-        return self._tell is not None and (bool(self._seen) or time.monotonic() >= self._next)
+        return self._tell is not None and time.monotonic() >= self._next
 
     def start(self, progress: Mapping[str, float]) -> None:
-        told, self._seen = {**progress, **self._seen}, {}
         self._next, self.is_busy = time.monotonic() + REPORT_EVERY_S, True
-        start_thread("reports", self._run, told)
+        start_thread("reports", self._run, progress)
 
-    def _run(self, told: Mapping[str, Any]) -> None:
-        if self._tell(told):
+    def _run(self, progress: Mapping[str, float]) -> None:
+        if self._tell(progress):
             self.give()
         self.is_busy = False
 

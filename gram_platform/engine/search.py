@@ -192,7 +192,7 @@ class _Searcher(_Unpickled, Searcher):
 
     def __init__(self, source: Source, tuning: Tuning, placements_of, admission: Admission, patience, on_start, on_end):
         """`placements_of`: returns the placement of each node of a point's trial, by id."""
-        super().__init__(metric="progress", mode="max")
+        super().__init__()
         self._source, self._tuning, self._placements_of, self._admission = source, tuning, placements_of, admission
         self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end

@@ -4,7 +4,6 @@ A process takes one trial after another until one fails or crashes in it. It rep
 next step: that is how Ray Tune ends a process.
 """
 
-import queue
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -17,44 +16,25 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import failure_message
 from gram_platform.engine.process import is_out_of_memory
 from gram_platform.engine.proposals import Proposal
-from gram_platform.engine.trials import Outcome, Problem, TrialWatch, execute_trial, trial_ranks
-from gram_platform.train.data import start_thread
+from gram_platform.engine.trials import Outcome, Problem, execute_trial, trial_ranks
 
 SCORED = "scored"  # the names of the metrics in a trial's last report
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
 CRASH, LACKS_MEMORY = "crash", "lacks_memory"  # the facts of a crash
 OF_DEVICE = "probe/"  # the prefix of the facts about the process's device
-COMMIT_S = 600.0  # that a trial which was told to end may take to write its checkpoint
 
 
 class Trial(tune.Trainable):
-    """Executes one trial after another in one process of Ray Tune, each in a thread that reports never hold up.
+    """Executes one trial after another in one process of Ray Tune.
 
-    A trial reports numbers at each evaluation of its runs (`TrialWatch.see`), and at its end its metrics with the facts
-    of its outcome, or its crash, beside those of the process's device. Told to stop, it ends after the current step and
-    a checkpoint.
+    A trial reports once, at its end: its metrics with the facts of its outcome, or its crash, and the facts of the
+    process's device.
     """
 
     def setup(self, config: dict, **shared) -> None:
-        self._shared = shared
+        self._shared, self._config = shared, config
         self._probe: ProbeReport | None = None  # of this process's device, once a trial needs it
-        self._begin(config)
-
-    def _begin(self, config: dict) -> None:
-        self._prepare()
-        self._thread = start_thread("trial", self._work, config)
-
-    def _prepare(self) -> None:
-        self._reports: queue.SimpleQueue[dict] = queue.SimpleQueue()
-        self._watch = TrialWatch(self._reports.put)
         self._is_over = False  # a trial has failed or crashed here
-
-    def _work(self, config: dict) -> None:
-        try:
-            report = plain_result(self._executed(**config, **self._shared))
-        except BaseException as error:  # SystemExit too: this machine is drained
-            report = plain_crash(error)
-        self._reports.put(report | plain_probe(self._probe))
 
     def _executed(self, problem: Problem, execution: Execution, resources: Resources, cordoned, **trial) -> Outcome:
         """Executes a trial. The first on this process's device probes it before; raises DeviceError."""
@@ -66,41 +46,26 @@ class Trial(tune.Trainable):
             resources = replace(resources, cordoned=tuple(cordoned))
             with device_errors_probed(execution.device):
                 where = {"problem": problem, "execution": execution, "resources": resources}
-                return execute_trial(**trial, **where, watch=self._watch)
+                return execute_trial(**trial, **where)
         except DeviceError as error:
             self._probe = error.probe
             raise
 
     def step(self) -> dict:
-        """Returns the newest report, waiting for one. Raises an error after that of a failure or a crash."""
+        """Executes the trial; returns its report. Raises an error after that of a failure or a crash."""
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
-        report = self._reports.get()
-        while not self._reports.empty():
-            report = self._reports.get()
+        try:
+            report = plain_result(self._executed(**self._config, **self._shared))
+        except BaseException as error:  # SystemExit too: this machine is drained
+            report = plain_crash(error)
         self._is_over = ends_process(report)
-        return report
+        return report | plain_probe(self._probe)
 
     def reset_config(self, new_config: dict) -> bool:
-        """Begins the next trial in this process, once the one before has ended. It crashes if that takes too long.
-
-        False would lose the trial: Ray Tune does not tell the searcher.
-        """
-        if self._end():
-            self._begin(new_config)
-        else:
-            self._prepare()
-            self._reports.put(plain_crash(TimeoutError(f"the trial before did not end in {COMMIT_S:.0f} s")))
+        """Takes the next trial in this process."""
+        self._config = new_config
         return True
-
-    def cleanup(self) -> None:
-        self._end()
-
-    def _end(self) -> bool:
-        """Tells the trial to end; False if it has not within `COMMIT_S`."""
-        self._watch.give()
-        self._thread.join(COMMIT_S)
-        return not self._thread.is_alive()
 
 
 def plain_crash(error: BaseException) -> dict[str, Any]:
@@ -108,7 +73,7 @@ def plain_crash(error: BaseException) -> dict[str, Any]:
     device or a lack of memory.
     """
     message = str(error) if isinstance(error, DeviceError) else failure_message(error)
-    return {"progress": 0.0, CRASH: message, LACKS_MEMORY: is_out_of_memory(error)}
+    return {CRASH: message, LACKS_MEMORY: is_out_of_memory(error)}
 
 
 def plain_probe(probe: ProbeReport | None) -> dict[str, str]:
@@ -130,7 +95,7 @@ def plain_result(outcome: Outcome) -> dict[str, Any]:
     facts = {fact: getattr(outcome, fact) for fact in FACTS}
     lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
-    return {"progress": 1.0, **facts, **lists, **metrics, "done": outcome.state != State.FAILED}
+    return {**facts, **lists, **metrics, "done": outcome.state != State.FAILED}
 
 
 def ends_process(result: Mapping[str, Any]) -> bool:

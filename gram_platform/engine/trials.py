@@ -5,21 +5,20 @@ A trial's nodes are those of studies: finished nodes of any study or search are 
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gram_platform.config import RunConfig, State
+from gram_platform.config import State
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.flops import GIB
 from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources, owner
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
-from gram_platform.engine.process import TerminationNotice, is_out_of_memory
+from gram_platform.engine.process import is_out_of_memory
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld, Store
-from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
@@ -58,29 +57,6 @@ class Outcome:
     process: str = ""  # host:pid that it ran in
 
 
-class TrialWatch(TerminationNotice):
-    """Reports the validation losses of a trial's runs as they train, and ends the trial after the current step."""
-
-    def __init__(self, report: Callable[[dict[str, float]], None]) -> None:
-        super().__init__()
-        self._report = report
-        self.num_runs, self._done, self._num_steps = 1, 0, 1
-
-    def begin(self, run: RunConfig) -> None:
-        """Begins the trial's next run."""
-        self._num_steps = run.num_steps
-
-    def end(self) -> None:
-        """Counts a run that is done."""
-        self._done += 1
-
-    def see(self, step: int, losses: Mapping[str, float]) -> None:
-        """Reports `progress` (share of the trial's training), `step`, `num_steps` and `validation/loss/<domain>`."""
-        progress = (self._done + step / self._num_steps) / self.num_runs
-        numbers = {VALIDATION + domain: loss for domain, loss in losses.items()}
-        self._report({"progress": progress, "step": step, "num_steps": self._num_steps, **numbers})
-
-
 def execute_trial(
     name: str,
     point: Point,
@@ -88,7 +64,6 @@ def execute_trial(
     execution: Execution,
     resources: Resources,
     retry_diverged: bool = False,
-    watch: TrialWatch | None = None,
     placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Outcome:
     """Executes a trial's missing nodes and scores it; an error of the trial becomes the outcome's message.
@@ -96,15 +71,14 @@ def execute_trial(
     `placements`: of its nodes, by id.
 
     Raises errors of the device, what says that memory is lacking, and Unavailable: another process may not meet them.
-    Raises SystemExit when `watch` was told to end the trial.
+    Raises SystemExit when this process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
-    work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None), placements)
+    work = _NodeRunner(execution, resources, retry_diverged, placements)
     metrics, state, message, nodes = {}, State.COMPLETE, "", []
     try:
         work.store.open_for_writing()
         nodes = problem.nodes(point)
-        work.watch.num_runs = max(1, sum(node.is_run for node in nodes))
         metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
     except TrainingDiverged as error:
         state, message = State.DIVERGED, str(error)
@@ -141,29 +115,19 @@ class _NodeRunner:
     """Executes a trial's nodes one after another; counts nodes and seconds."""
 
     def __init__(
-        self,
-        execution: Execution,
-        resources: Resources,
-        retry_diverged: bool,
-        watch: TrialWatch,
-        placements: Mapping[str, Placement],
+        self, execution: Execution, resources: Resources, retry_diverged: bool, placements: Mapping[str, Placement]
     ):
-        self.execution, self.resources, self.watch, self.placements = execution, resources, watch, placements
+        self.execution, self.resources, self.placements = execution, resources, placements
         self.store = Store(execution.storage)
         self.lifecycle = NodeLifecycle(self.store, retry_diverged)
         self.num_executed = self.num_reused = 0
         self.seconds = self.rank_seconds = 0.0
 
     def result(self, node: Node) -> dict:
-        if node.is_run:
-            self.watch.begin(node.config)
         result = self.lifecycle.result(node)
         if result is None:
-            result = self._executed(node)
-        else:
-            self.num_reused += 1
-        if node.is_run:
-            self.watch.end()
+            return self._executed(node)
+        self.num_reused += 1
         return result
 
     def _executed(self, node: Node) -> dict:
@@ -180,10 +144,8 @@ class _NodeRunner:
         """Executes the node; waits while another process works on it."""
         execution = self.execution.placed(placement)
         while True:
-            if self.watch.given:
-                self.watch.exit()
             try:
-                return execute_node(node.config, node.names, execution, self.resources, self.watch)
+                return execute_node(node.config, node.names, execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
                 self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process

@@ -229,6 +229,7 @@ def resolve_corpora(
 def _resolved(
     preset: Preset, flags: CommonFlags, progress, core_labels: tuple[str, ...], size: str = ""
 ) -> CorpusRecipe:
+    store = Store(flags.storage)
     recipe = resolve(
         flags.corpus,
         core_label=core_labels or flags.core_label or None,
@@ -240,14 +241,19 @@ def _resolved(
         tokenizer=preset.tokenizer or None,
         sample_bytes=preset.sample_bytes,
         core_tokenizer=flags.core_tokenizer,
-        permuted=flags.permuted,
         instructions=flags.instructions,
-        cache_dir=Store(flags.storage).data_root,
+        cache_dir=store.data_root,
         progress=progress,
     )
     if not any(d != CORE for d in recipe.domains):
         raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
-    return recipe
+    return _as_packed(recipe, store)
+
+
+def _as_packed(recipe: CorpusRecipe, store: Store) -> CorpusRecipe:
+    """Returns the recipe, or the same text in the order in which an earlier version has packed it in this storage."""
+    former, packed = replace(recipe, permuted=not recipe.permuted), store.list_data()
+    return former if former.data_id in packed and recipe.data_id not in packed else recipe
 
 
 def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:

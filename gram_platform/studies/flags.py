@@ -63,9 +63,6 @@ class CommonFlags:
     label is an auxiliary domain"""
     core_tokenizer: bool = False
     """train the tokenizer on core's text alone: exports then ship no vocabulary of removed domains"""
-    permuted: bool = False
-    """store sequences in the order of the runs' pools: from an object store a run fetches the first ones alone, while
-    it trains (other data ids)"""
     retain: Names = ()
     """auxiliary domains: each is compared in the profile core + that domain"""
     seeds: int = 0

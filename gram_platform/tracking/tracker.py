@@ -257,24 +257,22 @@ class Tracker:
                 if missing := [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]:
                     client.log_batch(run.info.run_id, tags=missing)
 
-    def view_urls(self, study: str, ui_url: str = "") -> dict[str, str]:
-        """Gives {what it shows: address} of a study's saved views at `ui_url`, as `run_url`."""
+    def view_urls(self, study: str) -> dict[str, str]:
+        """Gives {what it shows: address} of a study's saved views."""
         with self._connection.reaching():
             found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix = f"gram.{study}."
-        base = self._base(ui_url)
+        base = self._base()
         return {key[len(prefix) :]: f"{base}/{page}" for key, (_, page) in found.items() if key.startswith(prefix)}
 
-    def run_url(self, mlflow_run_id: str, ui_url: str = "") -> str:
-        """Gives the address of a run's page at `ui_url`, by default the server, or where `mlflow ui` listens."""
+    def run_url(self, mlflow_run_id: str) -> str:
+        """Gives the address of a run's page on the server, or where `mlflow ui` listens."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{self._base(ui_url)}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
+        return f"{self._base()}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
 
-    def _base(self, ui_url: str) -> str:
-        return (
-            ui_url or (web_address(self.tracking_uri) if self.tracking_uri.startswith("http") else LOCAL_UI)
-        ).rstrip("/")
+    def _base(self) -> str:
+        return (web_address(self.tracking_uri) if self.tracking_uri.startswith("http") else LOCAL_UI).rstrip("/")
 
 
 def file_name(name: str) -> str:

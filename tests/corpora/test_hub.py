@@ -228,7 +228,7 @@ def test_shards_are_fetched_side_by_side_and_taken_in_order(tmp_path, jsonl, lab
     whole = [(r["label"], r["text"]) for shard in shards for r in shard if "number" in r["text"]]
 
     def taken(folder, num_bytes: int, workers) -> list[tuple[str, str]]:
-        units, _ = hub.fetch(HubSource((row,), (num_bytes,)), folder, lambda *a: None, workers, by_shard=True)
+        units, _ = hub.fetch(HubSource((row,), (num_bytes,)), folder, lambda *a: None, workers)
         return [record for unit in units for record in read_unit(unit)]
 
     fresh = {n: taken(tmp_path / str(n), n, hub.in_turn) for n in (1_000, 9_000, 30_000, BIG)}
@@ -246,13 +246,13 @@ def test_shards_are_fetched_side_by_side_and_taken_in_order(tmp_path, jsonl, lab
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "shared").rglob("*")} == times
 
 
-def test_a_permuted_hub_corpus_is_the_same_with_any_workers(tmp_path, jsonl, labelled, settings, monkeypatch):
+def test_a_hub_corpus_is_the_same_with_any_workers(tmp_path, jsonl, labelled, settings, monkeypatch):
     small_parts(monkeypatch)
     files = [str(jsonl(tmp_path / f"{n}.jsonl", labelled(n, 20))) for n in range(4)]
     row = dataclasses.replace(local_row(tmp_path), files=tuple(files))
     entry = catalog.HubCorpus((row,), ("core",), core_tokens=6_000, aux_share=1.0)
     monkeypatch.setitem(catalog.CORPORA, "here", entry)
-    recipe = resolve("here", **settings, permuted=True)
+    recipe = resolve("here", **settings)
     alone, others = (prepare(recipe, tmp_path / w.__name__, workers=w) for w in (hub.in_turn, backwards))
     assert alone.manifest == others.manifest
     assert list((tmp_path / "backwards" / "hub").rglob("shard-00001/part-00000*"))

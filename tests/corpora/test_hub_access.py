@@ -82,8 +82,7 @@ def hub_row(name: str, **changes) -> HubRow:
     return dataclasses.replace(HubRow(f"org/{name}", "main", ("text",), 1.0, False, label="core"), **changes)
 
 
-@pytest.mark.parametrize("by_shard", [False, True])
-def test_every_row_is_asked_before_any_is_fetched(server, tmp_path, records, jsonl, settings, monkeypatch, by_shard):
+def test_every_row_is_asked_before_any_is_fetched(server, tmp_path, records, jsonl, settings, monkeypatch):
     """Two rows of three are refused: one error names both, the variable and the page, and no text was fetched."""
     server.statuses["/api/datasets/org/gated/auth-check"] = 403
     server.statuses["/api/datasets/org/private/auth-check"] = 401
@@ -91,7 +90,7 @@ def test_every_row_is_asked_before_any_is_fetched(server, tmp_path, records, jso
     rows = (readable, hub_row("gated", data_dir="data/lisp"), hub_row("private"))
     monkeypatch.setitem(catalog.CORPORA, "here", catalog.HubCorpus(rows, ("core",), 2_000, 1.0))
     with pytest.raises(ValueError, match="2 of 3 rows: ") as found:
-        prepare(resolve("here", **settings, permuted=by_shard), tmp_path / "data")
+        prepare(resolve("here", **settings), tmp_path / "data")
     text = str(found.value)
     assert "org/gated data/lisp at main" in text
     assert f"{server.hub}/datasets/org/private exists, accept its terms there, and set HF_TOKEN" in text

@@ -27,7 +27,8 @@ BLOCK_BYTES = 3_000  # some 45 rows of 66 bytes
 
 
 def recipe():
-    return resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000, permuted=True)
+    own = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000)
+    return dataclasses.replace(own, permuted=True)
 
 
 @pytest.fixture(scope="module")

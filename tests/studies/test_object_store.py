@@ -1,9 +1,15 @@
 """A study whose storage is an object store, on two machines that share nothing else."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gram_platform.corpora import prepare
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import PYTHONPATH, SMALL, results, submit
 
@@ -45,11 +51,14 @@ def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
 def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
     """Ray Train keeps its own files in the store that the study names, by the study's credentials.
 
-    The ranks of a machine fetch training data block by block, into one folder.
+    The ranks of a machine fetch permuted training data block by block, into one folder. Corpora of the hub
+    are permuted; this one is as if an earlier version had packed it.
     """
     bucket = tmp_path / "bucket"
     Path(f"{bucket}.log").touch()
-    flags = (*SMALL, "--permuted", "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    recipe = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path / "empty")])).recipe
+    put_permuted(replace(recipe, permuted=True), bucket, tmp_path / "packed")
+    flags = (*SMALL, "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
     assert "12 of 12 nodes done: 12 now" in submit(
         bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address
     )
@@ -57,3 +66,12 @@ def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
     for machine in ("first", "second"):
         (blocks,) = (tmp_path / machine).glob("*/data/blocks-*")
         assert any(path.stat().st_blocks for path in blocks.glob("train/*.bin")), machine
+
+
+def put_permuted(recipe, bucket: Path, folder: Path) -> None:
+    """Packs a corpus and puts it into an object store as `provide_corpus` does."""
+    packed, target = prepare(recipe, folder), bucket / "data" / recipe.data_id
+    target.mkdir(parents=True)
+    for relative, digest in packed.manifest["files"].items():
+        shutil.copy(packed.path / relative, target / digest)
+    shutil.copy(packed.path / "manifest.json", target)

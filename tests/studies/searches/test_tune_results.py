@@ -24,9 +24,6 @@ def test_tunes_results_are_read_as_its_users_do(ray_cluster, tmp_path):
     ends = {result.config["point"]["lr"]: result for result in grid}
     assert set(ends) == {1e-3, 2e-3, 4e-3, 8e-3}
     for result in ends.values():
-        history = result.metrics_dataframe
-        during = history[history["progress"] < 1.0]
-        assert during["validation/loss/core"].between(0.0, 20.0).all()
         assert isinstance(result.metrics["loss"], float)
     assert grid.get_best_result("loss", "min").metrics["state"] == "complete"
     assert len(list(submission.glob("*/events.out.tfevents.*"))) == len(ends)
