@@ -11,7 +11,7 @@ from optuna.exceptions import StorageInternalError
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.terminal import say
-from gram_platform.engine.life import SUBMIT_AGAIN, Progress
+from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome
@@ -25,12 +25,12 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.run import Driver
 from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.stopping import note_stopped
 from gram_platform.studies.session import exit_with
+from gram_platform.studies.submission import Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import study_id, study_views
@@ -59,8 +59,8 @@ def build_search(search: Search, flags: SearchFlags) -> Graph:
     """Returns the search on its corpora with the setting of every size and seed, without nodes."""
     search = with_changes(search, flags.preset, flags.changes)
     preset = search.presets[flags.preset]
-    recipes = resolve_corpora(preset, flags, reporter())
-    settings = settings_of(preset, flags, recipes)
+    recipes = resolve_corpora(preset, flags.choice, reporter())
+    settings = settings_of(preset, flags.choice, recipes)
     return Graph(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
 
 
@@ -84,12 +84,12 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     search_id = search.identify(graph)
     say(f"search {search.name} {search_id} on {flags.corpus} (data {graph.data_id})")
     say(f"storage {store.root}")
-    tracker = open_tracker(flags)
+    tracker = open_tracker(flags.tracking_uri)
     if flags.report_only:
-        return SearchDriver(graph, store, tracker, search_id).finish()
+        return finish(SearchWork(graph, store, tracker, search_id))
     with DriverLease(store.search_dir(search_id), search.name) as lease:
         try:
-            return SearchDriver(graph, store, tracker, search_id, lease.is_lost).run()
+            return lead(SearchWork(graph, store, tracker, search_id, lease.is_lost))
         except DriverLost as error:
             say(str(error))
         except StorageInternalError as error:
@@ -101,10 +101,8 @@ class DriverLost(RuntimeError):
     """Another driver leads the search now."""
 
 
-class SearchDriver(Driver):
+class SearchWork:
     """Executes the nodes that all trials need, then trials that the search's source proposes, and writes its report."""
-
-    draws_trials = True
 
     def __init__(
         self,
@@ -114,52 +112,56 @@ class SearchDriver(Driver):
         search_id: str,
         is_lost: Callable[[], bool] = lambda: False,
     ):
-        super().__init__((graph,), store, tracker, unique(graph.study.prerequisites(graph)))
+        self.submission = Submission((graph,), unique(graph.study.prerequisites(graph)), store, tracker)
         self.search, self.graph, self.search_id = graph.study, graph, search_id
+        self.store, self.tracker, self.flags, self.view = store, tracker, graph.flags, self.submission.view
         self.folder = store.search_dir(search_id)
         self.outcomes: dict[str, Outcome] = {}
         self.running: dict[str, Sequence[Node]] = {}  # trial: its nodes
         self.hours_before = 0.0  # of the trials of earlier submissions
         self.is_cut = False  # trials are left
-        self.control = Control(self.folder, self.spent_hours, self.flags.budget, is_lost)
+        self.control = Control(self.folder, self.spent_hours, self.flags.limits.budget, is_lost)
 
     def spent_hours(self) -> float:
         """Returns the machine hours of this search's trials, over all submissions."""
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
-    def _begin(self) -> None:
-        """Writes the record of the search, and withdraws the last order to an earlier driver."""
+    def start(self) -> Workplace:
+        """Starts the submission, writes the record of the search, and withdraws the last order to an earlier driver."""
+        at = self.submission.start(unique(self.graph.entries), has_more=True)
         plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
         self.folder.write_json("search.json", {**plain, **preset_params(self.flags.preset, self.flags.changes)})
         if (was := self.control.resume()) != RUNNING:
             say(f"was {was}; submitting again resumes it")
+        return at
 
-    def _execute(self, execute: Callable[[Sequence[Node]], Progress]) -> None:
-        super()._execute(execute)
-        if self._failures():
+    def execute(self, at: Workplace) -> None:
+        """Executes what all trials need, then the trials that are missing, until a limit or an order ends it."""
+        self.submission.execute(self.submission.nodes, at)
+        if self.submission.failures():
             return
         self.problem = self.search.problem(self.graph, self.store)
         for following in self.search.rounds(self.graph, self.store, self.problem, self.search_id):
             self.hours_before += following.hours_before
-            self.ids.update(following.ids_before)
+            self.submission.ids.update(following.ids_before)
             if following.text:
                 self.view.say(following.text)
             self.is_cut = not self.control.may_go_on()
             if self.is_cut:
                 break
             if following.source.num_left:
-                self._draw_from(following.source)
+                self._draw_from(following.source, at)
                 self.is_cut = following.source.num_left > 0
         if self.control.state == LOST:
             raise DriverLost("another driver leads this search since this one was suspended: stopping, nothing is lost")
 
-    def _draw_from(self, source: Source) -> None:
+    def _draw_from(self, source: Source, at: Workplace) -> None:
         name = f"{self.search.name}-{self.search_id}"
         order = (self.flags.max_concurrent, self.control.decide, self.flags.retry_failed, self.flags.early_stopping)
         tuning = Tuning(name, *order)
         self.view.begin_trials(source.num_left)
-        where = (self.execution, self.resources)
-        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon, self.place)
+        where = (at.execution, at.resources)
+        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place)
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
@@ -168,32 +170,39 @@ class SearchDriver(Driver):
 
     def _on_end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
-        self.ids.update(outcome.nodes)
+        self.submission.ids.update(outcome.nodes)
         self.view.trial_ended(outcome.name, trial_line(outcome))
         nodes = self.running.pop(outcome.name)
         if outcome.state == State.STOPPED:
             note_stopped(self.folder, [n.id for n in nodes if n.is_run], outcome.progress, outcome.message)
             nodes = [node for node in nodes if node.is_run]
         for node in nodes:
-            self.mirror.ended(node)
+            self.submission.mirror.ended(node)
         self._watch_running()
 
     def _watch_running(self) -> None:
-        self.mirror.watch([node for nodes in self.running.values() for node in nodes])
+        self.submission.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     # ----------------------------------------------------------------------------------------------------- the end
 
-    def _has_work(self) -> bool:
-        return self.is_cut or super()._has_work()
+    def is_unfinished(self) -> bool:
+        """Tells whether trials are left, or nodes that all of them need."""
+        return self.is_cut or self.submission.num_left > 0
 
-    def _failures(self) -> list[str]:
+    def has_news(self) -> bool:
+        """Tells whether the site may show something new: a report may, whenever it is written."""
+        return True
+
+    def failures(self) -> list[str]:
+        """Returns a line for each trial or node that has failed."""
         failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == State.FAILED]
-        return super()._failures() + failed
+        return self.submission.failures() + failed
 
-    def _counts(self, elapsed_s: float) -> str:
+    def counts(self, elapsed_s: float) -> str:
+        """Returns what was done now and before, as a text."""
         ended = list(self.outcomes.values())
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
-        lines = [super()._counts(elapsed_s)] if self.nodes else []
+        lines = [self.submission.counts(elapsed_s)] if self.submission.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
         if stopped := [1.0 - o.progress for o in ended if o.state == State.STOPPED]:
             share = sum(stopped) / len(stopped)
@@ -205,7 +214,8 @@ class SearchDriver(Driver):
             lines.append("cancelled; submit again to go on")
         return "\n".join(lines)
 
-    def _write_tables(self) -> int:
+    def write(self) -> int:
+        """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
         output = self.search.write(self.graph, self.store, self.tracker, self.search_id)
         if output is None:
             self.view.say("no table: no trial is complete yet")
@@ -214,8 +224,7 @@ class SearchDriver(Driver):
         name, tags = self.search.name, trial_tags(output.files.get("trials.csv", b""))
         views = study_views(name, study_id(name, params), {}, ())
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
-        self._publish(partial(write, node_tags=tags, views=views), output.text)
-        self._say_links(name)
+        self.submission.publish(name, partial(write, node_tags=tags, views=views), output.text)
         return 0
 
 
