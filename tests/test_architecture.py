@@ -278,6 +278,21 @@ def is_text_of(names: set[str | None], node: ast.AST) -> bool:
     return is_text and getattr(node.args[0], "id", "") in names
 
 
+def test_no_class_or_constant_is_defined_twice():
+    """A constant is a public name in capitals; `STUDY` and `SEARCH` are what a file of the library defines."""
+    places: dict[str, set[str]] = {}
+    for path in python_files(PACKAGE):
+        for node in ast.parse(path.read_text()).body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+            for name in names:
+                if not name.startswith("_") and name not in ("STUDY", "SEARCH"):
+                    places.setdefault(name, set()).add(module_name(path))
+    assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
 def test_one_module_prints_and_warns():
     """`config/terminal.py` escapes what commands a terminal; the panel of a study's progress asks it too."""
     wrong = []

@@ -69,7 +69,7 @@ def execute_sharded_run(
         group = execution.placed(Placement((division,)))
         place_within_s = wait_for_more_s() if is_elastic else NO_LIMIT_S
         try:
-            with _relayed(notice, run) as relayed:
+            with _relayed(notice) as relayed:
                 stopped = _trainer(run, group, resources, place_within_s, relayed).fit().return_value
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
@@ -140,7 +140,7 @@ class Relay:
 
 
 @contextlib.contextmanager
-def _relayed(notice: TerminationNotice | None, run: RunConfig) -> Iterator[dict[str, Any]]:
+def _relayed(notice: TerminationNotice | None) -> Iterator[dict[str, Any]]:
     """Connects a notice with the ranks while the block runs; yields what each rank needs for it."""
     if notice is None:
         yield {}
@@ -149,7 +149,7 @@ def _relayed(notice: TerminationNotice | None, run: RunConfig) -> Iterator[dict[
     ended = threading.Event()
     thread = start_thread("relay", _pass_on, relay, notice, ended)
     try:
-        yield {"relay": relay, "measured": tuple(filter(notice.wants, range(1, run.num_steps + 1)))}
+        yield {"relay": relay}
     finally:
         ended.set()
         thread.join()
@@ -247,7 +247,7 @@ def _train_worker(config: Mapping) -> RanksStopped | None:
         tell = partial(tell_ray_train, relay=config["relay"])
     execution = config["execution"]
     with device_errors_probed(_device_of_rank(execution.device == "cuda")):
-        return train_rank(run_from_plain(config["run"]), execution, tell, config.get("measured", ()))
+        return train_rank(run_from_plain(config["run"]), execution, tell)
 
 
 def tell_ray_train(progress: Mapping[str, Any], relay=None) -> bool:

@@ -259,8 +259,6 @@ class RunExecution:
                 metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
                 self._keep_best(losses)
                 self.notice.see(record.step, losses)
-            elif self.notice.wants(record.step):
-                self.notice.see(record.step, self.evaluate())
             if record.step in steps_probed:
                 metrics |= self.probe()
             if metrics:

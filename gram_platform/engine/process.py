@@ -183,10 +183,6 @@ class TerminationNotice:
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Is shown the validation losses of the run that it may end, by domain. A subclass may look at them."""
 
-    def wants(self, step: int) -> bool:
-        """Whether the losses shall be measured after this step for `see` alone, beside the run's evaluation points."""
-        return False
-
     def exit(self) -> None:
         """Ends the process as the unhandled signal would, so that its starter sees a preemption or an interruption."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)

@@ -24,16 +24,8 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-JUDGE_AT = (
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-)  # fractions of a run's schedule at which one without evaluation points is measured
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
-GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
 
 
 class Problem(Protocol):
@@ -52,7 +44,7 @@ class Outcome:
 
     name: str
     point: Point
-    state: str  # of `State`: complete, diverged, failed or stopped
+    state: str  # of `State`: complete, diverged or failed
     started: float  # Unix time
     elapsed_s: float
     trained_s: float = 0.0  # in nodes that were executed now
@@ -64,30 +56,23 @@ class Outcome:
     num_executed: int = 0
     num_reused: int = 0
     process: str = ""  # host:pid that it ran in
-    progress: float = 1.0  # share of its training that was done when it was stopped
 
 
 class TrialWatch(TerminationNotice):
     """Reports the validation losses of a trial's runs as they train, and ends the trial after the current step."""
 
-    def __init__(self, report: Callable[[dict[str, float]], None], is_judged: bool = False) -> None:
-        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGE_AT` too."""
+    def __init__(self, report: Callable[[dict[str, float]], None]) -> None:
         super().__init__()
-        self._report, self._is_judged = report, is_judged
-        self.num_runs, self._done, self._num_steps, self._extra = 1, 0, 1, frozenset[int]()
+        self._report = report
+        self.num_runs, self._done, self._num_steps = 1, 0, 1
 
     def begin(self, run: RunConfig) -> None:
         """Begins the trial's next run."""
         self._num_steps = run.num_steps
-        is_measured = self._is_judged and not run.eval_points.num_points
-        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGE_AT) if is_measured else frozenset()
 
     def end(self) -> None:
         """Counts a run that is done."""
         self._done += 1
-
-    def wants(self, step: int) -> bool:
-        return step in self._extra
 
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Reports `progress` (share of the trial's training), `step`, `num_steps` and `validation/loss/<domain>`."""
