@@ -16,9 +16,11 @@ from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.planner import Ranks
 from gram_platform.store import Store
+from gram_platform.studies.choice import Choice
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
-from gram_platform.studies.flags import CommonFlags, Flags
+from gram_platform.studies.flags import Flags
 
 BEST = "best.json"  # in the folder of a MaxEnt search
 DEFAULT_MAXENT = Unlearning()
@@ -40,6 +42,7 @@ class Graph:
     recipes: Mapping[str, tuple[CorpusRecipe, ...]]  # of each size: one, or one for every way to divide the labels
     settings: tuple[Setting, ...]
     entries: tuple[Node, ...] = ()
+    law_doubts: tuple[str, ...] = ()  # why the law that --trust-law lets set rates and batches should not set them
 
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -70,11 +73,6 @@ class Graph:
         """The baseline of every setting, and its evaluation."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
-    @property
-    def law_doubts(self) -> tuple[str, ...]:
-        """Why the law that --trust-law lets set rates and batches should not set them; () without such a law."""
-        return load_law(self.flags.law).doubts(parameters_of(self.preset, self.flags)) if self.flags.trust_law else ()
-
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]
 
@@ -99,44 +97,42 @@ class Graph:
 
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     """Returns the study's graph, before any data is packed; ValueError if the corpus cannot serve it."""
-    preset, flags = preset_of(study, flags)
-    named = resolve_corpora(preset, flags, progress)
+    preset, flags, doubts = preset_of(study, flags)
+    named = resolve_corpora(preset, flags.choice, progress)
     if flags.maxent:
         data_id = named[flags.sizes[0]].data_id
         best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
         preset = preset.with_options(maxent_profiles=best)
-    recipes = recipes_of(preset, flags, named, progress)
-    settings = tuple(s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags, of_size))
+    recipes = recipes_of(preset, flags.choice, named, progress)
+    settings = tuple(
+        s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags.choice, of_size)
+    )
     if flags.maxent:
         _require_searched(flags.maxent, settings[0])
     recipes_of_size = {size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named}
-    graph = Graph(study, preset, flags, recipes_of_size, settings)
+    graph = Graph(study, preset, flags, recipes_of_size, settings, law_doubts=doubts)
     nodes_of = preset.measurement.nodes
     entries = tuple(n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s))
     require_closed(entries)
     return replace(graph, entries=entries)
 
 
-def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags]:
-    """Returns the preset as --start and --law change it, and the flags with the size of the imported model.
+def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags, tuple[str, ...]]:
+    """Returns the preset as --start and --law change it, the flags with the size of the imported model, and doubts.
 
-    ValueError for a law whose evidence does not cover the sizes, unless --trust-law says to use it all the same.
+    The doubts say why the law should not set rates and batches, where --trust-law lets it do so all the same.
+    ValueError for a law whose evidence does not cover the sizes, without --trust-law.
     """
     preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.start:
         preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
         flags = replace(flags, sizes=tuple(preset.sizes))
     if not flags.law:
-        return preset, flags
-    law = load_law(flags.law)
+        return preset, flags, ()
+    law, parameters = load_law(flags.law), {s: total_parameters(preset.sizes[s].dense()) for s in flags.sizes}
     if not flags.trust_law:
-        require_evidence(law, flags.law, parameters_of(preset, flags))
-    return preset.by_law(law), flags
-
-
-def parameters_of(preset: Preset, flags: CommonFlags) -> dict[str, int]:
-    """Returns the parameters of the dense model of every chosen size."""
-    return {name: total_parameters(preset.sizes[name].dense()) for name in flags.sizes}
+        require_evidence(law, flags.law, parameters)
+    return preset.by_law(law), flags, law.doubts(parameters) if flags.trust_law else ()
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
@@ -153,38 +149,38 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 
 
 def recipes_of(
-    preset: Preset, flags: CommonFlags, named: dict[str, CorpusRecipe], progress=None
+    preset: Preset, choice: Choice, named: dict[str, CorpusRecipe], progress=None
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
     `named` are the corpora without a change of labels. ValueError if there are too few labels for every variant.
     """
     recipe = next(iter(named.values()))
-    labels, found = _auxiliary_labels(recipe, flags), {}
+    labels, found = _auxiliary_labels(recipe, choice), {}
     for variant in preset.variants:
         auxiliary = labels[: variant.num_auxiliary]
         pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
         if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(labels):
             found[variant] = named
         elif variant.num_auxiliary <= len(labels) and pooled:
-            found[variant] = resolve_corpora(preset, flags, progress, pooled)
+            found[variant] = resolve_corpora(preset, choice, progress, pooled)
     if not found:
         fewest = min(variant.num_auxiliary for variant in preset.variants)
-        raise invalid("corpus", flags.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}")
+        raise invalid(
+            "corpus", choice.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}"
+        )
     return found
 
 
-def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
+def _auxiliary_labels(recipe: CorpusRecipe, choice: Choice) -> list[str]:
     """Returns the labels that may be auxiliary domains, sorted: those outside core, or all if no label is core."""
     named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
-    is_given = bool(flags.core_label) or CORE in recipe.domain_of
+    is_given = bool(choice.core_label) or CORE in recipe.domain_of
     return sorted(named if is_given else recipe.domain_of)
 
 
-def _of_variant(
-    variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]
-) -> list[Setting]:
-    settings = settings_of(preset, flags, recipes)
+def _of_variant(variant: Variant, preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> list[Setting]:
+    settings = settings_of(preset, choice, recipes)
     if variant.num_auxiliary:
         settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
     return [replace(variant.changed(setting), variant=variant.name) for setting in settings]
@@ -214,25 +210,23 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 
 
 def resolve_corpora(
-    preset: Preset, flags: CommonFlags, progress=None, core_labels: tuple[str, ...] = ()
+    preset: Preset, choice: Choice, progress=None, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
     """Returns the recipe of the named corpus in the preset's shape, for each chosen size.
 
     A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have one for all sizes.
     `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
-    if grows_with_size(flags.corpus):
-        return {name: _resolved(preset, flags, progress, core_labels, name) for name in flags.sizes}
-    return dict.fromkeys(flags.sizes, _resolved(preset, flags, progress, core_labels))
+    if grows_with_size(choice.corpus):
+        return {name: _resolved(preset, choice, progress, core_labels, name) for name in choice.sizes}
+    return dict.fromkeys(choice.sizes, _resolved(preset, choice, progress, core_labels))
 
 
-def _resolved(
-    preset: Preset, flags: CommonFlags, progress, core_labels: tuple[str, ...], size: str = ""
-) -> CorpusRecipe:
-    store = Store(flags.storage)
+def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, ...], size: str = "") -> CorpusRecipe:
+    store = Store(choice.storage)
     recipe = resolve(
-        flags.corpus,
-        core_label=core_labels or flags.core_label or None,
+        choice.corpus,
+        core_label=core_labels or choice.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.eval_sequences(size) if size else preset.most_eval_sequences,
@@ -240,13 +234,13 @@ def _resolved(
         aux_share=preset.aux_share if size else 0.0,
         tokenizer=preset.tokenizer or None,
         sample_bytes=preset.sample_bytes,
-        core_tokenizer=flags.core_tokenizer,
-        instructions=flags.instructions,
+        core_tokenizer=choice.core_tokenizer,
+        instructions=choice.instructions,
         cache_dir=store.data_root,
         progress=progress,
     )
     if not any(d != CORE for d in recipe.domains):
-        raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
+        raise invalid("core_label", choice.core_label, "labels that leave at least one auxiliary domain in the corpus")
     return _as_packed(recipe, store)
 
 
@@ -256,19 +250,19 @@ def _as_packed(recipe: CorpusRecipe, store: Store) -> CorpusRecipe:
     return former if former.data_id in packed and recipe.data_id not in packed else recipe
 
 
-def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
+def settings_of(preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
     """Returns the setting of every size and seed, sizes first; ValueError for an unknown domain to retain."""
     recipe = next(iter(recipes.values()))
     domains = preset.trained(recipe.domains)
-    profiles = _profiles(flags.retain, preset, tuple(d for d in domains if d != CORE))
+    profiles = _profiles(choice.retain, preset, tuple(d for d in domains if d != CORE))
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
-    sizes = [preset.sizes[name] for name in flags.sizes]
+    sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
         _with_repeats(
             preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end), recipes[size.name]
         )
         for size in sizes
-        for seed in preset.seeds(size.name, flags.seeds, flags.first_seed)
+        for seed in preset.seeds(size.name, choice.seeds, choice.first_seed)
     )
 
 
@@ -291,11 +285,11 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
     return (*alone, *((domain,) for domain in sorted(set(chosen))))
 
 
-def require_memory(nodes: Iterable[Node], flags: CommonFlags) -> None:
+def require_memory(nodes: Iterable[Node], ranks: Ranks) -> None:
     """ValueError if --num-workers auto finds no number of ranks for a run."""
     for node in nodes:
         if node.is_run:
-            flags.ranks.of(node.config, node.size)
+            ranks.of(node.config, node.size)
 
 
 # ---------------------------------------------------------------------------------------------- best trials

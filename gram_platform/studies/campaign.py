@@ -18,16 +18,18 @@ from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
 from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, split_list, with_device
+from gram_platform.studies.flag_values import split_list
+from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.run import Driver, run_study
+from gram_platform.studies.run import StudyWork, run_study
 from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_search, checked_flags, planned_search, run_search
 from gram_platform.studies.session import exit_with, one_site
+from gram_platform.studies.submission import lead
 
 NONE = "none"
 
@@ -62,7 +64,7 @@ def run_searched(study: Study, flags: Flags) -> int:
         graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
         flags = with_device(flags, graph.flags.device)
         provide_data((graph,), store)
-    with contextlib.nullcontext() if flags.starts_nothing else one_site(flags, say):
+    with contextlib.nullcontext() if flags.starts_nothing else one_site(flags.destination, say):
         ready, _, code = after_searches([(study, flags)])
         code = worst(code, *(run_study(*each) for each in ready))
     if flags.dry_run and not needed.is_complete():
@@ -103,7 +105,7 @@ def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
     """Returns the search that a study needs first; None if its preset has none, --maxent names one, or no method is
     MaxEnt. ValueError for several sizes, since each has its own best parameters.
     """
-    preset, flags = preset_of(study, flags)
+    preset, flags, _ = preset_of(study, flags)
     if preset.maxent_search is None or flags.maxent or METHOD not in flags.methods:
         return None
     search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
@@ -142,8 +144,8 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
 
 def _require_ray(flags: Flags, named: str) -> None:
     """ValueError for flags that keep a study from Ray, on which the named search has to run first."""
-    for name in ("in_process", "export_nodes"):
-        if value := getattr(flags, name):
+    for name, value in (("in_process", flags.in_process), ("export_nodes", flags.export_nodes)):
+        if value:
             expected = f"a storage with the complete search {named} (searches need Ray), --maxent, or other --methods"
             raise invalid(name, value, expected)
 
@@ -195,7 +197,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
         of_study, of_search = ([(one, with_device(its, device)) for one, its in some] for some in (of_study, of_search))
         graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
     codes, submitted, ids = [], (*of_study, *of_search), set()
-    with one_site(submitted[0][1], say) if submitted and not flags.dry_run else contextlib.nullcontext():
+    with one_site(submitted[0][1].destination, say) if submitted and not flags.dry_run else contextlib.nullcontext():
         if of_study:
             code, ids = (_describe_studies if flags.dry_run else _run_studies)(of_study, graphs)
             codes.append(code)
@@ -237,7 +239,7 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
     say("\n".join(sharing(graphs)))
     say(f"storage {store.root}")
     if graphs:
-        code = worst(code, Driver(graphs, store, open_tracker(graphs[0].flags)).run())
+        code = worst(code, lead(StudyWork(graphs, store, open_tracker(graphs[0].flags.tracking_uri))))
     return code, ids
 
 

@@ -33,7 +33,7 @@ def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
     device = _settled_device(graphs, store, work_left(graphs, ended), ended)
     graphs = tuple(replace(graph, flags=with_device(graph.flags, device)) for graph in graphs)
     if graphs:
-        require_approval(work_left(graphs, ended), graphs[0].flags)
+        require_approval(work_left(graphs, ended), graphs[0].flags.limits)
     return graphs
 
 
@@ -57,7 +57,7 @@ def _settled_device(graphs: Sequence[Graph], store: Store, work: Sequence[Work],
     if not work:
         return device
     flags = graphs[0].flags
-    if flags.in_process:
+    if not flags.needs_ray:
         device = device or (CUDA if has_gpu() else CPU)
         if device == CUDA and not has_gpu():
             raise invalid("device", device, "cpu beside --in-process: torch finds no GPU on this machine")

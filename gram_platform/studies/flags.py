@@ -1,24 +1,20 @@
 """Defines the flags of studies, and checks them before any work starts."""
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from gram_platform.config.identity import absolute_place, invalid, require_choice, require_int, require_real
 from gram_platform.config.ladder import load_law
-from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
-from gram_platform.studies.definition import Preset, Study, on_responses, read_preset, with_changes
-from gram_platform.tracking import default_tracking_uri
-from gram_platform.tracking.connection import require_tracking_uri
-from gram_platform.tracking.database import with_absolute_path
+from gram_platform.studies.choice import Choice, Destination, Limits
+from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
+from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
 
 AUTO_INTERVAL = "auto"
 MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
@@ -123,22 +119,45 @@ class CommonFlags:
     verbose: bool = False
     """print what the workers print, into `ray job logs` too"""
 
-    through, in_process, instructions, law, trust_law = "", False, "", "", False  # flags of studies alone
-
     @cached_property
     def hardware(self) -> Machine:
         """What --machine names."""
         return MACHINES[self.machine]
 
     @cached_property
-    def budget(self) -> Budget:
-        """The limits of --max-hours and --max-cost."""
-        return Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
+    def limits(self) -> Limits:
+        """The limits of hours and cost."""
+        budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
+        return Limits(budget, self.confirm_above, self.yes)
+
+    @cached_property
+    def destination(self) -> Destination:
+        """The storage and its mirror."""
+        return Destination(self.storage, self.tracking_uri)
+
+    @property
+    def choice(self) -> Choice:
+        """The chosen runs and their text."""
+        return Choice(
+            sizes=self.sizes,
+            seeds=self.seeds,
+            first_seed=self.first_seed,
+            retain=self.retain,
+            corpus=self.corpus,
+            core_label=self.core_label,
+            core_tokenizer=self.core_tokenizer,
+            storage=self.storage,
+        )
+
+    @property
+    def needs_ray(self) -> bool:
+        """Whether nodes are executed on Ray."""
+        return True
 
     @cached_property
     def ranks(self) -> Ranks:
         """The ranks of --num-workers, by default 1; ValueError for another form."""
-        found = _ranks(self.num_workers)
+        found = read_ranks(self.num_workers)
         most = tuple((size, most) for size, (fewest, most) in found.items() if most > fewest)
         number, _ = found.pop("", (1, 1))
         of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
@@ -197,6 +216,20 @@ class Flags(CommonFlags):
     @property
     def starts_nothing(self) -> bool:
         return self.dry_run or bool(self.export_nodes)
+
+    @property
+    def needs_ray(self) -> bool:
+        return not self.in_process
+
+    @property
+    def choice(self) -> Choice:
+        return replace(super().choice, instructions=self.instructions)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where numbers of the study are from, by the flag that names it."""
+        named = {"law": self.law, "maxent": self.maxent, "start": self.start}
+        return {flag: source for flag, source in named.items() if source}
 
 
 AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
@@ -260,8 +293,8 @@ def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
         preset=name,
         changes=changes,
         storage=storage,
-        tracking_uri=_tracking_uri(flags.tracking_uri, storage),
-        corpus=_corpus(flags.corpus, preset),
+        tracking_uri=tracking_place(flags.tracking_uri, storage),
+        corpus=corpus_place(flags.corpus, preset),
         retain=split_list(flags.retain),
         sizes=tuple(size for size in preset.sizes if size in sizes),
         machine=flags.machine or preset.machine,
@@ -297,46 +330,3 @@ def _require_common(flags: CommonFlags) -> None:
     if flags.max_gpus and flags.ranks.most:
         raise invalid("num_workers", " ".join(flags.num_workers), "no range beside --max-gpus, which counts the fewest")
     _ = flags.checkpoint_interval, flags.simulated  # ValueError unless they can be resolved
-
-
-def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
-
-
-def _tracking_uri(uri: str, storage: str) -> str:
-    if not uri:
-        return default_tracking_uri(storage)
-    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
-        return with_absolute_path("tracking_uri", uri)
-    require_tracking_uri(uri)
-    return uri
-
-
-def _corpus(corpus: str, preset: Preset) -> str:
-    """Makes a path absolute, and keeps a catalog name; a path has a separator or exists."""
-    if not corpus and preset.corpus in catalog_names():
-        return preset.corpus
-    corpus = corpus or preset.corpus
-    is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
-    return absolute_place("corpus", corpus) if is_place else corpus
-
-
-def _ranks(texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """Returns the fewest and the most ranks of each size of --num-workers, under "" those of all others.
-
-    ValueError for another form.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for text in split_list(texts):
-        size, _, value = text.rpartition("=")
-        if size in found:
-            raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
-        fewest, is_range, most = value.partition("..")
-        numbers = [int(n) if n.isascii() and n.isdigit() else 0 for n in ((fewest, most) if is_range else (fewest,))]
-        if value == "auto":
-            numbers = [AUTO]
-        elif min(numbers) < 1 + bool(is_range) or numbers != sorted(numbers):
-            expected = "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as size=number"
-            raise invalid("num_workers", text, expected)
-        found[size] = numbers[0], numbers[-1]
-    return found

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
-from gram_platform.studies.flags import CommonFlags
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 LIVE_EVERY_S = 20.0  # how often the curves of running nodes are sent
 
 
-def open_tracker(flags: CommonFlags) -> Tracker:
+def open_tracker(tracking_uri: str) -> Tracker:
     """Opens the tracker and prepares its database; announces a server that is away, which is tried again later."""
-    tracker = Tracker(flags.tracking_uri)
+    tracker = Tracker(tracking_uri)
     try:
         tracker.prepare_database()
     except TrackingUnavailable as error:

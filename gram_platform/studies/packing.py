@@ -13,18 +13,17 @@ from gram_platform.engine.part_workers import part_workers
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import Graph, require_memory
-from gram_platform.studies.flags import CommonFlags
 from gram_platform.studies.supply import require_document_end, require_enough_data
 
 
-def provide(recipe: CorpusRecipe, flags: CommonFlags, store: Store) -> PackedCorpus:
+def provide(recipe: CorpusRecipe, store: Store, needs_ray: bool, is_verbose: bool) -> PackedCorpus:
     """Packs a corpus that the storage lacks, by tasks of Ray unless the study runs in process; see `provide_corpus`.
 
     The tasks run on this machine, unless all machines see the text and the parts: a storage that they mount, and text
     that is fetched or generated. Then the cluster's machines for packing do it, where it has or starts some.
     """
     anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
-    workers = None if flags.in_process else ray_workers(anywhere, flags.verbose)
+    workers = ray_workers(anywhere, is_verbose) if needs_ray else None
     return provide_corpus(recipe, store, reporter(), workers)
 
 
@@ -34,13 +33,13 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
     ValueError for a run that fits no number of ranks, before packing, and for a label with too little packed text.
     """
     for graph in graphs:
-        require_memory(graph.nodes, graph.flags)
+        require_memory(graph.nodes, graph.flags.ranks)
     for graph in graphs:
         for recipe in graph.corpora:
-            corpus = provide(recipe, graph.flags, store)
+            corpus = provide(recipe, store, graph.flags.needs_ray, graph.flags.verbose)
             for line in corpus.skipped:
                 say(line)
-            require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
+            require_enough_data(graph, corpus)
             require_document_end(graph.nodes, corpus)
 
 

@@ -43,10 +43,8 @@ def record_of(graph: Graph) -> StudyRecord:
         params["recipe"] = recipe
     params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
-    for name, sentence in SOURCES.items():
-        if source := getattr(flags, name):
-            facts += (sentence.format(shown_place(source)),)
-            params[name] = source
+    facts += tuple(SOURCES[flag].format(shown_place(source)) for flag, source in flags.sources.items())
+    params |= flags.sources
     facts += tuple(f"Against its evidence: {doubt}." for doubt in graph.law_doubts)
     return StudyRecord(
         **graph.study.description,

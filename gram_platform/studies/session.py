@@ -23,6 +23,7 @@ from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
+from gram_platform.studies.choice import Destination
 from gram_platform.studies.flags import CommonFlags
 
 
@@ -117,7 +118,7 @@ SITE_TIMEOUT_S = 600.0
 
 
 @contextlib.contextmanager
-def one_site(flags: CommonFlags, say: Callable[[str], None]) -> Iterator[None]:
+def one_site(destination: Destination, say: Callable[[str], None]) -> Iterator[None]:
     """Builds the site once after the block, and not inside it."""
     before = os.environ.get(SITE_VARIABLE)
     os.environ[SITE_VARIABLE] = "0"
@@ -127,16 +128,16 @@ def one_site(flags: CommonFlags, say: Callable[[str], None]) -> Iterator[None]:
         os.environ.pop(SITE_VARIABLE)
         if before is not None:
             os.environ[SITE_VARIABLE] = before
-    refresh_site(flags, say)
+    refresh_site(destination, say)
 
 
-def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
+def refresh_site(destination: Destination, say: Callable[[str], None]) -> None:
     """Updates the storage's site in a separate process; announces its address, or the failure."""
     if os.environ.get(SITE_VARIABLE) == "0":
         return
     package = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "gram_platform.studies.site", flags.storage, flags.tracking_uri]
+    command = [sys.executable, "-m", "gram_platform.studies.site", destination.storage, destination.tracking_uri]
     try:
         done = subprocess.run(
             command,

@@ -11,7 +11,6 @@ from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.methods.nodes import Node
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
-from gram_platform.studies.flags import CommonFlags
 
 
 @dataclass(frozen=True)
@@ -78,17 +77,18 @@ def require_supply(graphs: Iterable[Graph]) -> None:
             raise invalid("corpus", graph.flags.corpus, allowed)
 
 
-def require_enough_data(nodes: Iterable[Node], preset: Preset, flags: CommonFlags, corpus: PackedCorpus) -> None:
+def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
     """ValueError for a domain with too few packed sequences for its budget or validation set."""
-    here = [node for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id]
-    needed, evaluated = needed_sequences(here, corpus.data_id), {preset.eval_sequences(node.size) for node in here}
+    here = [node for node in graph.nodes if node.is_run and node.config.data.data_id == corpus.data_id]
+    needed = needed_sequences(here, corpus.data_id)
+    evaluated = {graph.preset.eval_sequences(node.size) for node in here}
     for domain in corpus.domains:
         for split, wanted in (("train", needed.get(domain, 0)), ("validation", max(evaluated, default=0))):
             available = corpus.num_sequences(split, domain)
             if available < wanted:
-                tokens = f"of {corpus.seq_len} tokens for {split}; preset {flags.preset!r} needs {wanted}"
+                tokens = f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs {wanted}"
                 allowed = f"a domain with enough text: it has {available} sequences {tokens}"
-                raise invalid("corpus", f"{flags.corpus} [domain {domain}]", allowed)
+                raise invalid("corpus", f"{graph.flags.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:

@@ -280,9 +280,9 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
     study = dataclasses.replace(STUDY, presets={"smoke": STUDY.presets["smoke"]})
     graph = build_graph(study, flags("--preset", "smoke"))
     corpus = prepare(graph.recipe, storage / "data")
-    require_enough_data(graph.nodes, graph.preset, graph.flags, corpus)
+    require_enough_data(graph, corpus)
     with pytest.raises(ValueError, match=r"domain \w+.*validation.*needs 10000"):
-        require_enough_data(graph.nodes, huge, graph.flags, corpus)
+        require_enough_data(dataclasses.replace(graph, preset=huge), corpus)
 
 
 def test_dry_run_prints_the_papers_study_and_starts_nothing(storage):

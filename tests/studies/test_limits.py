@@ -29,8 +29,8 @@ def started(monkeypatch) -> list[Node]:
     """The nodes that are started, in their order."""
     nodes, submit = [], SlotPool.submit
 
-    def noting(pool, task, avoided):
-        reference = submit(pool, task, avoided)
+    def noting(pool, task, placement, avoided):
+        reference = submit(pool, task, placement, avoided)
         nodes.extend(task if reference is not None else ())
         return reference
 

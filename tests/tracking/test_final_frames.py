@@ -13,7 +13,8 @@ from pandas.testing import assert_frame_equal
 from gram_platform.engine.life import Progress
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
-from gram_platform.studies.run import Driver
+from gram_platform.studies.run import StudyWork
+from gram_platform.studies.submission import Submission
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.frame import Frames, final_frames, load_store_curves, mlflow_frames, store_frames
 from tests.pages.results.test_results import study as planted_study  # noqa: F401
@@ -180,11 +181,17 @@ def test_an_explicit_reading_of_mlflow_is_an_error_where_there_is_none(tmp_path)
 def written(record: StudyRecord, store: Store, tracker: Tracker) -> list[str]:
     """What a driver says that writes the tables of a study whose nodes are done."""
     said: list[str] = []
-    driver = object.__new__(Driver)
-    driver.store, driver.tracker, driver.records = store, tracker, [record]
-    driver.view, driver.mirror = SimpleNamespace(say=said.append), SimpleNamespace(is_away=False)
-    driver.progress = Progress([], done=record.ids)
-    assert driver._write_tables() == 0
+    submission, work = object.__new__(Submission), object.__new__(StudyWork)
+    submission.view, submission.mirror = SimpleNamespace(say=said.append), SimpleNamespace(is_away=False)
+    submission.tracker, submission.progress = tracker, Progress([], done=record.ids)
+    work.submission, work.say, work.store, work.tracker, work.records = (
+        submission,
+        said.append,
+        store,
+        tracker,
+        [record],
+    )
+    assert work.write() == 0
     return said
 
 

@@ -14,7 +14,8 @@ from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import CommonFlags, split_list
+from gram_platform.studies.flag_values import split_list
+from gram_platform.studies.flags import CommonFlags
 from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.session import machine_hours

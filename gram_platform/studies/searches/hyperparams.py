@@ -15,7 +15,7 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
-from gram_platform.studies.flags import split_list
+from gram_platform.studies.flag_values import split_list
 from gram_platform.studies.searches.definition import GridSearch, SearchFlags
 from gram_platform.studies.searches.hyperparams_trials import KNOB, SweepProblem, sweep_report, trial_name
 from gram_platform.studies.searches.report import SearchOutput, baseline_frames

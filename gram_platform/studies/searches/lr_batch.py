@@ -20,7 +20,7 @@ from gram_platform.planner import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import Preset
 from gram_platform.studies.build import Graph
-from gram_platform.studies.flags import split_list
+from gram_platform.studies.flag_values import split_list
 from gram_platform.studies.searches.definition import GridSearch, SearchFlags
 from gram_platform.studies.searches.lr_batch_trials import (
     CORE_WEIGHT,

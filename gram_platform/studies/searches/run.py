@@ -11,7 +11,7 @@ from optuna.exceptions import StorageInternalError
 from gram_platform.config import State
 from gram_platform.config.identity import to_plain
 from gram_platform.config.terminal import say
-from gram_platform.engine.life import SUBMIT_AGAIN, Progress
+from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome
@@ -25,11 +25,11 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.run import Driver
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.session import exit_with
+from gram_platform.studies.submission import Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import study_id, study_views
@@ -55,8 +55,8 @@ def build_search(search: Search, flags: SearchFlags) -> Graph:
     """Returns the search on its corpora with the setting of every size and seed, without nodes."""
     search = with_changes(search, flags.preset, flags.changes)
     preset = search.presets[flags.preset]
-    recipes = resolve_corpora(preset, flags, reporter())
-    settings = settings_of(preset, flags, recipes)
+    recipes = resolve_corpora(preset, flags.choice, reporter())
+    settings = settings_of(preset, flags.choice, recipes)
     return Graph(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
 
 
@@ -80,21 +80,19 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     search_id = search.identify(graph)
     say(f"search {search.name} {search_id} on {flags.corpus} (data {graph.data_id})")
     say(f"storage {store.root}")
-    tracker = open_tracker(flags)
+    tracker = open_tracker(flags.tracking_uri)
     if flags.report_only:
-        return SearchDriver(graph, store, tracker, search_id).finish()
+        return finish(SearchWork(graph, store, tracker, search_id))
     with DriverLease(store.search_dir(search_id), search.name) as lease:
         try:
-            return SearchDriver(graph, store, tracker, search_id, lease.require).run()
+            return lead(SearchWork(graph, store, tracker, search_id, lease.require))
         except StorageInternalError as error:
             say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
         return 1
 
 
-class SearchDriver(Driver):
+class SearchWork:
     """Executes the nodes that all trials need, then trials that the search's source proposes, and writes its report."""
-
-    draws_trials = True
 
     def __init__(
         self,
@@ -105,8 +103,9 @@ class SearchDriver(Driver):
         require_lead: Callable[[], None] = lambda: None,
     ):
         """`require_lead`: raises Stopped when another driver leads the search."""
-        super().__init__((graph,), store, tracker, unique(graph.study.prerequisites(graph)))
+        self.submission = Submission((graph,), unique(graph.study.prerequisites(graph)), store, tracker)
         self.search, self.graph, self.search_id = graph.study, graph, search_id
+        self.store, self.tracker, self.flags, self.view = store, tracker, graph.flags, self.submission.view
         self.folder = store.search_dir(search_id)
         self.outcomes: dict[str, Outcome] = {}
         self.running: dict[str, Sequence[Node]] = {}  # trial: its nodes
@@ -118,35 +117,41 @@ class SearchDriver(Driver):
         """Returns the machine hours of this search's trials, over all submissions."""
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
-    def _begin(self) -> None:
-        """Writes the record of the search."""
+    def _may_start(self) -> bool:
+        return not self.flags.limits.budget.reached(self.spent_hours())
+
+    def start(self) -> Workplace:
+        """Starts the submission, and writes the record of the search."""
+        at = self.submission.start(unique(self.graph.entries), has_more=True)
         plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
         self.folder.write_json("search.json", {**plain, **preset_params(self.flags.preset, self.flags.changes)})
+        return at
 
-    def _execute(self, execute: Callable[[Sequence[Node]], Progress]) -> None:
-        super()._execute(execute)
-        if self._failures():
+    def execute(self, at: Workplace) -> None:
+        """Executes what all trials need, then the trials that are missing, until a limit is reached."""
+        self.submission.execute(self.submission.nodes, at)
+        if self.submission.failures():
             return
         self.problem = self.search.problem(self.graph, self.store)
         for following in self.search.rounds(self.graph, self.store, self.problem, self.search_id):
             self.hours_before += following.hours_before
-            self.ids.update(following.ids_before)
+            self.submission.ids.update(following.ids_before)
             if following.text:
                 self.view.say(following.text)
             self.is_cut = not self._may_start()
             if self.is_cut:
                 break
             if following.source.num_left:
-                self._draw_from(following.source)
+                self._draw_from(following.source, at)
                 self.is_cut = following.source.num_left > 0
 
-    def _draw_from(self, source: Source) -> None:
+    def _draw_from(self, source: Source, at: Workplace) -> None:
         name = f"{self.search.name}-{self.search_id}"
         how = (self.flags.max_concurrent, self._may_start, self.require_lead, self.flags.retry_failed)
         tuning = Tuning(name, *how)
         self.view.begin_trials(source.num_left)
-        where = (self.execution, self.resources)
-        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon, self.place)
+        where = (at.execution, at.resources)
+        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place)
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
@@ -155,35 +160,43 @@ class SearchDriver(Driver):
 
     def _on_end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
-        self.ids.update(outcome.nodes)
+        self.submission.ids.update(outcome.nodes)
         self.view.trial_ended(outcome.name, trial_line(outcome))
         for node in self.running.pop(outcome.name):
-            self.mirror.ended(node)
+            self.submission.mirror.ended(node)
         self._watch_running()
 
     def _watch_running(self) -> None:
-        self.mirror.watch([node for nodes in self.running.values() for node in nodes])
+        self.submission.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     # ----------------------------------------------------------------------------------------------------- the end
 
-    def _has_work(self) -> bool:
-        return self.is_cut or super()._has_work()
+    def is_unfinished(self) -> bool:
+        """Tells whether trials are left, or nodes that all of them need."""
+        return self.is_cut or self.submission.num_left > 0
 
-    def _failures(self) -> list[str]:
+    def has_news(self) -> bool:
+        """Tells whether the site may show something new: a report may, whenever it is written."""
+        return True
+
+    def failures(self) -> list[str]:
+        """Returns a line for each trial or node that has failed."""
         failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == State.FAILED]
-        return super()._failures() + failed
+        return self.submission.failures() + failed
 
-    def _counts(self, elapsed_s: float) -> str:
+    def counts(self, elapsed_s: float) -> str:
+        """Returns what was done now and before, as a text."""
         ended = list(self.outcomes.values())
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
-        lines = [super()._counts(elapsed_s)] if self.nodes else []
+        lines = [self.submission.counts(elapsed_s)] if self.submission.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
         if overheads := trial_overheads(ended):
             median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
             lines.append(f"a trial took {median}")
         return "\n".join(lines)
 
-    def _write_tables(self) -> int:
+    def write(self) -> int:
+        """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
         output = self.search.write(self.graph, self.store, self.tracker, self.search_id)
         if output is None:
             self.view.say("no table: no trial is complete yet")
@@ -192,8 +205,7 @@ class SearchDriver(Driver):
         name, tags = self.search.name, trial_tags(output.files.get("trials.csv", b""))
         views = study_views(name, study_id(name, params), {}, ())
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
-        self._publish(partial(write, node_tags=tags, views=views), output.text)
-        self._say_links(name)
+        self.submission.publish(name, partial(write, node_tags=tags, views=views), output.text)
         return 0
 
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from gram_platform.config import State
-from gram_platform.engine.life import Progress
+from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.execution import ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
-from gram_platform.studies.searches.run import SearchDriver, build_search, parse
+from gram_platform.studies.searches.run import SearchWork, build_search, parse
+from gram_platform.studies.submission import Workplace
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.searches.planted import GRID, SEARCH
 
@@ -24,11 +26,11 @@ def store(tmp_path):
 def test_limits_end_a_search(tmp_path):
     graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"]))
     store = Store(graph.flags.storage).open_for_writing()
-    driver = SearchDriver(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
-    driver.hours_before = 1.5
-    assert driver._may_start()
-    driver.outcomes["0"] = Outcome("0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0)
-    assert not driver._may_start()
+    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+    work.hours_before = 1.5
+    assert work._may_start()
+    work.outcomes["0"] = Outcome("0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0)
+    assert not work._may_start()
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
@@ -40,9 +42,9 @@ def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_pa
         attempt.complete({}, {"weight": torch.zeros(1)}, measured={"num_ranks": 4})
     first = next(GRID.rounds(graph, store, problem, "s1"))
     assert (first.text, first.source.num_left) == ("4 trials, 1 of them were done before", 3)
-    driver = SearchDriver(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
-    driver.hours_before += first.hours_before
-    assert driver.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
+    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+    work.hours_before += first.hours_before
+    assert work.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
 
 
 def test_one_driver_at_a_time(store, monkeypatch):
@@ -90,12 +92,13 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
         store.run(node.id).ensure_config(node.config)
         with store.run(node.id).start_attempt("test") as attempt:
             attempt.complete({}, {"weight": torch.zeros(1)})
-    driver = SearchDriver(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
-    with driver.mirror:
-        driver._execute(Progress)
-    driver.mirror.finish(driver.ids)
-    assert not driver.mirror.is_away
-    assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}
+    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+    submission, resources = work.submission, Resources()
+    with submission.mirror:
+        work.execute(Workplace(Execution(store.root), resources, Cordon(resources), lambda node: ON_ONE_RANK, {}))
+    submission.mirror.finish(submission.ids)
+    assert not submission.mirror.is_away
+    assert {run_id for _, run_id in work.tracker.runs()} == {node.id for node in nodes}
 
 
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):

@@ -1,0 +1,193 @@
+"""Leads a submission from its first node to its last table: executes, shows, mirrors, counts and publishes."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
+from gram_platform.engine.capacity import require_room, widest_missing
+from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.execution import Execution, Placement, Resources
+from gram_platform.engine.graph import run_graph
+from gram_platform.engine.in_process import has_gpu, run_in_process
+from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
+from gram_platform.methods.nodes import Node
+from gram_platform.pages.results.record import write_or_log
+from gram_platform.store import Store
+from gram_platform.studies.build import Graph
+from gram_platform.studies.device import note_device
+from gram_platform.studies.live import LiveView
+from gram_platform.studies.mirror import Mirror
+from gram_platform.studies.placement import placement_of
+from gram_platform.studies.session import cordons_noted, execution_of, refresh_site, start_ray
+from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.connection import opened_by
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a submission's nodes are executed, decided before the first one starts."""
+
+    execution: Execution
+    resources: Resources
+    cordon: Cordon
+    place: Callable[[Node], Placement]  # of a node that a search proposes
+    placements: Mapping[str, Placement]  # of nodes that are known, by id
+
+
+class Submission:
+    """Executes nodes of studies or of a search, in this process or on Ray; shows and mirrors them."""
+
+    def __init__(self, graphs: Sequence[Graph], nodes: Sequence[Node], store: Store, tracker: Tracker):
+        self.graphs, self.nodes, self.store, self.tracker = graphs, nodes, store, tracker
+        self.flags = graphs[0].flags
+        self.names = [graph.study.name for graph in graphs]
+        self.view = LiveView(nodes, store, "+".join(self.names), not self.flags.needs_ray)
+        self.mirror = Mirror(tracker, store, self.view.say)
+        self.progress, self.done_before = Progress(nodes), set[str]()
+        self.ids = {node.id for node in nodes}  # that MLflow shall have
+
+    def start(self, planned: Sequence[Node], has_more: bool = False) -> Workplace:
+        """Decides where each node that is left is executed; starts Ray if it is needed.
+
+        `planned`: the nodes, and others that may be executed; `has_more`: whether there may be nodes that nobody knows
+        yet. ValueError as `require_room` and `note_device`.
+        """
+        ends = NodeLifecycle(self.store).ends(self.nodes)
+        self.done_before = {node_id for node_id, end in ends.items() if end == ""}
+        left = [node for node in self.nodes if node.id not in self.done_before]
+        self.view.nodes |= {node.id: node for node in with_stored_tags(left, self.store)}
+        self.nodes = list(self.view.nodes.values())
+        executes = has_more or bool(left)
+        on_cordon = cordons_noted(self.store, self.names, self.view.say)
+        if executes and self.flags.needs_ray:
+            execution, resources = start_ray(self.flags, self.view.say)
+        else:
+            execution, resources = execution_of(self.flags, not self.flags.needs_ray and has_gpu())
+        how = {"ranks": self.flags.ranks, "device": execution.device, "gpu_share": self.flags.gpus_per_run}
+        missing, place = [n for n in planned if n.id not in self.done_before], partial(placement_of, **how)
+        placements = {node.id: place(node) for node in missing}
+        if executes and self.flags.needs_ray:
+            require_room(widest_missing(missing, placements, self.store), resources, self.view.say)
+        for graph in self.graphs if executes else ():
+            note_device(graph, self.store, execution.device)
+        begin_work()
+        return Workplace(execution, resources, Cordon(resources, on_cordon), place, placements)
+
+    def execute(
+        self,
+        nodes: Sequence[Node],
+        at: Workplace,
+        on_end: Callable[[Node, Progress], None] = lambda node, progress: None,
+        may_start: Callable[[], bool] = lambda: True,
+    ) -> Progress:
+        """Executes the nodes that are not done, while `may_start()`; `on_end` is told of each that ends."""
+
+        def on_change(progress: Progress, ended: Node | None) -> None:
+            self.view.update(progress, ended)
+            self.mirror.watch(self.view.nodes[i] for i in progress.running)
+            if ended is not None:
+                self.mirror.ended(ended)
+                on_end(ended, progress)
+
+        how = {"retry_diverged": self.flags.retry_failed, "done": self.done_before, "placements": at.placements}
+        how |= {"on_change": on_change, "may_start": may_start}
+        if self.flags.needs_ray:
+            self.progress = run_graph(nodes, at.execution, at.resources, cordon=at.cordon, **how)
+        else:
+            self.progress = run_in_process(nodes, at.execution, **how)
+        return self.progress
+
+    @property
+    def num_left(self) -> int:
+        """The nodes that could still be executed."""
+        return len(self.nodes) - sum(map(len, (self.progress.done, self.progress.failed, self.progress.blocked)))
+
+    def failures(self) -> list[str]:
+        """Returns a line for each node that has failed or is blocked."""
+        name = lambda node_id: self.view.nodes[node_id].name  # noqa: E731
+        failed = [f"failed: {name(i)}: {message}" for i, message in self.progress.failed.items()]
+        blocked = [f"blocked: {name(i)} needs {', '.join(map(name, of))}" for i, of in self.progress.blocked.items()]
+        return failed + blocked
+
+    def counts(self, elapsed_s: float) -> str:
+        """Returns how many nodes were done now and before, as a text."""
+        done, reused = len(self.progress.done), self.progress.reused
+        return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
+
+    def publish(self, study: str, write: Callable[[Tracker | None], Mapping[str, str]], text: str, *more: str) -> None:
+        """Writes a study's files and logs them to MLflow, or only writes them while it is away; prints text and paths.
+
+        Then `more` lines, and the study's pages in MLflow, if it answers.
+        """
+        paths = write_or_log(write, self.tracker, self.view.say)
+        self.view.say(f"\n{text}\n")
+        for name, path in paths.items():
+            self.view.say(f"{name:12} {path}")
+        for line in more:
+            self.view.say(line)
+        if self.mirror.is_away:
+            return
+        try:
+            for name, url in self.tracker.view_urls(study).items():
+                self.view.say(f"{'MLflow ' + name:13} {url}")
+        except TrackingUnavailable as error:
+            self.view.say(f"no links to the study's pages ({error})")
+
+
+class Work(Protocol):
+    """What is submitted: studies, or a search with its trials."""
+
+    submission: Submission
+
+    def start(self) -> Workplace:
+        """Starts the submission, and writes the record of what is submitted."""
+
+    def execute(self, at: Workplace) -> None:
+        """Executes what is missing, until a limit is reached."""
+
+    def spent_hours(self) -> float:
+        """Returns the machine hours that --max-hours limits, over all submissions."""
+
+    def is_unfinished(self) -> bool:
+        """Tells whether something is left that could be executed."""
+
+    def has_news(self) -> bool:
+        """Tells whether the site may show something new."""
+
+    def failures(self) -> list[str]:
+        """Returns a line for each failure."""
+
+    def counts(self, elapsed_s: float) -> str:
+        """Returns what was done now and before, as a text."""
+
+    def write(self) -> int:
+        """Writes and publishes all tables and reports; returns the exit code."""
+
+
+def lead(work: Work) -> int:
+    """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`."""
+    started, submission = time.monotonic(), work.submission
+    at = work.start()
+    with submission.view, submission.mirror:
+        work.execute(at)
+    submission.mirror.finish(submission.ids)
+    for line in work.failures():
+        submission.view.say(line)
+    submission.view.say(f"\n{work.counts(time.monotonic() - started)}")
+    limit = submission.flags.limits.budget.reached(work.spent_hours()) if work.is_unfinished() else ""
+    if limit:
+        submission.view.say(f"limit: {limit}; submit again with a higher one to go on")
+    return worst(TIME_IS_UP if limit else DONE, finish(work))
+
+
+def finish(work: Work) -> int:
+    """Writes all tables and reports, and updates the site; returns the exit code."""
+    submission = work.submission
+    code = worst(work.write(), FAILED if work.failures() else DONE)
+    if work.has_news():
+        refresh_site(submission.flags.destination, submission.view.say)
+    submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
+    return code
