@@ -18,6 +18,7 @@ from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
+from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.pages.results.record import StudyRecord, entries_of, write_or_log
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
@@ -35,7 +36,6 @@ from gram_platform.studies.device import note_device, settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
-from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.studies.mirror import Mirror, open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.price import rung_text

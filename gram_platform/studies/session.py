@@ -141,7 +141,7 @@ def refresh_site(flags: CommonFlags, say: Callable[[str], None]) -> None:
         return
     package = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "gram_platform.studies.site", flags.storage, flags.tracking_uri]
+    command = [sys.executable, "-m", "gram_platform.pages.site", flags.storage, flags.tracking_uri]
     try:
         done = subprocess.run(
             command,

@@ -12,11 +12,11 @@ from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
+from gram_platform.methods.measurements import Samples
 from gram_platform.pages.report.samples import read_samples, samples_sections, samples_text
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.measurements import Samples
 
 NUM_SEQUENCES = 5
 
