@@ -74,9 +74,14 @@ def storages(tmp_path_factory) -> list[Path]:
     return [Path(store.root) for store in (real, planted)]
 
 
+def pages_of(storage: Path) -> list[Path]:
+    """The pages of the site, and the reports to which it leads."""
+    return [*sorted(storage.glob("site/*.html")), *sorted(storage.glob("studies/*/report.html"))]
+
+
 @pytest.mark.browser
 def test_every_page_is_whole_for_everybody(storages, tmp_path):
-    pages = [page for storage in storages for page in sorted(storage.rglob("*.html"))]
+    pages = [page for storage in storages for page in pages_of(storage)]
     assert len(pages) == 3 + 5
     require_whole(pages, tmp_path)
 
@@ -84,7 +89,7 @@ def test_every_page_is_whole_for_everybody(storages, tmp_path):
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_stands_out_from_the_page(storages, tmp_path, dark):
-    pages = sorted(storages[0].rglob("*.html"))
+    pages = pages_of(storages[0])
     with running_browser(tmp_path) as browser:
         browser.window(*DESK, dark=dark)
         for page in pages:
