@@ -1,7 +1,7 @@
 # The commands of a checkout. `make demo` and `make test` also set up .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lr-bs-demo test test-all test-lowest fuzz box audit lock stop lint format
+.PHONY: help setup demo lr-bs-demo test quick test-all test-lowest fuzz box audit lock stop lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,6 +34,15 @@ lr-bs-demo: setup ## run the grid of learning rate and batch size at three model
 
 test: lint ## run lint, then all tests except the slow ones, two files at a time
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What one edits most; these start neither Ray nor MLflow.
+QUICK := $(addprefix tests/,config methods model analysis record train store)
+NOT_QUICK := $(addprefix --ignore=tests/,train/test_sharding.py train/test_compilation.py train/test_probe.py model/test_cpu.py \
+	analysis/test_sweeps.py analysis/test_variants.py analysis/test_notebook_lines.py store/test_listing.py store/test_kill.py \
+	store/test_damaged_study.py store/test_damaged_json.py store/test_hostile.py)
+
+quick: setup ## run the tests of configs, routes, the loop, ratios and the storage: a minute and a half on two cores
+	$(BIN)/python -m pytest -q -m "not slow and not ray" -n 2 --dist loadfile --no-loadscope-reorder $(QUICK) $(NOT_QUICK) $(ARGS)
 
 test-all: lint ## run lint, then every test
 	$(BIN)/python -m pytest $(ARGS)

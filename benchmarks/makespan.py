@@ -15,9 +15,10 @@ from types import SimpleNamespace
 from gram_platform.analysis.tables import aligned
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.life import Progress, WaitingNodes, expected_hours
-from gram_platform.methods.nodes import Node
-from gram_platform.planner import MACHINES, Machine, longest_paths
+from gram_platform.engine.execution import Placement
+from gram_platform.engine.life import Progress, WaitingNodes
+from gram_platform.methods.nodes import Node, longest_paths
+from gram_platform.planner import MACHINES, Machine, expected_hours
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse as parse_study
@@ -37,7 +38,7 @@ def makespan(
     nodes: Sequence[Node], length_of: Callable[[Node], float], num_slots: int, expected: Callable[[Node], float]
 ) -> float:
     """Returns when the last node ends if the engine starts them on `num_slots` slots; `expected`: what it knows."""
-    waiting = WaitingNodes(Progress(nodes), NOTHING_ENDED, hours_of=expected)
+    waiting = WaitingNodes(Progress(nodes), NOTHING_ENDED, {n.id: Placement(hours=expected(n)) for n in nodes})
     running: list[tuple[float, int, tuple[Node, ...]]] = []
     now, number = 0.0, 0
     while waiting or running:

@@ -51,7 +51,7 @@ ROOMS = {
 MAX_ROOMS = 16
 TRAINING_CORE = ("config", "methods", "model", "train", "corpora.packed")
 # what executes a node of one rank: modules of these rooms, and these of the engine
-WITHOUT_RAY = ("config", "methods", "model", "planner", "store", "train")
+WITHOUT_RAY = ("config", "methods", "model", "store", "train")
 WITHOUT_RAY += tuple(
     f"engine.{name}" for name in ("devices", "evaluation", "handover", "in_process", "life", "node", "process")
 )
@@ -121,6 +121,14 @@ def test_imports_go_one_way():
             if order[target] > order[room]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_what_executes_a_node_asks_no_planner():
+    """The study has decided: ranks, passes and what the planner counts lie in the node's placement."""
+    files = python_files(f"{PACKAGE}/train", f"{PACKAGE}/engine")
+    wrong = [module_name(path) for path in files if "planner" in map(room_of, ours(imported_modules(path)))]
+    assert files
+    assert not wrong, wrong
 
 
 def test_no_import_cycles():
@@ -268,6 +276,21 @@ def is_text_of(names: set[str | None], node: ast.AST) -> bool:
     """Tells whether a node is `str(NAME)` with one of the names."""
     is_text = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and len(node.args) == 1
     return is_text and getattr(node.args[0], "id", "") in names
+
+
+def test_no_class_or_constant_is_defined_twice():
+    """A constant is a public name in capitals; `STUDY` and `SEARCH` are what a file of the library defines."""
+    places: dict[str, set[str]] = {}
+    for path in python_files(PACKAGE):
+        for node in ast.parse(path.read_text()).body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+            for name in names:
+                if not name.startswith("_") and name not in ("STUDY", "SEARCH"):
+                    places.setdefault(name, set()).add(module_name(path))
+    assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
 
 
 def test_one_module_prints_and_warns():

@@ -297,6 +297,7 @@ def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch, ca
     assert "0.004 of float32's rate" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_in_float32_there_is_one_peer():
     workload = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, precision="float32"))
     measured = {m.name: m for m in training.compare(workload, lambda record: None, with_peer=True)}

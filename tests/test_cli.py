@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from gram_platform.cli import COMMANDS, main
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import flatten
 from gram_platform.config.terminal import say
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Elicitation, Options
-from gram_platform.planner import GIB, MACHINES, needs
+from gram_platform.planner import MACHINES, needs
 from gram_platform.store import Store
 from gram_platform.store.leases import GONE_AFTER_S
 from tests.engine import conftest as cells

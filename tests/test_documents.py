@@ -152,6 +152,11 @@ def example(path: str, **names: object) -> dict:
     return names
 
 
+def is_own(main, names) -> bool:
+    """Whether a file defines the function itself, and takes its arguments from the signature."""
+    return main is not None and main.__module__ == names["__name__"] and bool(inspect.signature(main).parameters)
+
+
 def check(name: str, arguments: list[str]) -> None:
     """SystemExit or ValueError unless the command takes these arguments; nothing is started."""
     if name == "gram" and len(arguments) == 1:  # the command as a name, within a sentence
@@ -166,7 +171,9 @@ def check(name: str, arguments: list[str]) -> None:
         tyro.cli(functools.wraps(find_command(arguments[0]))(lambda *_, **__: None), args=arguments[1:])
         return
     names = declared(name)
-    if "STUDIES" in names:
+    if is_own(names.get("main"), names):  # one_run.py
+        tyro.cli(functools.wraps(names["main"])(lambda *_, **__: None), args=arguments)
+    elif "STUDIES" in names:
         tyro.cli(tyro.conf.OmitArgPrefixes[CampaignFlags], args=arguments)
     elif "STUDY" in names:
         parse(names["STUDY"], arguments)

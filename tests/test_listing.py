@@ -123,6 +123,7 @@ def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
         stored = store.node(node.kind, node.id)
         assert (shown["id"], shown["kind"], shown["state"]) == (node.id, node.kind, "complete")
         assert shown["studies"] == ["scaling"]
+        assert shown["name"] == node.name
         assert (shown["config"], shown["result"], shown["tags"]) == (stored.config(), stored.result(), stored.tags())
         text = printed(capsys, "show", node.id, "--storage", str(tmp_path))
         assert "state      complete" in text

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
 from gram_platform.methods.nodes import node_name, view_runs
-from gram_platform.planner import GIB, MACHINES, Machine, needs
+from gram_platform.planner import MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.store.directories import CONFIG
@@ -86,7 +86,7 @@ def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple
     The words alone if its config is absent or unreadable.
     """
     try:
-        config = run_from_plain(run.config())
+        config = run.config_as(run_from_plain)
     except ValueError:
         return (UNREADABLE,)
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
@@ -130,7 +130,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
-    """Returns id, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
+    """Returns id, name, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
     listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
     kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
     node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
@@ -139,8 +139,10 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
     shape = {"entries": [{"id": str}]}
     records = {name: store.study_dir(name).read_spare("study.json", shape) for name in store.list_studies()}
     studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]
-    facts = {"id": node_id, "kind": kind, "state": str(node.status()), "folder": node.folder.path, "studies": studies}
-    parts = {"tags": node.tags(), "config": node.config(), "result": node.result() or {}, "timing": node.timing()}
+    tags, state = node.tags(), str(node.status())
+    facts = {"id": node_id, "name": node_name(kind, node_id, tags), "kind": kind, "state": state}
+    facts |= {"folder": node.folder.path, "studies": studies}
+    parts = {"tags": tags, "config": node.config(), "result": node.result() or {}, "timing": node.timing()}
     failure = {"failure": found} if kind == "run" and (found := node.failure()) else {}
     return {**facts, **parts, **failure}
 
@@ -214,7 +216,7 @@ def _unfinished(
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None
     try:
-        return from_plain(node.config())
+        return node.config_as(from_plain)
     except ValueError as error:
         why = f"nothing is removed while it is unknown what the {node.kind} needs ({error})"
         allowed = f"a readable config, {why}: submit again, or remove its folder"

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
-from gram_platform.config import LOSSES, State
+from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid, local_path, parse_json, require_choice
 from gram_platform.config.terminal import say
 from gram_platform.pages.report.build import study_page
@@ -41,8 +40,7 @@ from gram_platform.pages.site.folder import make_folder
 from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import paper
 from gram_platform.store.folders import open_folder
-from gram_platform.studies.searches.control import ACTIONS, give_order, search_lines
-from gram_platform.studies.searches.lr_batch_trials import without_stopped
+from gram_platform.studies.searches.driver_lease import search_lines
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
 from gram_platform.tracking.frame import mlflow_frames
@@ -163,8 +161,7 @@ def _mlflow_search(study: str, table: str, tracker: Tracker) -> tuple[dict[str, 
     if trials is None or "seq_len" not in about:
         return {"table.csv": table, "report.html": report}, frame_text(pd.read_csv(io.StringIO(table)))
     frame = pd.read_csv(io.StringIO(trials))
-    ended = without_stopped(frame[frame[STATE].isin((*ENDED, State.STOPPED))])
-    grid = analyse_grid(ended, about["seq_len"], about["window"])
+    grid = analyse_grid(frame[frame[STATE].isin(ENDED)], about["seq_len"], about["window"])
     files = {"table.csv": table_csv(grid.optima, None), "report.html": report}
     return files, "\n\n".join(["optima", frame_text(grid.optima), "laws", frame_text(grid.laws)])
 
@@ -192,22 +189,14 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str
     say(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
 
 
-def search_command(
-    action: Positional[Literal[ACTIONS]] = "list", search: Positional[str] = "", storage: Storage = ""
-) -> None:
-    """List the searches of a storage, or control one.
+def search_command(storage: Storage = "") -> None:
+    """List the searches of a storage, and which process drives each.
 
     Args:
-        action: list; pause (start no more trials), resume, or cancel (end now; submitting again continues)
-        search: id or name of the search
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    if action == "list":
-        say("\n".join(search_lines(store)) or f"{store.root}: no searches")
-        return
-    search_id = give_order(store.open_for_writing(), action, search)
-    say(f"{action}: sent to {search_id}")
+    say("\n".join(search_lines(store)) or f"{store.root}: no searches")
 
 
 def replicate_command(folder: Positional[str] = "", out: str = "replication", beside_published: bool = True) -> None:

@@ -129,14 +129,15 @@ def hardware_flops(
 
 # ---------------------------------------------------------------------------------------- ranks, batches and kernels
 
+GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
-KEPT_BYTES = 2**30  # [ours] keep the weights of models up to this size
+KEPT_BYTES = GIB  # [ours] keep the weights of models up to this size
 OWN_GROUP_PARAMETERS = 2**23  # [ours] of a module in one layer, 16 MB in bfloat16: fewer join the block's group
-LARGE_GRADIENTS_BYTES = 4 * 2**30  # [ours] above it, whole float32 gradients do not wait for a window's end
+LARGE_GRADIENTS_BYTES = 4 * GIB  # [ours] above it, whole float32 gradients do not wait for a window's end
 MACHINE_RANKS = 8  # GPUs of one machine, between which bytes are cheap
 LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # converted to float32 together: fits a CPU's cache, or fills a GPU
 # float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and the kind of device
-EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
+EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 
 
 def num_shards(num_ranks: int, device: str) -> int:

@@ -32,7 +32,6 @@ class State(StrEnum):
     RUNNING = "running"  # a process holds its lease
     FAILED = "failed"  # its last attempt ended with an error
     DIVERGED = "diverged"  # of a trial that failed: its loss became non-finite
-    STOPPED = "stopped"  # of a trial: early, as hopeless; its runs are not complete and keep their checkpoints
     INTERRUPTED = "interrupted"  # it was attempted, and can be continued
     WAITING = "waiting"  # of a trial: none of its nodes has started
     ABSENT = "absent"  # it was never attempted

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import ray
 from ray.util import placement_group_table
 
+from gram_platform.config.flops import GIB
 from gram_platform.config.identity import invalid
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import Placement, Resources
 from gram_platform.engine.ray_private import largest_cluster, machine_types
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import GIB
+from gram_platform.store import Store
 
 REPORT_TIMEOUT_S = 10.0  # autoscalers report every five seconds
 # On the driver's machine: of the driver, and of a run of several ranks (a gang: all start or none), which keeps there
@@ -171,11 +172,11 @@ def await_report() -> None:
         time.sleep(0.5)
 
 
-def widest_missing(nodes: Iterable[Node], execution: Execution) -> int:
+def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
     """Counts the ranks of the widest node without a result; 0 when every node has one."""
-    store, widest = execution.store(), 0
+    widest = 0
     for node in nodes:
-        ranks = execution.of_node(node.config, node.names).num_ranks
+        ranks = placements[node.id].fewest.num_ranks
         if ranks > widest:
             widest = widest if store.node(node.kind, node.id).result() else ranks
     return widest

@@ -20,7 +20,7 @@ from gram_platform.config import RunConfig, State, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
-from gram_platform.engine.execution import Execution, Resources, results_place
+from gram_platform.engine.execution import Execution, Placement, Resources, results_place
 from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.process import (
     OutOfMemory,
@@ -46,10 +46,10 @@ def execute_sharded_run(
     resources: Resources,
     notice: TerminationNotice | None = None,
 ) -> dict:
-    """Trains the run on `execution.num_ranks` Ray Train workers unless it has a result; returns the result.
+    """Trains the run on Ray Train workers, as its placement says, unless it has a result; returns the result.
 
-    Each start first tries the numbers in `execution.more_ranks`, largest first, then `num_ranks`: a run that loses
-    ranks goes on with fewer, and with more after a later restart. Ranks that were told to stop, or crashed, are started
+    Each start tries the placement's divisions in turn, the most ranks first: a run that loses ranks goes on with fewer,
+    and with more after a later restart. Ranks that were told to stop, or crashed, are started
     again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
     restart cannot change are raised at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
     TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure. The caller's
@@ -59,31 +59,32 @@ def execute_sharded_run(
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
-    crashes, more = Crashes(), list(execution.more_ranks)
+    *more, fewest = execution.placement.divisions
+    crashes, left = Crashes(), list(more)
     while (result := directory.result()) is None:
         if notice is not None and notice.given:
             notice.exit()
-        num_ranks = more.pop(0) if more else execution.num_ranks
-        is_elastic = num_ranks > execution.num_ranks
-        group = replace(execution, num_ranks=num_ranks, more_ranks=())
+        division = left.pop(0) if left else fewest
+        is_elastic = division.num_ranks > fewest.num_ranks
+        group = execution.placed(Placement((division,)))
         place_within_s = wait_for_more_s() if is_elastic else NO_LIMIT_S
         try:
-            with _relayed(notice, run) as relayed:
+            with _relayed(notice) as relayed:
                 stopped = _trainer(run, group, resources, place_within_s, relayed).fit().return_value
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
             if is_elastic and isinstance(error, ray.train.ControllerError):  # no place for so many
                 continue
-            more = list(execution.more_ranks)
+            left = list(more)
             _raise_permanent(failures, directory)
             crashes = crashes.another(directory.committed_step())
             if crashes.number < MAX_CRASHES:
                 continue
             killed = (f for f in failures if isinstance(f, OutOfMemoryError))  # by Ray's memory monitor
-            _raise_permanent([OutOfMemory(memory_advice(f, run, group)) for f in killed], directory)
+            _raise_permanent([OutOfMemory(memory_advice(f, division)) for f in killed], directory)
             raise
-        more = list(execution.more_ranks)
+        left = list(more)
         if stopped is not None and stopped.reason == State.DIVERGED:
             raise TrainingDiverged(stopped.message)
     return result
@@ -139,7 +140,7 @@ class Relay:
 
 
 @contextlib.contextmanager
-def _relayed(notice: TerminationNotice | None, run: RunConfig) -> Iterator[dict[str, Any]]:
+def _relayed(notice: TerminationNotice | None) -> Iterator[dict[str, Any]]:
     """Connects a notice with the ranks while the block runs; yields what each rank needs for it."""
     if notice is None:
         yield {}
@@ -148,7 +149,7 @@ def _relayed(notice: TerminationNotice | None, run: RunConfig) -> Iterator[dict[
     ended = threading.Event()
     thread = start_thread("relay", _pass_on, relay, notice, ended)
     try:
-        yield {"relay": relay, "measured": tuple(filter(notice.wants, range(1, run.num_steps + 1)))}
+        yield {"relay": relay}
     finally:
         ended.set()
         thread.join()
@@ -246,7 +247,7 @@ def _train_worker(config: Mapping) -> RanksStopped | None:
         tell = partial(tell_ray_train, relay=config["relay"])
     execution = config["execution"]
     with device_errors_probed(_device_of_rank(execution.device == "cuda")):
-        return train_rank(run_from_plain(config["run"]), execution, tell, config.get("measured", ()))
+        return train_rank(run_from_plain(config["run"]), execution, tell)
 
 
 def tell_ray_train(progress: Mapping[str, Any], relay=None) -> bool:

@@ -1,4 +1,4 @@
-"""Says how nodes are executed: storage, ranks, threads, device, and the time between checkpoints."""
+"""Says how and where nodes are executed: storage, device, threads, checkpoints, and the placement of each node."""
 
 import os
 import socket
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gram_platform.config import AnyEvaluation, RunConfig
+from gram_platform.config import RunConfig
 from gram_platform.corpora import PackedCorpus
 from gram_platform.corpora.tokenizer import separator_tokens
-from gram_platform.planner import Machine, Ranks, merged_within, passes_within
 from gram_platform.store import Store
 from gram_platform.store.folders import RemoteFolder, open_folder
 from gram_platform.store.root import NOTHING_AHEAD, open_corpus
@@ -27,15 +26,42 @@ LONGEST_INTERVAL_S = 1800.0  # between two checkpoints: what a machine that dies
 
 
 @dataclass(frozen=True)
+class Division:
+    """How a run's micro-batches are divided over ranks and into passes, and what a rank then needs."""
+
+    num_ranks: int = 1
+    num_passes: int = 1  # in which a rank runs its share of a micro-batch
+    num_merged: int = 1  # micro-batches of one route in one pass
+    memory_bytes: int = 0  # of the fullest rank, as the planner counts; 0: it has not counted
+    advice: str = ""  # what the planner counts, and what would need less memory
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a study has decided for one node before it starts; an evaluation has one rank."""
+
+    divisions: tuple[Division, ...] = (Division(),)
+    """for each number of ranks that the run may have: the most ranks first, and the fewest last"""
+    hours: float = 0.0
+    """that the planner expects the node to take"""
+
+    @property
+    def fewest(self) -> Division:
+        """The division over the fewest ranks, with which a run starts where there is no room for more."""
+        return self.divisions[-1]
+
+
+ON_ONE_RANK = Placement()
+ALL_ON_ONE_RANK: Mapping[str, Placement] = {}  # the placements, by id, of nodes that have one rank each
+
+
+@dataclass(frozen=True)
 class Execution:
-    """How nodes are executed. On one machine's CPUs only `num_threads`, `num_ranks` and `compiled` change a result."""
+    """How a node is executed. On one machine's CPUs only `num_threads`, `placement` and `compiled` change a result."""
 
     storage: str
     num_threads: int = 1
-    num_ranks: int = 1  # of every run, unless `ranks` says otherwise
-    more_ranks: tuple[int, ...] = ()  # that a run of several may have instead where there is room, the most first
-    ranks: Ranks | None = None
-    machine: Machine | None = None  # whose memory decides the passes of a micro-batch; None: one pass
+    placement: Placement = ON_ONE_RANK
     checkpoint_every_s: float = 30.0  # 0: after every step, which waits until the step before is written
     commit_share: float = 0.0  # of the time that commits may take; 0: commit by `checkpoint_every_s` alone
     lease_s: float = 30.0
@@ -65,24 +91,14 @@ class Execution:
             os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
-    def of_node(self, config: RunConfig | AnyEvaluation, tags: Mapping[str, str]) -> "Execution":
-        """Sets the ranks of one node: an evaluation has one, a run as `Ranks` says. ValueError as `Ranks.of`."""
-        if not isinstance(config, RunConfig):
-            return replace(self, num_ranks=1, more_ranks=(), ranks=None)
-        if self.ranks is None:
-            return self
-        *more, fewest = self.ranks.choices(config, tags.get("size", ""))
-        return replace(self, num_ranks=fewest, more_ranks=tuple(more), ranks=None)
+    def placed(self, placement: Placement) -> "Execution":
+        """Returns how a node of this placement is executed."""
+        return replace(self, placement=placement)
 
-    def passes(self, run: RunConfig) -> tuple[int, int]:
-        """Returns in how many passes a rank runs its share of a micro-batch, and how many micro-batches in one pass.
-
-        As the planner counts memory.
-        """
-        if self.machine is None:
-            return 1, 1
-        plan = run, self.num_ranks, self.machine, self.activation_checkpointing
-        return passes_within(*plan), merged_within(*plan)
+    @property
+    def num_ranks(self) -> int:
+        """The fewest ranks of the node."""
+        return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
         """Opens the packed data, see `open_corpus`; ValueError when this machine has none and cannot fetch it."""

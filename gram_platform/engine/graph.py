@@ -6,7 +6,7 @@ are executed by slots, nodes of several by Ray Train workers. A machine whose de
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
@@ -18,20 +18,18 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.life import (
     MAX_CRASHES,
     SUBMIT_AGAIN,
     NodeLifecycle,
     Progress,
     WaitingNodes,
-    expected_hours,
     failure_message,
 )
 from gram_platform.engine.process import is_out_of_memory, memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import MACHINES
 from gram_platform.store import LeaseHeld
 
 LOOK_FOR_STALLS_S = 30.0
@@ -47,16 +45,18 @@ def run_graph(
     may_start: Callable[[], bool] = lambda: True,
     done: Collection[str] = (),
     cordon: Cordon | None = None,
+    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
 
     `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds. When
     `may_start()` is False no node is started, and the graph ends with the nodes that are running. `done`: ids of nodes
     that are known to be done; the storage is asked about the others. `cordon`: of this driver, whose machines take no
-    nodes. ClusterLost when the Ray is gone, or has no machine left whose device works.
+    nodes. `placements`: of nodes, by id; the others have one rank. ClusterLost when the Ray is gone, or has no machine
+    left whose device works.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
-    graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged)
+    graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged, placements)
     try:
         while graph.advance(may_start()):
             for node in graph.wait(poll_s) or (None,):
@@ -67,18 +67,18 @@ def run_graph(
 
 
 class _Graph:
-    def __init__(self, progress: Progress, execution: Execution, cordon: Cordon, retry_diverged: bool):
-        self.progress, self.execution, self.cordon = progress, execution, cordon
+    def __init__(
+        self,
+        progress: Progress,
+        execution: Execution,
+        cordon: Cordon,
+        retry_diverged: bool,
+        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+    ):
+        self.progress, self.execution, self.cordon, self.placements = progress, execution, cordon, placements
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
-        self.ranks = {node.id: execution.of_node(node.config, node.names).num_ranks for node in progress.nodes}
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
-        machine = execution.machine or MACHINES["cpu"]
-        self.waiting = WaitingNodes(
-            progress,
-            self.lifecycle,
-            lambda node: self.ranks[node.id],
-            lambda node: expected_hours(node, machine) / self.ranks[node.id],
-        )
+        self.waiting = WaitingNodes(progress, self.lifecycle, placements)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
         self.stalls: dict[str, str] = {}  # node id -> why its process was killed
@@ -107,7 +107,7 @@ class _Graph:
         for task in others:
             if not self.slots.idle:
                 break
-            reference = self.slots.submit(task, self.lacked_memory.get(task[0].id))
+            reference = self.slots.submit(task, self._placement(task), self.lacked_memory.get(task[0].id))
             if reference is not None:
                 self._note(reference, task)
 
@@ -119,7 +119,11 @@ class _Graph:
         self.progress.running |= {node.id: time.time() for node in task}
 
     def _num_ranks(self, task: Task) -> int:
-        return self.ranks[task[0].id]
+        return self._placement(task).fewest.num_ranks
+
+    def _placement(self, task: Task) -> Placement:
+        """Returns the placement of a task's nodes: evaluations that share their work have one rank."""
+        return self.placements.get(task[0].id, ON_ONE_RANK)
 
     def _fitting(self) -> list[Task]:
         """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown.
@@ -150,7 +154,8 @@ class _Graph:
         here = ray.get_runtime_context().get_node_id()
         placed = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
         execute = _execute_gang.options(name=task_name(task), **placed)
-        return execute.remote(plain_nodes(task), self.execution, self.cordon.resources)
+        execution = self.execution.placed(self._placement(task))
+        return execute.remote(plain_nodes(task), execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
         """Kills the slots of runs without a step, and of evaluations without an end, for `stall_timeout_s`: a crash."""
@@ -247,7 +252,7 @@ class _Graph:
         name = self.stalls.get(node.id) or type(error).__name__
         message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.is_run:
-            message = memory_advice(error, node.config, self.execution.of_node(node.config, node.names))
+            message = memory_advice(error, self._placement((node,)).fewest)
         self.waiting.failed(node, message)
         return True
 

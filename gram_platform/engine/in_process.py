@@ -15,7 +15,7 @@ from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.config.endings import TIME_IS_UP, Stopped
 from gram_platform.engine.devices import DeviceError, device_errors_probed
 from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.life import (
     HELD_RETRY_S,
     SUBMIT_AGAIN,
@@ -40,13 +40,14 @@ def run_in_process(
     may_start: Callable[[], bool] = lambda: True,
     done: Collection[str] = (),
     limit_s: float = math.inf,
+    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress: `run_graph` without Ray, for one rank a run.
 
     A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An error of the device
     becomes Stopped, with the outcome of a probe; any other error rises, so that a debugger stops where it happened.
     SIGTERM, Ctrl-C and the end of `limit_s` end the process (the last with code `TIME_IS_UP`) after the current step,
-    with a checkpoint. `on_change`, `may_start`, `done`: as in `run_graph`.
+    with a checkpoint. `on_change`, `may_start`, `done`, `placements`: as in `run_graph`.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
@@ -55,13 +56,17 @@ def run_in_process(
         while waiting and may_start():
             if notice.given:
                 notice.exit()
-            for node in _execute_next(waiting, progress, execution, notice):
+            for node in _execute_next(waiting, progress, execution, placements, notice):
                 on_change(progress, node)
     return progress
 
 
 def _execute_next(
-    waiting: WaitingNodes, progress: Progress, execution: Execution, notice: TerminationNotice
+    waiting: WaitingNodes,
+    progress: Progress,
+    execution: Execution,
+    placements: Mapping[str, Placement],
+    notice: TerminationNotice,
 ) -> Sequence[Node]:
     """Executes the next task, and records its end or how it is tried again; returns the nodes that ended.
 
@@ -75,6 +80,7 @@ def _execute_next(
         return ()
     waiting.start(task)
     progress.running = dict.fromkeys((node.id for node in task), time.time())
+    execution = execution.placed(placements.get(task[0].id, ON_ONE_RANK))
     try:
         with device_errors_probed(execution.device):
             progress.warnings[task[0].id] = execute_task(task, execution, notice=notice)
@@ -110,7 +116,7 @@ def execute_task(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         if len(task) > 1:
-            execute_profiles(configs, tags, execution.of_node(configs[0], tags[0]))
+            execute_profiles(configs, tags, execution)
         else:
             execute_node(configs[0], tags[0], execution, resources, notice)
     return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
@@ -128,7 +134,6 @@ def execute_node(
     `resources`: of Ray; None where every node has one rank. `notice`: of the caller, as in `execute_run`. Raises
     LeaseHeld, before any worker is requested, while another process works on the run.
     """
-    execution = execution.of_node(config, tags)
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)
     if execution.num_ranks == 1:

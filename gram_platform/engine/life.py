@@ -15,14 +15,14 @@ import math
 import time
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gram_platform.config import State
 from gram_platform.engine.evaluation import Task, common_work
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Placement
 from gram_platform.engine.process import OutOfMemory
-from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine, longest_paths, training_hours
+from gram_platform.methods.nodes import Node, longest_paths
 from gram_platform.store import Store
 from gram_platform.store.directories import hash_config
 from gram_platform.train.loop import TrainingDiverged
@@ -152,11 +152,6 @@ class NodeLifecycle:
         return self._crashes[node.id].number < MAX_CRASHES
 
 
-def expected_hours(node: Node, machine: Machine) -> float:
-    """Returns how many machine hours the planner expects of a run; 0 of an evaluation, which is short."""
-    return training_hours(node.config, machine) if node.is_run else 0.0
-
-
 Place = tuple[float, int]  # in a queue: minus the longest path from a node, then its number
 
 
@@ -171,14 +166,13 @@ class WaitingNodes:
         self,
         progress: Progress,
         lifecycle: NodeLifecycle,
-        ranks_of: Callable[[Node], int] = lambda node: 1,
-        hours_of: Callable[[Node], float] = lambda node: 0.0,
+        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
         """Records in `progress` what has ended already; what it has as done is not looked at again.
 
-        `hours_of`: how long a node is expected to take.
+        `placements`: of nodes, by id, with their ranks and how long they are expected to take.
         """
-        self._progress, self._lifecycle, self._ranks_of = progress, lifecycle, ranks_of
+        self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
         self._first = 0  # the lowest number of a node that waits again
         self._tasks: dict[object, list[Node]] = {}  # key of a task that can start -> its nodes
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}  # (kind, -ranks) -> sorted (place, key)
@@ -193,7 +187,8 @@ class WaitingNodes:
             if message:
                 progress.fail(node_id, message)
         left = [node for node in progress.nodes if ends[node.id] is None and node.id not in progress.blocked]
-        paths = longest_paths({node.id: node.needs for node in left}, {node.id: hours_of(node) for node in left})
+        hours = {node.id: self._placement(node).hours for node in left}
+        paths = longest_paths({node.id: node.needs for node in left}, hours)
         self._place: dict[str, Place] = {node.id: (-paths[node.id], number) for number, node in enumerate(left)}
         for node in left:
             self._open[node.id] = len(node.needs - progress.done)
@@ -281,7 +276,10 @@ class WaitingNodes:
         return (None if is_alone else common_work(node.config)) or node.id
 
     def _queue_of(self, node: Node) -> tuple[str, int]:
-        return node.kind, -self._ranks_of(node)
+        return node.kind, -self._placement(node).fewest.num_ranks
+
+    def _placement(self, node: Node) -> Placement:
+        return self._placements.get(node.id, ON_ONE_RANK)
 
 
 def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:

@@ -28,11 +28,10 @@ from gram_platform.engine.process import (
     memory_advice,
     termination_notice,
 )
-from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk
-from gram_platform.planner import run_flops
 from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import BEST, NORM, PROBE, VALIDATION
@@ -144,7 +143,7 @@ def execute_run(
             raise
         except Exception as error:
             if is_out_of_memory(error):
-                message = memory_advice(error, run, execution)
+                message = memory_advice(error, execution.placement.fewest)
                 attempt.fail(message, {"kind": "memory"})
                 raise OutOfMemory(message) from error
             # others may continue the run after these: it has not failed
@@ -168,7 +167,8 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
     """Makes the run's learner at its starting point."""
-    how = execution.activation_checkpointing, execution.compiled, *execution.passes(run)
+    division = execution.placement.fewest
+    how = execution.activation_checkpointing, execution.compiled, division.num_passes, division.num_merged
     return kind(run, execution.device, start, *how)
 
 
@@ -259,8 +259,6 @@ class RunExecution:
                 metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
                 self._keep_best(losses)
                 self.notice.see(record.step, losses)
-            elif self.notice.wants(record.step):
-                self.notice.see(record.step, self.evaluate())
             if record.step in steps_probed:
                 metrics |= self.probe()
             if metrics:

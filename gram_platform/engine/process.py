@@ -8,14 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 
 import torch
 
-from gram_platform.config import RunConfig
-from gram_platform.engine.execution import Execution
-from gram_platform.planner import GIB
-from gram_platform.planner.memory import rank_memory
+from gram_platform.engine.execution import Division
 from gram_platform.train.data import gpu_of_this_thread, start_thread
 
 try:
@@ -39,26 +35,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS)
 
 
-def memory_advice(error: BaseException, run: RunConfig, execution: Execution) -> str:
+def memory_advice(error: BaseException, division: Division) -> str:
     """Writes the message: what failed, what the planner counts for the run, and what would need less memory."""
-    ranks = execution.num_ranks
-    more = next((n for n in range(ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None)
-    remedies = []
-    if not execution.activation_checkpointing:
-        remedies += [f"--activation-checkpointing: {_gib(run, replace(execution, activation_checkpointing=True))}"]
-    remedies += [f"--num-workers {more}: {_gib(run, replace(execution, num_ranks=more))} each"] if more else []
-    counted = _gib(run, execution) + (f" on each of {ranks} ranks" if ranks > 1 else "")
-    less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
-    return (
-        f"out of memory ({failed}). The planner counts {counted}, and about 1 GiB for the process itself. "
-        f"{less} a machine with more memory."
-    )
-
-
-def _gib(run: RunConfig, execution: Execution) -> str:
-    how = (execution.num_ranks, execution.activation_checkpointing, execution.device, *execution.passes(run))
-    return f"{rank_memory(run, *how).total / GIB:.3g} GiB"
+    return f"out of memory ({failed}). {division.advice or 'Use a machine with more memory.'}"
 
 
 class BackgroundJob:
@@ -202,10 +182,6 @@ class TerminationNotice:
 
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Is shown the validation losses of the run that it may end, by domain. A subclass may look at them."""
-
-    def wants(self, step: int) -> bool:
-        """Whether the losses shall be measured after this step for `see` alone, beside the run's evaluation points."""
-        return False
 
     def exit(self) -> None:
         """Ends the process as the unhandled signal would, so that its starter sees a preemption or an interruption."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,9 +15,6 @@ from gram_platform.config.identity import short_hash
 from gram_platform.config.space import Space
 from gram_platform.engine.trials import Outcome, Point
 
-# only asked with --early-stopping: stops the worst quarter, from the half of the training on, once five are complete
-PRUNER = optuna.pruners.PercentilePruner(75.0, n_startup_trials=5, n_warmup_steps=50)
-FINISHES = "finishes"  # user attribute of a trial: the number of the stopped one whose runs it trains to their end
 NUM_RANDOM_TRIALS = 10  # of a study, before its sampler looks at results; Optuna's default
 
 
@@ -44,16 +41,7 @@ class Source(Protocol):
     def next(self) -> Proposal | None:
         """Proposes the next trial, None when there are no more."""
 
-    def judge(self, proposal: Proposal, progress: float, losses: Mapping[str, float]) -> str:
-        """Says why a running trial is hopeless, "" if it is not.
-
-        `progress`: the share of its training that is done; `losses`: the validation losses there, by domain.
-        """
-
     def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
-
-
-Judge = Callable[[str, Point, float, Mapping[str, float]], str]  # of a trial's name and point; as `Source.judge`
 
 
 class PointList:
@@ -61,9 +49,8 @@ class PointList:
 
     is_independent = True
 
-    def __init__(self, points: Iterable[tuple[str, Point]], judge: Judge | None = None):
-        """`judge`: None if no trial is to be stopped."""
-        self._left, self._judge = list(points), judge
+    def __init__(self, points: Iterable[tuple[str, Point]]):
+        self._left = list(points)
 
     @property
     def num_left(self) -> int:
@@ -72,9 +59,6 @@ class PointList:
 
     def next(self) -> Proposal | None:
         return Proposal(*self._left.pop(0)) if self._left else None
-
-    def judge(self, proposal: Proposal, progress: float, losses: Mapping[str, float]) -> str:
-        return self._judge(proposal.name, proposal.point, progress, losses) if self._judge else ""
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Does nothing."""
@@ -108,19 +92,10 @@ class Group:
     def _of(self, *states: TrialState) -> list[optuna.trial.FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
 
-    def begin(self, is_judged: bool) -> int:
-        """Looks for trials that a dead driver left running; returns how many are left to propose.
-
-        Stopped trials count with `is_judged`. Otherwise their points are proposed again, before others.
-        """
+    def begin(self) -> int:
+        """Looks for trials that a dead driver left running; returns how many are left to propose."""
         self.adopted = [trial.number for trial in self._of(TrialState.RUNNING)]
-        stopped = self._of(TrialState.PRUNED)
-        left = max(0, self.num_trials - self.num_complete - is_judged * len(stopped))
-        if not is_judged:
-            again = {trial.user_attrs.get(FINISHES) for trial in self.study.get_trials(deepcopy=False)}
-            for trial in [trial for trial in stopped if trial.number not in again][:left]:
-                self.study.enqueue_trial(trial.params, user_attrs={FINISHES: trial.number})
-        return left
+        return max(0, self.num_trials - self.num_complete)
 
     def taken_up(self) -> optuna.Trial:
         """Returns the next trial that a dead driver left running."""
@@ -138,16 +113,9 @@ class OptunaSource:
     time. A failed trial stays failed and is not counted.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[Group],
-        space: Space,
-        objectives: Sequence[SearchObjective],
-        value_of: Callable[[Point, Mapping[str, float]], float] | None = None,
-    ):
-        """`value_of`: the objective of a running trial from its losses by domain; None if no trial is to be stopped."""
-        self.groups, self.space, self.objectives, self._value_of = groups, space, objectives, value_of
-        self._left = {group.name: group.begin(value_of is not None) for group in groups}
+    def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[SearchObjective]):
+        self.groups, self.space, self.objectives = groups, space, objectives
+        self._left = {group.name: group.begin() for group in groups}
 
     @property
     def num_left(self) -> int:
@@ -176,18 +144,6 @@ class OptunaSource:
         point = {p.name: _suggest(trial, p) for p in self.space.parameters}
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
-    def judge(self, proposal: Proposal, progress: float, losses: Mapping[str, float]) -> str:
-        """Reports the objective so far to Optuna and asks its pruner, in steps of a hundredth of the training."""
-        if self._value_of is None:
-            return ""
-        _, trial = proposal.key
-        value = self._value_of(proposal.point, losses)
-        with contextlib.suppress(UpdateFinishedTrialError):
-            trial.report(value, round(100 * progress))
-            if trial.should_prune():
-                return f"{self.objectives[0].metric} {value:.4g} at {progress:.0%}: the worst quarter of trials there"
-        return ""
-
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Tells Optuna; does nothing for an ended trial, which another driver has adopted and told alike."""
         group, trial = proposal.key
@@ -197,17 +153,11 @@ class OptunaSource:
     def _tell(self, study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
-        facts |= {
-            "progress": outcome.progress,
-            "elapsed_s": outcome.elapsed_s,
-            "trained_s": outcome.trained_s,
-            "rank_s": outcome.rank_s,
-        }
+        facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
         for key, value in facts.items():
             trial.set_user_attr(key, value)
-        if outcome.state in (State.FAILED, State.STOPPED):
-            state = TrialState.FAIL if outcome.state == State.FAILED else TrialState.PRUNED
-            study.tell(trial, state=state, skip_if_finished=True)
+        if outcome.state == State.FAILED:
+            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             return
         is_complete = outcome.state == State.COMPLETE
         values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
@@ -227,9 +177,7 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequ
     random points again.
     """
     directions = [objective.direction for objective in objectives]
-    study = optuna.create_study(
-        storage=storage, study_name=name, directions=directions, pruner=PRUNER, load_if_exists=True
-    )
+    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
     if not study.metric_names:  # Optuna's own pages would say "Objective 0"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

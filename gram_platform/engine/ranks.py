@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -55,15 +55,12 @@ class _ToldToStop(Exception):
     """Ends the training on all ranks after a commit, because one was told to end."""
 
 
-def train_rank(
-    run: RunConfig, execution: Execution, tell: Tell | None = None, measured: Collection[int] = ()
-) -> RanksStopped | None:
+def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -> RanksStopped | None:
     """Trains this rank's part of a run in an initialised process group; None when the run is complete.
 
     `tell` is called every `REPORT_EVERY_S` and after an evaluation, equally often on all ranks, in a thread.
-    `measured`: steps after which losses are measured for it alone. Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads
-    or saves, and the process group's time-out for a step. Raises OutOfMemory with advice on a rank that runs out of
-    memory.
+    Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
+    OutOfMemory with advice on a rank that runs out of memory.
     """
     execution.set_up_torch()
     patient = _patient_group()
@@ -71,12 +68,12 @@ def train_rank(
     try:
         with termination_notice() as notice, freed_memory_kept():
             is_superseded = _broadcast_from_rank_0(attempt and attempt.superseded, patient)
-            reports = Reports(tell, notice, measured)
+            reports = Reports(tell, notice)
             stopped = None if is_superseded else _train(run, execution, attempt, reports, patient)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(memory_advice(error, run, execution)) from error
+        raise OutOfMemory(memory_advice(error, execution.placement.fewest)) from error
     finally:
         if attempt is not None:
             attempt.release()
@@ -131,10 +128,10 @@ class Reports(TerminationNotice):
     evaluation, of which all ranks have the losses, is told as `evaluation`: (step, loss by domain).
     """
 
-    def __init__(self, tell: Tell | None, notice: TerminationNotice, measured: Collection[int] = ()):
+    def __init__(self, tell: Tell | None, notice: TerminationNotice):
         """`notice`: of this rank's process."""
         super().__init__(asks_ray=False)
-        self._tell, self._notice, self._measured = tell, notice, frozenset(measured)
+        self._tell, self._notice = tell, notice
         self._next = time.monotonic() + REPORT_EVERY_S
         self._seen: dict[str, Any] = {}  # that is not told yet
         self.is_busy = False  # stays True after an error, which ends the reports of all ranks and not the training
@@ -142,9 +139,6 @@ class Reports(TerminationNotice):
     @property
     def given(self) -> bool:
         return self._given or self._notice.given
-
-    def wants(self, step: int) -> bool:
-        return step in self._measured
 
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         self._seen = {"evaluation": (step, dict(losses))}

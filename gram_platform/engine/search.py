@@ -1,14 +1,12 @@
 """Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
-Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials,
-pauses, applies limits and stops hopeless ones. A search goes on from Optuna's database and the storage; Tune's results,
-in `<storage>/tune`, are for reading alone. Many processes start at once, because Tune gives a trial that waits for its
-process the next free one and cancels the start: started one by one, there would never be more than one process where a
-trial is shorter than a start.
+Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials and
+applies limits. A search goes on from Optuna's database and the storage; Tune's results, in `<storage>/tune`, are for
+reading alone. Many processes start at once, because Tune gives a trial that waits for its process the next free one and
+cancels the start: started one by one, there would never be more than one process where a trial is shorter than a start.
 """
 
 import logging
-import math
 import os
 import sys
 import time
@@ -22,10 +20,11 @@ from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
 
 from gram_platform.config import State
+from gram_platform.config.endings import Stopped
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.cluster import ClusterLost, require_ray
+from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.cordon import Cordon
-from gram_platform.engine.execution import Execution, Resources, results_place
+from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private.libraries import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
@@ -38,9 +37,9 @@ from gram_platform.engine.trial_process import (
     plain_crash,
     reported_probe,
 )
-from gram_platform.engine.trial_restarts import Patience, Placement
-from gram_platform.engine.trials import CANCEL, GO, STOP, WAIT, Outcome, Problem, committed, reservation, trial_ranks
-from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.engine.trial_restarts import Patience, TrialResources
+from gram_platform.engine.trials import Outcome, Problem, committed, reservation, trial_ranks
+from gram_platform.methods.nodes import Node
 
 TUNE = {
     "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
@@ -59,9 +58,9 @@ class Tuning:
 
     name: str  # of the folder of Ray Tune's files
     max_concurrent: int = 0  # 0: as many as the cluster holds or may hold
-    decide: Callable[[], str] = lambda: GO  # before a trial starts: go, wait (paused), stop (limit) or cancel
+    may_start: Callable[[], bool] = lambda: True  # before each trial: False once a limit is reached
+    require_lead: Callable[[], None] = lambda: None  # raises Stopped when another driver leads the search
     retry_diverged: bool = False  # train diverged runs again
-    is_judged: bool = False  # ask the source after each report whether the trial is hopeless
 
 
 def run_trials(
@@ -73,24 +72,25 @@ def run_trials(
     on_start: Callable[[Proposal], None] = lambda proposal: None,
     on_end: Callable[[Outcome], None] = lambda outcome: None,
     cordon: Cordon | None = None,
+    place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
     """Runs all trials of the source. Needs an initialised Ray; `on_start` and `on_end` are called in this process.
 
-    An error of `source`, `on_start` or `on_end` ends the trials and is raised. ClusterLost when no machine has a device
-    that works. `cordon`: of this driver, whose machines take no trials.
+    An error of `source`, `on_start`, `on_end` or `tuning.require_lead` ends the trials and is raised. ClusterLost when
+    no machine has a device that works. `cordon`: of this driver, whose machines take no trials. `place`: decides where
+    a node is executed, in this process, once for each trial.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     cordon = cordon or Cordon(resources)
     patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
-    ranks_of = partial(trial_ranks, problem, execution)
-    searcher = _Searcher(source, tuning, ranks_of, Admission(cordon.resources), patience, on_start, on_end)
-    reserved = partial(reservation, problem, execution=execution, resources=resources)
+    placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
+    searcher = _Searcher(source, tuning, placements_of, Admission(cordon.resources), patience, on_start, on_end)
+    reserved = partial(reservation, resources=resources)
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    how = {"retry_diverged": tuning.retry_diverged, "is_judged": tuning.is_judged}
-    trainable = tune.with_parameters(Trial, **shared, **how)
-    scheduler = _Scheduler(searcher, tuning.is_judged, reserved, cordon)
+    trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
+    scheduler = _Scheduler(searcher, reserved, cordon)
     _tuner(trainable, searcher, scheduler, tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
@@ -113,19 +113,10 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
             storage_filesystem=filesystem,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs have theirs in the storage
             failure_config=tune.FailureConfig(max_failures=-1),  # the scheduler stops a trial that has failed
-            stop=_Cancelled(tuning, searcher),
+            stop=_EndOfSearch(searcher),
             verbose=0,
         ),
     )
-
-
-def _stopped(proposal: Proposal, reason: str, result: Mapping[str, Any], num_ranks: int) -> Outcome:
-    """Makes the outcome of a trial that is stopped after this report."""
-    seconds = result["time_total_s"]
-    facts = {"name": proposal.name, "point": dict(proposal.point), "state": State.STOPPED, "message": reason}
-    spent = {"elapsed_s": seconds, "trained_s": seconds, "rank_s": seconds * num_ranks, "num_executed": 1}
-    process = f"{result['hostname']}:{result['pid']}"
-    return Outcome(**facts, **spent, started=time.time() - seconds, progress=result["progress"], process=process)
 
 
 # ----------------------------------------------------------------------------------------------------- searcher
@@ -141,37 +132,35 @@ class _Unpickled:
         return self
 
 
-class _Cancelled(_Unpickled, tune.Stopper):
-    """Ends all running trials when the search is cancelled; their checkpoints stay."""
+class _EndOfSearch(_Unpickled, tune.Stopper):
+    """Ends all running trials when the search ends with an error; their checkpoints stay."""
 
-    def __init__(self, tuning: Tuning, searcher: "_Searcher"):
-        self._decide, self._searcher = tuning.decide, searcher
+    def __init__(self, searcher: "_Searcher"):
+        self._searcher = searcher
 
     def __call__(self, trial_id: str, result: dict) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return self._searcher.has_failed() or self._decide() == CANCEL
+        return self._searcher.has_failed()
 
 
 class _Scheduler(_Unpickled, FIFOScheduler):
-    """Places trials, tells the searcher why their processes ended, and stops those that are over.
+    """Places trials, tells the searcher why their processes ended, and stops those that have failed.
 
     Ray Tune starts a trial again whenever its process ended. It tells this object of each report, then of the end of
     the process, and of the trial before it starts it for the first time or again.
     """
 
-    def __init__(self, searcher: "_Searcher", is_judged: bool, reserved, cordon: Cordon):
-        """`reserved`: returns what Ray reserves for the trial of a point."""
+    def __init__(self, searcher: "_Searcher", reserved, cordon: Cordon):
+        """`reserved`: returns what Ray reserves for a trial whose nodes have these placements."""
         super().__init__()
-        self._searcher, self._is_judged, self._reserved, self._cordon = searcher, is_judged, reserved, cordon
+        self._searcher, self._reserved, self._cordon = searcher, reserved, cordon
         self._last_reports: dict[str, Mapping[str, Any]] = {}  # of processes that are ending
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
         if ends_process(result):
             self._last_reports[trial.trial_id] = result
-        elif self._is_judged and self._searcher.is_hopeless(trial.trial_id, result):
-            return self.STOP
         return self.CONTINUE
 
     def on_trial_error(self, tune_controller, trial) -> None:
@@ -184,12 +173,13 @@ class _Scheduler(_Unpickled, FIFOScheduler):
         if self._searcher.is_over(trial.trial_id):
             tune_controller.stop_trial(trial)
             return
-        if not isinstance(trial.placement_group_factory, Placement):
+        if not isinstance(trial.placement_group_factory, TrialResources):
             self._place(trial)
         trial.config["cordoned"] = list(self._cordon.resources.cordoned)  # for the ranks of a sharded trial
 
     def _place(self, trial, avoided: str = "") -> None:
-        trial.update_resources(Placement(self._reserved(trial.config["point"]), self._cordon, avoided))
+        reserved = self._reserved(trial.config["placements"].values())
+        trial.update_resources(TrialResources(reserved, self._cordon, avoided))
 
 
 def _death(trial) -> dict[str, Any]:
@@ -200,46 +190,48 @@ def _death(trial) -> dict[str, Any]:
 class _Searcher(_Unpickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(self, source: Source, tuning: Tuning, ranks_of, admission: Admission, patience, on_start, on_end):
+    def __init__(self, source: Source, tuning: Tuning, placements_of, admission: Admission, patience, on_start, on_end):
+        """`placements_of`: returns the placement of each node of a point's trial, by id."""
         super().__init__(metric="progress", mode="max")
-        self._source, self._tuning, self._ranks_of, self._admission = source, tuning, ranks_of, admission
+        self._source, self._tuning, self._placements_of, self._admission = source, tuning, placements_of, admission
         self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end
         self._ranks: dict[str, int] = {}  # of running trials
         self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
         self._running: dict[str, tuple[Proposal, float]] = {}
-        self._over: dict[str, Outcome] = {}  # trials that Ray Tune shall stop: hopeless ones, and failures
+        self._over: dict[str, Outcome] = {}  # failed trials, which Ray Tune shall not start again
         self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
 
     def has_failed(self) -> bool:
-        """Tells whether the search ends with an error; Ray Tune asks again and again."""
+        """Tells whether the search ends with an error; asked at every step and before each trial."""
         try:
             require_ray()
+            self._tuning.require_lead()
             self._patience.cordon.require_machines(min(self._ranks.values(), default=1))
-        except ClusterLost as error:
+        except Stopped as error:
             self.error = error
         return self.error is not None
 
     def suggest(self, trial_id: str) -> dict | str | None:
-        decision = self._tuning.decide()
-        if decision in (STOP, CANCEL) or self.error is not None:
+        if self.has_failed() or not self._tuning.may_start():
             return Searcher.FINISHED
-        if decision == WAIT or not self._has_room():
+        if not self._has_room():
             return None
         proposal = self._source.next()
         if proposal is None:
             return Searcher.FINISHED
         self._running[trial_id] = (proposal, time.time())
-        self._ranks[trial_id] = self._ranks_of(proposal.point)
+        placements = self._placements_of(proposal.point)
+        self._ranks[trial_id] = trial_ranks(placements.values())
         self._widest = max(self._widest, self._ranks[trial_id])
         self._on_start(proposal)
-        return {"name": proposal.name, "point": dict(proposal.point)}
+        return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
     def _has_room(self) -> bool:
         """Tells whether one more trial may be handed to Ray: it can start, or need not know the others' results.
 
         A trial that depends on results is proposed only when it can start: then Optuna knows all earlier ones, and
-        pauses and limits apply. On a cluster that can grow the others wait in Ray's queue, which starts machines for
+        limits apply. On a cluster that can grow the others wait in Ray's queue, which starts machines for
         them, and so does what `max_concurrent` allows.
         """
         most = self._tuning.max_concurrent
@@ -252,21 +244,6 @@ class _Searcher(_Unpickled, Searcher):
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """Does nothing: `_Scheduler` sees each report."""
-
-    def is_hopeless(self, trial_id: str, result: Mapping[str, Any]) -> bool:
-        """Tells whether the source gives a trial up after this report."""
-        losses = {k.removeprefix(VALIDATION): v for k, v in result.items() if k.startswith(VALIDATION)}
-        if not losses or self.error is not None or not all(map(math.isfinite, losses.values())):
-            return False
-        proposal, _ = self._running[trial_id]
-        try:
-            reason = self._source.judge(proposal, result["progress"], losses)
-        except Exception as error:
-            self.error = error
-            return False
-        if reason:
-            self._over[trial_id] = _stopped(proposal, reason, result, self._ranks[trial_id])
-        return bool(reason)
 
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
         """Notes a trial's failure or crash, by the last report of its process."""
@@ -294,7 +271,7 @@ class _Searcher(_Unpickled, Searcher):
             if probe := reported_probe(result):
                 self._patience.cordon.note(probe)
         if outcome is None:
-            return  # cancelled; the next driver adopts it
+            return  # it ended with the search; the next driver adopts it
         try:
             self._source.tell(proposal, outcome)
             self._on_end(outcome)

@@ -19,7 +19,7 @@ from gram_platform.config.identity import to_plain
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.in_process import execute_task
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
@@ -150,7 +150,9 @@ class SlotPool:
         self.places[slot] = place
         self.idle[slot] = time.monotonic()
 
-    def submit(self, task: Task, avoided: ProbeReport | None = None) -> ray.ObjectRef | None:
+    def submit(
+        self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
+    ) -> ray.ObjectRef | None:
         """Gives a task to an idle slot; returns the reference to its warnings. None if it has to wait for a slot.
 
         `avoided`: a place whose device the task shall not have while there are slots with another one.
@@ -163,7 +165,7 @@ class SlotPool:
         slot = suitable[-1]  # the one used last: the others may end
         del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
-        reference = named.remote(plain_nodes(task), self.execution, self.cordon.resources)
+        reference = named.remote(plain_nodes(task), self.execution.placed(placement), self.cordon.resources)
         self.busy[reference] = slot
         return reference
 

@@ -35,8 +35,8 @@ class Trial(tune.Trainable):
     a checkpoint.
     """
 
-    def setup(self, config: dict, is_judged: bool = False, **shared) -> None:
-        self._is_judged, self._shared = is_judged, shared
+    def setup(self, config: dict, **shared) -> None:
+        self._shared = shared
         self._probe: ProbeReport | None = None  # of this process's device, once a trial needs it
         self._begin(config)
 
@@ -46,7 +46,7 @@ class Trial(tune.Trainable):
 
     def _prepare(self) -> None:
         self._reports: queue.SimpleQueue[dict] = queue.SimpleQueue()
-        self._watch = TrialWatch(self._reports.put, self._is_judged)
+        self._watch = TrialWatch(self._reports.put)
         self._is_over = False  # a trial has failed or crashed here
 
     def _work(self, config: dict) -> None:
@@ -59,7 +59,7 @@ class Trial(tune.Trainable):
     def _executed(self, problem: Problem, execution: Execution, resources: Resources, cordoned, **trial) -> Outcome:
         """Executes a trial. The first on this process's device probes it before; raises DeviceError."""
         try:
-            if self._probe is None and trial_ranks(problem, execution, trial["point"]) == 1:
+            if self._probe is None and trial_ranks(trial["placements"].values()) == 1:
                 self._probe = probe_here(execution)
                 if self._probe.failure:
                     raise DeviceError(self._probe.failure, self._probe)
@@ -130,7 +130,7 @@ def plain_result(outcome: Outcome) -> dict[str, Any]:
     facts = {fact: getattr(outcome, fact) for fact in FACTS}
     lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
-    return {**facts, **lists, **metrics, "done": outcome.state != State.FAILED}
+    return {"progress": 1.0, **facts, **lists, **metrics, "done": outcome.state != State.FAILED}
 
 
 def ends_process(result: Mapping[str, Any]) -> bool:

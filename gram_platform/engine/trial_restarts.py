@@ -45,7 +45,7 @@ class Patience:
         return f"{report[CRASH]} ({MAX_CRASHES} crashes without a checkpoint in between)"
 
 
-class Placement(tune.PlacementGroupFactory):
+class TrialResources(tune.PlacementGroupFactory):
     """Places a trial's process each time on a machine that is not cordoned then."""
 
     def __init__(self, bundle: Mapping[str, float], cordon: Cordon, avoided: str = ""):

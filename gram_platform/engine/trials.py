@@ -5,35 +5,27 @@ A trial's nodes are those of studies: finished nodes of any study or search are 
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from gram_platform.config import RunConfig, State
 from gram_platform.config.endings import Unavailable
+from gram_platform.config.flops import GIB
 from gram_platform.engine.devices import is_device_error
-from gram_platform.engine.execution import Execution, Resources, owner
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources, owner
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
 from gram_platform.engine.process import TerminationNotice, is_out_of_memory
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import GIB, MACHINES, needs
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-JUDGE_AT = (
-    0.5,
-    0.6,
-    0.7,
-    0.8,
-    0.9,
-)  # fractions of a run's schedule at which one without evaluation points is measured
 PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
 MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
-GO, WAIT, STOP, CANCEL = "go", "wait", "stop", "cancel"  # a driver's decision before the next trial
 
 
 class Problem(Protocol):
@@ -52,7 +44,7 @@ class Outcome:
 
     name: str
     point: Point
-    state: str  # of `State`: complete, diverged, failed or stopped
+    state: str  # of `State`: complete, diverged or failed
     started: float  # Unix time
     elapsed_s: float
     trained_s: float = 0.0  # in nodes that were executed now
@@ -64,30 +56,23 @@ class Outcome:
     num_executed: int = 0
     num_reused: int = 0
     process: str = ""  # host:pid that it ran in
-    progress: float = 1.0  # share of its training that was done when it was stopped
 
 
 class TrialWatch(TerminationNotice):
     """Reports the validation losses of a trial's runs as they train, and ends the trial after the current step."""
 
-    def __init__(self, report: Callable[[dict[str, float]], None], is_judged: bool = False) -> None:
-        """`is_judged`: runs without evaluation points are measured at the fractions `JUDGE_AT` too."""
+    def __init__(self, report: Callable[[dict[str, float]], None]) -> None:
         super().__init__()
-        self._report, self._is_judged = report, is_judged
-        self.num_runs, self._done, self._num_steps, self._extra = 1, 0, 1, frozenset[int]()
+        self._report = report
+        self.num_runs, self._done, self._num_steps = 1, 0, 1
 
     def begin(self, run: RunConfig) -> None:
         """Begins the trial's next run."""
         self._num_steps = run.num_steps
-        is_measured = self._is_judged and not run.eval_points.num_points
-        self._extra = frozenset(math.ceil(run.num_steps * share) for share in JUDGE_AT) if is_measured else frozenset()
 
     def end(self) -> None:
         """Counts a run that is done."""
         self._done += 1
-
-    def wants(self, step: int) -> bool:
-        return step in self._extra
 
     def see(self, step: int, losses: Mapping[str, float]) -> None:
         """Reports `progress` (share of the trial's training), `step`, `num_steps` and `validation/loss/<domain>`."""
@@ -104,14 +89,17 @@ def execute_trial(
     resources: Resources,
     retry_diverged: bool = False,
     watch: TrialWatch | None = None,
+    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Outcome:
     """Executes a trial's missing nodes and scores it; an error of the trial becomes the outcome's message.
+
+    `placements`: of its nodes, by id.
 
     Raises errors of the device, what says that memory is lacking, and Unavailable: another process may not meet them.
     Raises SystemExit when `watch` was told to end the trial.
     """
     started, clock = time.time(), time.monotonic()
-    work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None))
+    work = _NodeRunner(execution, resources, retry_diverged, watch or TrialWatch(lambda numbers: None), placements)
     metrics, state, message, nodes = {}, State.COMPLETE, "", []
     try:
         work.store.open_for_writing()
@@ -152,8 +140,15 @@ def committed(problem: Problem, point: Point, store: Store) -> int:
 class _NodeRunner:
     """Executes a trial's nodes one after another; counts nodes and seconds."""
 
-    def __init__(self, execution: Execution, resources: Resources, retry_diverged: bool, watch: TrialWatch):
-        self.execution, self.resources, self.watch = execution, resources, watch
+    def __init__(
+        self,
+        execution: Execution,
+        resources: Resources,
+        retry_diverged: bool,
+        watch: TrialWatch,
+        placements: Mapping[str, Placement],
+    ):
+        self.execution, self.resources, self.watch, self.placements = execution, resources, watch, placements
         self.store = Store(execution.storage)
         self.lifecycle = NodeLifecycle(self.store, retry_diverged)
         self.num_executed = self.num_reused = 0
@@ -173,21 +168,22 @@ class _NodeRunner:
 
     def _executed(self, node: Node) -> dict:
         self.lifecycle.require_not_diverged(node)
-        started = time.monotonic()
-        result = self._when_free(node)
+        started, placement = time.monotonic(), self.placements.get(node.id, ON_ONE_RANK)
+        result = self._when_free(node, placement)
         elapsed_s = time.monotonic() - started
         self.seconds += elapsed_s
-        self.rank_seconds += elapsed_s * self.execution.of_node(node.config, node.names).num_ranks
+        self.rank_seconds += elapsed_s * placement.fewest.num_ranks
         self.num_executed += 1
         return result
 
-    def _when_free(self, node: Node) -> dict:
+    def _when_free(self, node: Node, placement: Placement) -> dict:
         """Executes the node; waits while another process works on it."""
+        execution = self.execution.placed(placement)
         while True:
             if self.watch.given:
                 self.watch.exit()
             try:
-                return execute_node(node.config, node.names, self.execution, self.resources, self.watch)
+                return execute_node(node.config, node.names, execution, self.resources, self.watch)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
                 self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process
@@ -196,27 +192,21 @@ class _NodeRunner:
 # ------------------------------------------------------------------------------------------------- placement
 
 
-def reservation(problem: Problem, point: Point, execution: Execution, resources: Resources) -> dict[str, float]:
+def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
     """Reserves for a trial what a run of one rank gets; without GPUs also the memory of the trial's largest run.
 
     A sharded trial only waits for Ray Train's workers, which have separate reservations: it is on the driver's machine,
     which is not preempted and whose memory decides how many there are (`most_gangs`).
     """
-    if trial_ranks(problem, execution, point) > 1:
+    if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
     if resources.gpus_per_run:
         return {"CPU": resources.cpus_per_rank, "GPU": resources.gpus_per_run}
-    return {"CPU": resources.cpus_per_rank, "memory": trial_memory(problem, point)}
+    largest = max((placement.fewest.memory_bytes for placement in placements), default=0)
+    memory = math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
+    return {"CPU": resources.cpus_per_rank, "memory": memory}
 
 
-def trial_ranks(problem: Problem, execution: Execution, point: Point) -> int:
+def trial_ranks(placements: Iterable[Placement]) -> int:
     """Counts the ranks of a trial's widest node; the nodes run one after another."""
-    ranks = (execution.of_node(node.config, node.names).num_ranks for node in problem.nodes(point))
-    return max(ranks, default=1)
-
-
-def trial_memory(problem: Problem, point: Point) -> int:
-    """Estimates the bytes of a one-process trial on a CPU: the largest run and the process."""
-    runs = [node.config for node in problem.nodes(point) if node.is_run]
-    largest = max((needs(run, 1, MACHINES["cpu"]).memory.total for run in runs), default=0)
-    return math.ceil((largest + PROCESS_BYTES) / MEMORY_STEP) * MEMORY_STEP
+    return max((placement.fewest.num_ranks for placement in placements), default=1)

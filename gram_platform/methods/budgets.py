@@ -21,10 +21,11 @@ from gram_platform.config.flops import (
     companion_shares,
     compute_units,
     core_parameters,
+    hardware_flops,
     module_parameters,
 )
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import route_counts
+from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
 from gram_platform.methods.setting import Setting
 
 
@@ -183,3 +184,13 @@ def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
     """Counts compute_units of a run's plan, or its first `num_steps` steps, with companions and frozen parameters."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     return sum(compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items())
+
+
+def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
+    """Counts hardware_flops of a run's plan, or of its first `num_steps` steps."""
+    total = 0
+    for (_, route), count in route_counts(run, num_steps).items():
+        modules = [domain for domain, _ in route.active if module_set(domain) in route.trained]
+        trained = (SHARED in route.trained, CORE_MLP in route.trained, modules)
+        total += hardware_flops(run.model, count * run.micro_batch, tuple(dict(route.active)), *trained)
+    return total

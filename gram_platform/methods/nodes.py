@@ -1,7 +1,8 @@
 """Defines a study's nodes: runs and evaluations with their tags and the runs that they need."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from gram_platform.config import AnyEvaluation, Evaluation, ModelConfig, RunConfig, View, is_unlabelled
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
@@ -144,6 +145,21 @@ def require_closed(nodes: Sequence[Node]) -> None:
     ids = {node.id for node in nodes}
     dangling = {node.name: sorted(node.needs - ids) for node in nodes if node.needs - ids}
     assert not dangling, dangling
+
+
+def longest_paths(needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]) -> dict[str, float]:
+    """Returns for each node the length of the longest path from it through nodes that need it, its length included.
+
+    A node that is ready and has the longest path should start first: the others fill what remains. `needs_of`: the ids
+    that each node needs; those without an entry are done.
+    """
+    after = dict.fromkeys(needs_of, 0.0)
+    order = TopologicalSorter({i: after.keys() & set(needed) for i, needed in needs_of.items()}).static_order()
+    for node_id in reversed(tuple(order)):
+        after[node_id] += lengths[node_id]
+        for needed in after.keys() & set(needs_of[node_id]):
+            after[needed] = max(after[needed], after[node_id])
+    return after
 
 
 def method_costs(setting: Setting, methods: Sequence[str]) -> list[dict]:

@@ -1,18 +1,17 @@
 """Estimates what a run needs on a machine: memory by part, disk and hours. Pure arithmetic, before the run starts."""
 
 import math
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import CORE_MLP, GROUP_SIZES, SHARED, module_set, route_counts
+from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.config.training import MISDIRECTION
+from gram_platform.methods.budgets import run_flops
+from gram_platform.methods.nodes import Node
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
-GIB = 2**30
 USABLE_MEMORY = 0.8  # share of an accelerator's; the rest is for runtime, collectives and fragmentation [ours]
 LEAST_PASS_TOKENS = 4096  # of a pass on one GPU [ours]: fewer would leave it idle
 MOST_MERGED_TOKENS = 32_768  # of a pass of several micro-batches on one GPU [ours]; fills an H200 at 26M (FINDINGS)
@@ -111,16 +110,6 @@ class Needs:
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
-def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts hardware_flops of a run's plan, or of its first `num_steps` steps."""
-    total = 0
-    for (_, route), count in route_counts(run, num_steps).items():
-        modules = [domain for domain, _ in route.active if module_set(domain) in route.trained]
-        trained = (SHARED in route.trained, CORE_MLP in route.trained, modules)
-        total += hardware_flops(run.model, count * run.micro_batch, tuple(dict(route.active)), *trained)
-    return total
-
-
 def run_evaluation_flops(run: RunConfig) -> float:
     """Counts FLOPs of all evaluations and probes while training, all modules active, as if patience never ends it."""
     points, modules = run.eval_points, run.model.module_domains
@@ -165,19 +154,9 @@ def training_hours(run: RunConfig, machine: Machine, utilisation: float | None =
     return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine, utilisation) / 3600
 
 
-def longest_paths(needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]) -> dict[str, float]:
-    """Returns for each node the length of the longest path from it through nodes that need it, its length included.
-
-    A node that is ready and has the longest path should start first: the others fill what remains. `needs_of`: the ids
-    that each node needs; those without an entry are done.
-    """
-    after = dict.fromkeys(needs_of, 0.0)
-    order = TopologicalSorter({i: after.keys() & set(needed) for i, needed in needs_of.items()}).static_order()
-    for node_id in reversed(tuple(order)):
-        after[node_id] += lengths[node_id]
-        for needed in after.keys() & set(needs_of[node_id]):
-            after[needed] = max(after[needed], after[node_id])
-    return after
+def expected_hours(node: Node, machine: Machine) -> float:
+    """Returns how many machine hours are expected of a run; 0 of an evaluation, which is short."""
+    return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
 def checkpoint_bytes(run: RunConfig) -> int:

@@ -18,8 +18,8 @@ from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.plain import from_plain
 from gram_platform.config.written import read_value
-from gram_platform.methods.nodes import Node
-from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, longest_paths, needs, used_rate
+from gram_platform.methods.nodes import Node, longest_paths
+from gram_platform.planner import AUTO, Machine, Ranks, evaluation_flops, needs, used_rate
 
 HOUR_S = 3600.0
 # Expected tries of one stretch above which a task counts as never finishing [ours]

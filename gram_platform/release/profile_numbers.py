@@ -1,5 +1,6 @@
 """Reads what a storage's studies measured for one view: losses and compute ratios, with intervals."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -65,8 +66,8 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
     table, ratios = (_named(frame, tags, ROW) for frame in (analysis.table, analysis.ratios))
     row = table.iloc[0].to_dict() if len(table) else {}
     triples = {name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row}
-    about = " ".join(tags[name] for name in ROW)
-    notes = analysis.missing[analysis.missing["what"].str.contains(about, regex=False)]
+    about = re.escape(" ".join(tags[name] for name in ROW))  # variants may precede it, a seed or a domain follow
+    notes = analysis.missing[analysis.missing["what"].str.contains(rf"(?:^|: ){about}(?:,| seed|$)")]
     return ProfileNumbers(
         study=record.name,
         title=record.title,

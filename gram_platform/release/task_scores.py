@@ -170,7 +170,7 @@ def score_profiles(
         files_sha256 = contents_sha256(Path(benchmark.folder), tasks)
     for name, view in profiles.items():
         started = time.monotonic()
-        run = run_from_plain(store.run(view.run_id).config())
+        run = store.run(view.run_id).config_as(run_from_plain)
         scores = benchmark.of_view(view, run.data.data_id, precision, files_sha256)
         directory = store.evaluation(scores.eval_id)
         if (result := directory.result()) is None:

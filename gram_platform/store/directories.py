@@ -9,10 +9,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
-from gram_platform.config.identity import canonical_json, has_shape, hash_file, invalid, short_hash, to_plain
+from gram_platform.config.identity import (
+    InvalidField,
+    canonical_json,
+    has_shape,
+    hash_file,
+    invalid,
+    short_hash,
+    to_plain,
+)
+from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.store.checkpoints import WEIGHTS
@@ -23,6 +32,8 @@ if TYPE_CHECKING:
     import torch
 
     from gram_platform.store.tensors import DiskTensors
+
+Config = TypeVar("Config")
 
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
 TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
@@ -50,11 +61,23 @@ class NodeDirectory:
         return "submit again" if self.folder.writable else f"remove {self.folder.path} and submit again"
 
     def config(self) -> dict:
-        """Reads the config as plain JSON (see `run_from_plain`); ValueError when the storage has no such node."""
+        """Reads the config as plain JSON (see `config_as`); ValueError when the storage has no such node."""
         plain = self.folder.read_json(CONFIG)
         if plain is None:
             raise invalid(self.id_field, self.node_id, f"one of the {self.kind}s in this storage ({self.folder.path})")
         return plain
+
+    def config_as(self, read: Callable[[Mapping], Config]) -> Config:
+        """Reads the config by `run_from_plain` or another reader; ValueError as `config`, or naming file and field."""
+        plain = self.config()
+        try:
+            return read(plain)
+        except InvalidField as error:
+            raise error.at(self.folder.file(CONFIG)) from error
+
+    def model_config(self) -> ModelConfig:
+        """Reads the config of a run's or an import's model; ValueError as `config_as`."""
+        return self.config_as(lambda plain: from_plain(ModelConfig, plain.get("model"), ("model",)))
 
     def tags(self) -> dict[str, str]:
         """Reads the merged tags of all studies that use this node."""

@@ -8,7 +8,6 @@ import torch
 
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.identity import invalid
-from gram_platform.config.plain import from_plain
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import merged_config
 from gram_platform.model.merge import merged_rows
@@ -77,8 +76,7 @@ def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: s
 
 def model_config(store: Store, run_id: str) -> ModelConfig:
     """Reads the config of a run's model, or of an imported one. ValueError when the storage has neither."""
-    plain = store.origin(run_id).config()
-    return from_plain(ModelConfig, plain["model"])
+    return store.origin(run_id).model_config()
 
 
 def view_model(store: Store, view: View) -> ModelConfig:

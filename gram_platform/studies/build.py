@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.analysis.ratios import BASELINE, VARIANT
-from gram_platform.config import CORE, IMPORTED, ModelConfig
+from gram_platform.config import CORE, IMPORTED
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
@@ -145,7 +145,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
     directory = store.imported(import_id)
     directory.require_result()
-    model, tokenizer = from_plain(ModelConfig, directory.config()["model"]), directory.tokenizer(store.data_root)
+    model, tokenizer = directory.model_config(), directory.tokenizer(store.data_root)
     if tokenizer is None:
         raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with")
     imported = imported_size(preset.sizes[size], model, total_parameters(model), import_id)

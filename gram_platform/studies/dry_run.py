@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
-from gram_platform.config.flops import BYTES, model_kernel, total_parameters
+from gram_platform.config.flops import BYTES, GIB, model_kernel, total_parameters
 from gram_platform.config.routing import Plan, same_routes
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.planner import (
     AUTO,
-    GIB,
     MOST_FOR_TIME,
     USABLE_MEMORY,
     Machine,

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from gram_platform.config.identity import printable
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
+from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import run_flops
 from gram_platform.store import Store
 
 PLAIN_EVERY_S, PANEL_EVERY_S = 15.0, 0.5

@@ -4,41 +4,31 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from gram_platform.analysis.ratios import MEAN
-from gram_platform.config import CORE
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
-from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.corpora.recipe_file import recipe_text
+from gram_platform.engine.capacity import require_room, widest_missing
 from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.execution import Placement
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
-from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
-from gram_platform.pages.results.record import StudyRecord, entries_of, write_or_log
+from gram_platform.pages.results.record import StudyRecord, write_or_log
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
-from gram_platform.studies.definition import (
-    FAMILIES,
-    NOT_REPRODUCED,
-    OURS,
-    SOURCES,
-    Study,
-    preset_params,
-    seeds_text,
-    shown_place,
-)
+from gram_platform.studies.definition import Study
 from gram_platform.studies.device import note_device, settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, parse
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.mirror import Mirror, open_tracker
 from gram_platform.studies.packing import provide_data, reporter
+from gram_platform.studies.placement import placement_of
 from gram_platform.studies.price import rung_text
+from gram_platform.studies.record import record_of
 from gram_platform.studies.session import (
     cordons_noted,
     execution_of,
@@ -48,7 +38,6 @@ from gram_platform.studies.session import (
     start_ray,
 )
 from gram_platform.studies.supply import require_supply
-from gram_platform.studies.unit_errors import unit_errors_of
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 
@@ -153,16 +142,24 @@ class Driver:
         how = {"on_change": self._on_change, "may_start": self._may_start, "done": self.done_before}
         how["retry_diverged"] = self.flags.retry_failed
         on_cordon = cordons_noted(self.store, [graph.study.name for graph in self.graphs], self.view.say)
+        missing = [node for node in self.planned if node.id not in self.done_before]
         if self.flags.in_process:
             self.execution, _ = execution_of(self.flags, has_gpu())
-            return partial(run_in_process, execution=self.execution, **how)
-        if self._executes():
-            missing = [node for node in self.planned if node.id not in self.done_before]
-            self.execution, self.resources = start_ray(self.flags, missing, self.view.say)
+        elif self._executes():
+            self.execution, self.resources = start_ray(self.flags, self.view.say)
         else:
             self.execution, self.resources = execution_of(self.flags, False)
+        how["placements"] = placements = {node.id: self.place(node) for node in missing}
+        if self.flags.in_process:
+            return partial(run_in_process, execution=self.execution, **how)
+        if self._executes():
+            require_room(widest_missing(missing, placements, self.store), self.resources, self.view.say)
         how["cordon"] = self.cordon = Cordon(self.resources, on_cordon)
         return partial(run_graph, execution=self.execution, resources=self.resources, **how)
+
+    def place(self, node: Node) -> Placement:
+        """Decides where a node is executed, on the device of this submission."""
+        return placement_of(node, self.flags.ranks, self.execution.device, self.flags.gpus_per_run)
 
     def _executes(self) -> bool:
         """Tells whether this submission may execute a node."""
@@ -283,64 +280,3 @@ class Driver:
         self.view.say(f"\n{text}\n")
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")
-
-
-# ------------------------------------------------------------------------------------------------------------- record
-
-
-def record_of(graph: Graph) -> StudyRecord:
-    """Describes a study for its tables and report, with the facts of its flags and preset."""
-    flags, setting = graph.flags, graph.settings[0]
-    routing, data = setting.routing, graph.data_id
-    kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)
-    variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
-    ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
-    seeds = seeds_text({size: len(found) for size, found in ranges.items()})
-    first = next(iter(ranges.values())).start
-    facts = (
-        f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')} from {first}.",
-        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
-        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
-    )
-    if graph.preset.family != OURS:
-        facts += (NOT_REPRODUCED,)
-    if flags.changes:
-        facts += (f"Changed from the preset: {'; '.join(flags.changes)}.",)
-    params = preset_params(flags.preset, flags.changes)
-    if recipe := recipe_text(flags.corpus):
-        params["recipe"] = recipe
-    params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
-    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
-    for name, sentence in SOURCES.items():
-        if source := getattr(flags, name):
-            facts += (sentence.format(shown_place(source)),)
-            params[name] = source
-    facts += tuple(f"Against its evidence: {doubt}." for doubt in graph.law_doubts)
-    return StudyRecord(
-        **graph.study.description,
-        facts=facts,
-        params=params,
-        sizes=flags.sizes,
-        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
-        profile=graph.study.profile or _compared_profile(setting),
-        entries=entries_of(graph.entries),
-        costs=graph.costs,
-        variants=tuple(variants),
-        measurement=graph.preset.measurement.name,
-        probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
-        by_modules=graph.preset.every_subset,
-        unit_errors=unit_errors_of(graph),
-    )
-
-
-def _factors(setting: Setting) -> str:
-    exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
-    return f"{setting.aux_factor:.3g}{exceptions}"
-
-
-def _compared_profile(setting: Setting) -> str:
-    """Returns the first compared profile, or `mean` if core alone is one of several."""
-    if () in setting.profiles and len(setting.profiles) > 1:
-        return MEAN
-    return "+".join((CORE, *setting.profiles[0]))

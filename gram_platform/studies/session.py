@@ -8,14 +8,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import ray
 
 from gram_platform.config.endings import exit_codes, outlive_output
-from gram_platform.engine.capacity import has_fixed_size, require_room, widest_missing
+from gram_platform.engine.capacity import has_fixed_size
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
@@ -39,12 +39,9 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
     """Returns how the flags execute nodes, and the resources of a rank. `has_gpu`: whether Ray has a GPU now."""
     device = flags.device or ("cuda" if has_gpu else "cpu")
     interval_s, commit_share = flags.checkpoint_interval
-    rank = replace(flags.hardware, memory_bytes=min(1.0, flags.gpus_per_run) * flags.hardware.memory_bytes)
     execution = Execution(
         flags.storage,
         num_threads=flags.threads,
-        ranks=flags.ranks,
-        machine=rank if device == flags.hardware.device == "cuda" else None,
         checkpoint_every_s=interval_s,
         commit_share=commit_share,
         collective_timeout_s=flags.collective_timeout,
@@ -65,14 +62,12 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
     return execution, resources
 
 
-def start_ray(flags: CommonFlags, nodes: Iterable[Node], say: Callable[[str], None]) -> tuple[Execution, Resources]:
-    """Connects to Ray; returns how to execute nodes there. ValueError if no machine has room for the widest one."""
+def start_ray(flags: CommonFlags, say: Callable[[str], None]) -> tuple[Execution, Resources]:
+    """Connects to Ray; returns how to execute nodes there."""
     connect(flags.verbose)
     if advice := advice_on_place():
         say(advice)
-    execution, resources = execution_of(flags, bool(ray.cluster_resources().get("GPU")))
-    require_room(widest_missing(nodes, execution), resources, say)
-    return execution, resources
+    return execution_of(flags, bool(ray.cluster_resources().get("GPU")))
 
 
 DRIVER = "driver"  # the resource of the machines that are meant for drivers, in the files of cluster/

@@ -272,7 +272,7 @@ def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
 def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
     """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
     try:
-        return to_plain(node_from_plain(node.kind, node.config()))
+        return to_plain(node.config_as(lambda plain: node_from_plain(node.kind, plain)))
     except ValueError as error:
         text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
         warn(text, stacklevel=3)

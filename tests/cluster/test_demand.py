@@ -99,13 +99,13 @@ import ray
 from ray._raylet import GcsClient
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 from gram_platform.engine import dispatch
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import Division, Execution, Placement, Resources
 from tests import tiny
 
 ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
 dispatch.placement_strategy = lambda resources, num_ranks: "STRICT_PACK"  # as where machines may come
 for number, num_ranks in enumerate((2, 4, 8)):
-    execution = Execution(sys.argv[1], num_ranks=num_ranks)
+    execution = Execution(sys.argv[1], placement=Placement((Division(num_ranks),)))
     trainer = dispatch._trainer(tiny.run_config(seed=number), execution, Resources(1.0, 1.0, 1.0), 1e7, {})
     threading.Thread(target=trainer.fit, daemon=True).start()
 gcs, deadline = GcsClient(ray.get_runtime_context().gcs_address), time.monotonic() + 200

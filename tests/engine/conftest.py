@@ -9,11 +9,18 @@ from gram_platform.config import CORE, RoutingConfig
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine import node
-from gram_platform.engine.execution import Execution
+from gram_platform.engine.execution import Division, Execution, Placement
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting, plan
 from gram_platform.store import Store
 
+
+def on_ranks(*numbers: int) -> Placement:
+    """Returns the placement of a run that may have these numbers of ranks, the most first, each in one pass."""
+    return Placement(tuple(map(Division, numbers)))
+
+
+TWO_RANKS = on_ranks(2)
 TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 
 

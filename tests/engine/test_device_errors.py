@@ -24,7 +24,7 @@ from gram_platform.engine.devices import (
     probe_here,
 )
 from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
-from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Execution, Resources
+from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Resources
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
 from gram_platform.engine.node import RunExecution, execute_run
@@ -33,6 +33,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.files import StorageAway
 from gram_platform.train.loop import TrainingDiverged
+from tests.engine.conftest import on_ranks
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
 OF_DEVICES = (
@@ -157,8 +158,8 @@ def test_a_storage_that_is_away_is_not_recorded_as_a_failure(run, execution, mon
 # ------------------------------------------------------------------------------------------------------- a driver
 
 
-def study_of(execution, nodes):
-    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), retry_diverged=False)
+def study_of(execution, nodes, placements=None):
+    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), False, placements or {})
 
 
 def ends_with(monkeypatch, error: Exception) -> None:
@@ -214,12 +215,12 @@ def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
     task, avoided = (method_nodes("baseline", setting)[0],), report()
     pool.places = {same: report(), other: report(device="cuda 1")}
     pool.idle = {same: 0.0}
-    assert pool.submit(task, avoided) is None  # the other one is busy
+    assert pool.submit(task, avoided=avoided) is None  # the other one is busy
     pool.idle[other] = 0.0
-    reference = pool.submit(task, avoided)
+    reference = pool.submit(task, avoided=avoided)
     assert pool.busy == {reference: other}
     del pool.places[other]
-    assert pool.submit(task, avoided) is not None, "there is no other device"
+    assert pool.submit(task, avoided=avoided) is not None, "there is no other device"
 
 
 @pytest.mark.parametrize(
@@ -289,12 +290,10 @@ def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
         found.require_machines()
 
 
-def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting, execution, monkeypatch):
+def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting, execution):
     cluster.is_fixed, cluster.machines = True, ["m1", "m2"]
     wide, narrow = (method_nodes("baseline", replace(setting, seed=seed))[0] for seed in (0, 1))
-    ranks = {wide.id: 4, narrow.id: 1}
-    monkeypatch.setattr(Execution, "of_node", lambda self, run, tags: replace(self, num_ranks=ranks[run.run_id]))
-    study = study_of(execution, [wide, narrow])
+    study = study_of(execution, [wide, narrow], {wide.id: on_ranks(4)})
     assert study._fitting() == [(wide,)]
     study.cordon.note(report("no driver", "m2"))
     assert study._fitting() == [(narrow,)]

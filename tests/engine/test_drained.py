@@ -14,6 +14,7 @@ from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.store import Store
 from gram_platform.train.loop import training_steps
+from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import result_bytes, strip_clock
 
 pytestmark = pytest.mark.ray
@@ -118,7 +119,7 @@ def test_ranks_leave_together_when_one_of_their_machines_is_drained(execution, s
     run = plan("gram", setting).runs["all"]
     longer = tuple(dataclasses.replace(b, num_draws=100 * b.num_draws) for b in run.data.domains)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, domains=longer))
-    in_own_process(drain_one_rank, run, dataclasses.replace(execution, num_ranks=2, checkpoint_every_s=1e9))
+    in_own_process(drain_one_rank, run, dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9))
 
 
 def drain_one_rank(run, execution) -> None:

@@ -13,8 +13,10 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.ranks import RanksStopped
 from gram_platform.methods import plan
+from gram_platform.methods.nodes import Node
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
+from gram_platform.studies.placement import placement_of
 from gram_platform.train.loop import training_steps
 from tests.engine.test_drained import Machines, in_own_process
 from tests.engine.test_ranks import TOLERANCE, elsewhere, num_shards
@@ -32,8 +34,9 @@ def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(execution, setting, t
     domains = tuple(dataclasses.replace(budget, num_draws=3 * budget.num_draws) for budget in run.data.domains)
     data = dataclasses.replace(run.data, domains=domains)
     run = dataclasses.replace(run, data=data, batch_size=6, micro_batch=6)
-    often = dataclasses.replace(execution, ranks=Ranks(2, most=(("", 3),)), checkpoint_every_s=0.5)
-    in_own_process(lose_and_gain_a_machine, run, often.of_node(run, {}))
+    placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(2, most=(("", 3),)), "cpu")
+    often = dataclasses.replace(execution, placement=placement, checkpoint_every_s=0.5)
+    in_own_process(lose_and_gain_a_machine, run, often)
     found = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in found.records()] == list(range(1, run.num_steps + 1))
     assert found.timing()["num_ranks"] == 3
@@ -45,7 +48,7 @@ def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(execution, setting, t
 def lose_and_gain_a_machine(run, execution) -> None:
     import ray
 
-    assert (execution.more_ranks, execution.num_ranks) == ((3,), 2)
+    assert [division.num_ranks for division in execution.placement.divisions] == [3, 2]
     directory = Store(execution.storage).run(run.run_id)
     with Machines() as machines:
         _, _, third = machines.add(), machines.add(), machines.add()

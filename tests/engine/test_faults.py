@@ -19,9 +19,12 @@ from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import TerminationNotice, is_out_of_memory, memory_advice
 from gram_platform.methods import plan
-from gram_platform.methods.nodes import method_nodes
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store, attempts
 from gram_platform.store.attempts import Attempt
+from gram_platform.studies.placement import division_of, placement_of
+from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import result_bytes, strip_clock
 
 
@@ -132,7 +135,7 @@ def test_ranks_are_not_started_for_a_run_at_work(run, execution):
     """The workers of two drivers would wait for one another's leases."""
     directory = execution.store().run(run.run_id)
     with directory.start_attempt("another driver"), pytest.raises(LeaseHeld):
-        execute_node(run, {}, dataclasses.replace(execution, num_ranks=2), Resources())
+        execute_node(run, {}, execution.placed(TWO_RANKS), Resources())
     assert not (Path(execution.storage) / "ray_train").exists()
 
 
@@ -158,7 +161,8 @@ def test_a_run_that_does_not_fit_says_what_it_needs(setting, execution):
     """A real allocation that fails, under a limit of the address space."""
     run = plan("baseline", setting).runs["all"]
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=2**18, num_layers=8))
-    process = in_fork(execute_in_little_memory, run, execution)
+    placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(), "cpu")
+    process = in_fork(execute_in_little_memory, run, execution.placed(placement))
     process.join()
     assert process.exitcode == 3
     failure = Store(execution.storage).run(run.run_id).failure()
@@ -169,12 +173,10 @@ def test_a_run_that_does_not_fit_says_what_it_needs(setting, execution):
         assert words in message, message
 
 
-def test_memory_advice_offers_nothing_that_is_in_use(setting, execution):
+def test_memory_advice_offers_nothing_that_is_in_use(setting):
     run = dataclasses.replace(plan("baseline", setting).runs["all"], micro_batch=1)
-    said = [
-        memory_advice(MemoryError(), run, dataclasses.replace(execution, activation_checkpointing=on))
-        for on in (False, True)
-    ]
+    divisions = [division_of(run, 1, MACHINES["cpu"], "cpu", checkpointing) for checkpointing in (False, True)]
+    said = [memory_advice(MemoryError(), division) for division in divisions]
     assert ["--activation-checkpointing" in message for message in said] == [True, False]
     assert said[1].endswith("for the process itself. Use a machine with more memory.")
 
@@ -195,7 +197,8 @@ def test_errors_of_allocators():
 
 
 def empty_graph(execution, nodes):
-    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), retry_diverged=False)
+    placements = {node.id: placement_of(node, Ranks(), "cpu") for node in nodes}
+    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), False, placements)
 
 
 def test_only_crashes_without_progress_count(setting, execution, monkeypatch):

@@ -17,6 +17,7 @@ from gram_platform.engine.ranks import train_rank
 from gram_platform.methods import plan
 from gram_platform.store import Store, attempts
 from gram_platform.store.checkpoints import newest_manifest
+from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import result_bytes, strip_clock
 from tests.engine.test_ranks import create, elsewhere, train
 from tests.ranks import run_ranks
@@ -42,7 +43,7 @@ def worker_that_tells(config) -> str | None:
 def test_random_ranks_at_random_steps(ray_cluster, execution, setting, tmp_path, monkeypatch, num_kills):
     """Ten kills are more than Ray Train starts again in one fit; a run that gets on is not given up."""
     run = longer(plan("gram", setting).runs["all"], STEPS_A_KILL * (num_kills + 1))
-    two = dataclasses.replace(execution, num_ranks=2, checkpoint_every_s=CHECKPOINT_EVERY_S)
+    two = dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=CHECKPOINT_EVERY_S)
     straight = elsewhere(two, tmp_path, "straight")
     create(straight, run)
     run_ranks(2, train, run, straight)

@@ -13,10 +13,12 @@ from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.methods.measurements import Samples
-from gram_platform.pages.report.samples import read_samples, samples_sections, samples_text
+from gram_platform.methods.nodes import Node
+from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
+from gram_platform.studies.placement import placement_of
 
 NUM_SEQUENCES = 5
 
@@ -97,7 +99,7 @@ def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, ex
     profiles = ("core", f"core+{kept}")
     expected = [(kept, profiles[0], "removed"), (kept, profiles[1], "kept")]
     assert sorted(found) == sorted([*expected, *((CORE, profile, "kept") for profile in profiles)])
-    sections = {section.title: section for section in samples_sections(record, results)}
+    sections = {section.title: section for section in samples_page(record, results, None).sections}
     of_core = sections[f"{CORE}, document 0"].table
     assert list(of_core.columns) == ["method", "profile", "continuation"]
     assert sorted(of_core["profile"]) == sorted(profiles)
@@ -117,9 +119,9 @@ def test_documents_of_packed_rows():
     assert [d.tolist() for d in packed_documents(np.array([[1, 2, 0]]), 0)] == [[1, 2]]
 
 
-def test_evaluations_of_every_kind_have_one_rank(setting, execution):
-    many = dataclasses.replace(execution, num_ranks=4, ranks=Ranks(4))
+def test_evaluations_of_every_kind_have_one_rank(setting):
     kinds = (Evaluation, TokenLosses)
     asked = [kind(View("abc"), setting.data_id, (CORE,), 4) for kind in kinds]
     asked.append(Continuations(View("abc"), setting.data_id, (CORE,), (0,), 4, 8))
-    assert [many.of_node(evaluation, {"size": "tiny"}).num_ranks for evaluation in asked] == [1, 1, 1]
+    placed = [placement_of(Node.of(evaluation, {"size": "tiny"}), Ranks(4), "cpu") for evaluation in asked]
+    assert [placement.fewest.num_ranks for placement in placed] == [1, 1, 1]

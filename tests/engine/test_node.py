@@ -13,6 +13,7 @@ from gram_platform.config.flops import ON_CPU
 from gram_platform.config.routing import Plan
 from gram_platform.engine import process
 from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.execution import Placement
 from gram_platform.engine.node import (
     RunExecution,
     evaluation_steps,
@@ -25,12 +26,13 @@ from gram_platform.engine.node import (
 from gram_platform.engine.process import SYSTEM
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.nodes import method_nodes
+from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Options, Unlearning
-from gram_platform.planner import MACHINES
+from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
+from gram_platform.studies.placement import placement_of
 from gram_platform.train import learner
 from gram_platform.train.compilation import Compilation
 from gram_platform.train.data import PlanReader
@@ -248,12 +250,12 @@ def test_deterministic_algorithms_change_no_byte_on_a_cpu(execution, undisturbed
 
 
 def test_passes_of_several_micro_batches_are_the_planners(execution, undisturbed, run):
-    """On a machine with a GPU's memory, compiled or not. The losses are those of one each, up to rounding."""
+    """On a machine with a GPU's memory. The losses are those of one each, up to rounding."""
     straight, _ = undisturbed
-    merging = dataclasses.replace(execution, machine=MACHINES["h100"], checkpoint_every_s=1e9)
-    assert merging.passes(run) == (1, run.micro_batches_per_step)
-    assert dataclasses.replace(merging, compiled=True).passes(run) == merging.passes(run)
-    assert execution.passes(run) == (1, 1)
+    node, ranks = Node.of(run, {"size": "tiny"}), Ranks(machine=MACHINES["h100"])
+    divided = [placement_of(node, ranks, device).fewest for device in ("cuda", "cpu")]
+    assert [(one.num_passes, one.num_merged) for one in divided] == [(1, run.micro_batches_per_step), (1, 1)]
+    merging = dataclasses.replace(execution, placement=Placement((divided[0],)), checkpoint_every_s=1e9)
     result = execute_run(run, {}, merging)
     expected = Store(straight.storage).run(run.run_id).result()["final"]
     assert result["final"] == pytest.approx(expected, abs=1e-3)

@@ -1,6 +1,5 @@
 """Errors of devices under Ray Train: a group is started again, and not on a machine whose device does not work."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
+from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_broken_devices import events, machines, plan_for
 from tests.engine.test_drained import in_own_process
 from tests.engine.test_node import result_bytes
@@ -85,7 +85,7 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
 def test_ranks_go_on_after_an_error_of_a_device_beside_a_broken_machine(execution, setting, tmp_path):
     """In a study and in a search: as two ranks that nothing disturbs. The machine for both ranks is broken."""
     run = plan("gram", setting).runs["all"]
-    two = dataclasses.replace(execution, num_ranks=2)
+    two = execution.placed(TWO_RANKS)
     straight, others = (elsewhere(two, tmp_path, name) for name in ("straight", "others"))
     create(straight, run)
     run_ranks(2, train, run, straight)

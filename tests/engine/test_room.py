@@ -16,6 +16,7 @@ from ray.core.generated.autoscaler_pb2 import (
     NodeStatus,
 )
 
+from gram_platform.config.flops import GIB
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph, ray_private
 from gram_platform.engine.cordon import Cordon
@@ -23,12 +24,11 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _Searcher
-from gram_platform.engine.trial_restarts import Patience, Placement
-from gram_platform.engine.trials import reservation, trial_ranks
+from gram_platform.engine.trial_restarts import Patience, TrialResources
+from gram_platform.engine.trials import reservation
 from gram_platform.methods.nodes import method_nodes
-from gram_platform.planner import GIB, Ranks
 from gram_platform.store.files import seal
-from tests.engine.conftest import TINY
+from tests.engine.conftest import TINY, on_ranks
 from tests.engine.test_drained import Machines, in_own_process
 
 
@@ -39,6 +39,11 @@ def nodes(setting):
     settings = [dataclasses.replace(setting, size=sizes[0], seed=seed) for seed in range(12)]
     settings += [dataclasses.replace(setting, size=sizes[1], seed=seed) for seed in range(12, 15)]
     return [method_nodes("baseline", setting)[0] for setting in settings]
+
+
+def placements_of(nodes) -> dict:
+    """Returns the placements by id: wide nodes have four ranks."""
+    return {node.id: on_ranks(4 if node.size == "wide" else 1) for node in nodes}
 
 
 @pytest.fixture
@@ -76,8 +81,8 @@ ROOM = [  # (CPUs now, at most, whether it can grow, --max-gpus, wide nodes in f
 @pytest.mark.parametrize(("now", "most", "can_grow", "max_gpus", "in_flight", "handed"), ROOM)
 def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow, max_gpus, in_flight, handed):
     cluster({"CPU": float(now)}, most, can_grow)
-    own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    study = graph._Graph(Progress(nodes), own, Cordon(Resources(max_gpus=max_gpus)), retry_diverged=False)
+    cordon = Cordon(Resources(max_gpus=max_gpus))
+    study = graph._Graph(Progress(nodes), execution, cordon, False, placements_of(nodes))
     for node in nodes[12 : 12 + in_flight]:
         study._note(node.id, (node,))
     assert Counter(task[0].size for task in study._fitting()) == handed
@@ -93,34 +98,31 @@ def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines
 def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, execution, cluster):
     """What is in flight counts, and runs of one rank go on."""
     cluster({"CPU": 1000.0}, gangs=2)
-    own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    study = graph._Graph(Progress(nodes), own, Cordon(Resources()), retry_diverged=False)
+    study = graph._Graph(Progress(nodes), execution, Cordon(Resources()), False, placements_of(nodes))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 2, "narrow": 12}
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
     points, ignore = PointList([(str(k), {}) for k in range(5)]), lambda told: None
     patience = Patience(Cordon(Resources()), lambda point: 0)
-    searcher = _Searcher(
-        points, Tuning("a"), lambda point: 4, capacity.Admission(Resources()), patience, ignore, ignore
-    )
+    of_point = lambda point: {"run": on_ranks(4)}
+    searcher = _Searcher(points, Tuning("a"), of_point, capacity.Admission(Resources()), patience, ignore, ignore)
     assert [searcher.suggest(trial) is not None for trial in "abcd"] == [True, True, False, False]
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_trial_of_several_ranks_stays_on_the_drivers_machine(nodes, execution):
+def test_a_trial_of_several_ranks_stays_on_the_drivers_machine():
     """Ray would place its process where most is free: on a machine of GPUs, which may be preempted."""
-    in_own_process(place_trials, nodes[12], dataclasses.replace(execution, num_ranks=4))
+    in_own_process(place_trials)
 
 
-def place_trials(node, execution) -> None:
+def place_trials() -> None:
     import ray
 
     with Machines() as cluster:
         cluster.cluster.add_node(num_cpus=64, num_gpus=8, memory=64 * GIB)
-        problem = SimpleNamespace(nodes=lambda point: [node])
-        bundle = reservation(problem, {}, execution, Resources())
-        groups = [Placement(bundle, Cordon(Resources())).to_placement_group() for _ in range(4)]
+        bundle = reservation([on_ranks(4)], Resources())
+        groups = [TrialResources(bundle, Cordon(Resources())).to_placement_group() for _ in range(4)]
         ray.get([group.ready() for group in groups], timeout=60)
         placed = [list(group["bundles_to_node_id"].values()) for group in ray.util.placement_group_table().values()]
         assert placed == 4 * [[ray.get_runtime_context().get_node_id()]]
@@ -140,13 +142,13 @@ def test_many_processes_are_asked_for_in_part_where_the_maximum_is_unknown(clust
 
 
 def test_room_is_asked_for_what_is_missing(nodes, execution):
-    own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    assert capacity.widest_missing(nodes, own) == 4
-    assert capacity.widest_missing(nodes[:12], own) == 1
-    directory = own.store().run(nodes[12].id)
+    store, placements = execution.store(), placements_of(nodes)
+    assert capacity.widest_missing(nodes, placements, store) == 4
+    assert capacity.widest_missing(nodes[:12], placements, store) == 1
+    directory = store.run(nodes[12].id)
     directory.publish(seal({"run_id": nodes[12].id, "weights_sha256": "0" * 64}))
-    assert capacity.widest_missing(nodes[:13], own) == 1
-    assert capacity.widest_missing(nodes[12:13], own) == 0
+    assert capacity.widest_missing(nodes[:13], placements, store) == 1
+    assert capacity.widest_missing(nodes[12:13], placements, store) == 0
 
 
 # --------------------------------------------------------------------------------- what can never be placed
@@ -256,18 +258,13 @@ def test_a_local_cluster_has_a_fixed_size(ray_cluster):
 # ------------------------------------------------------------------------------------------------------ trials
 
 
-def test_trials_leave_room_for_the_widest_so_far(nodes, execution, cluster):
-    class Problem:
-        def nodes(self, point):
-            return [nodes[point["index"]]]
-
+def test_trials_leave_room_for_the_widest_so_far(nodes, cluster):
     cluster({"CPU": 8.0})
-    own = dataclasses.replace(execution, ranks=Ranks(1, (("wide", 4),)))
-    ranks_of = lambda point: trial_ranks(Problem(), own, point)
+    of_point = lambda point: placements_of([nodes[point["index"]]])
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
     told = []
     patience, admission = Patience(Cordon(Resources()), lambda point: 0), capacity.Admission(Resources())
-    searcher = _Searcher(PointList(points), Tuning("a"), ranks_of, admission, patience, told.append, told.append)
+    searcher = _Searcher(PointList(points), Tuning("a"), of_point, admission, patience, told.append, told.append)
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     assert (first["point"], second["point"], third) == ({"index": 12}, {"index": 0}, None)  # 4 + 1 of 8 are in use
     searcher.on_trial_complete("a")  # cancelled
@@ -298,7 +295,7 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
         searcher = _Searcher(
             source,
             Tuning("a", max_concurrent),
-            lambda point: 1,
+            lambda point: {},
             capacity.Admission(resources),
             Patience(Cordon(resources), lambda point: 0),
             told.append,

@@ -21,6 +21,7 @@ from gram_platform.methods.setting import Options
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.leases import new_lease
+from tests.engine.conftest import TWO_RANKS
 
 pytestmark = pytest.mark.ray
 
@@ -35,7 +36,7 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     alone = dataclasses.replace(execution, storage=str(tmp_path / "alone"), checkpoint_every_s=1e9)
     shutil.copytree(Store(execution.storage).data_root, Store(alone.storage).open_for_writing().data_root)
     expected = execute_run(run, {}, alone)
-    result = execute_sharded_run(run, {"method": "gram"}, dataclasses.replace(execution, num_ranks=2), Resources())
+    result = execute_sharded_run(run, {"method": "gram"}, execution.placed(TWO_RANKS), Resources())
     exact = ("plan_sha256", "data_fingerprint", "num_steps", "num_tokens", "compute_units", "parameters")
     assert {name: result[name] for name in exact} == {name: expected[name] for name in exact}
     assert result["final"] == pytest.approx(expected["final"], abs=1e-4)
@@ -61,7 +62,7 @@ def _probes(directory) -> dict[int, dict[str, float]]:
 def test_a_group_that_loses_a_rank_or_is_told_to_end(ray_cluster, execution, setting, tmp_path):
     """kill -9 of rank 0, then SIGTERM to it: each time all ranks go on from one step, and the bytes are the same."""
     run = longer(plan("gram", setting).runs["all"], 10)
-    two = dataclasses.replace(execution, num_ranks=2)
+    two = execution.placed(TWO_RANKS)
     straight = dataclasses.replace(two, storage=str(tmp_path / "straight"), checkpoint_every_s=1e9)
     shutil.copytree(Store(execution.storage).data_root, Store(straight.storage).open_for_writing().data_root)
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
@@ -114,7 +115,7 @@ def test_ranks_report_their_progress_to_ray_train(ray_cluster, execution, settin
         return trainer
 
     monkeypatch.setattr(dispatch, "_trainer", overheard)
-    two = dataclasses.replace(execution, num_ranks=2, checkpoint_every_s=1e9)
+    two = dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9)
     dispatch.execute_sharded_run(run, {}, two, Resources())
     heard = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(heard) >= 2
@@ -146,7 +147,7 @@ def test_ranks_without_enough_memory_say_what_they_need(ray_cluster, execution, 
     with pytest.raises(
         OutOfMemory, match=r"out of memory \(.*The planner counts.* on each of 2 ranks.*--num-workers 4"
     ):
-        ray_cluster.get(train.remote(run, dataclasses.replace(execution, num_ranks=2)))
+        ray_cluster.get(train.remote(run, execution.placed(TWO_RANKS)))
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure()["details"] == {"kind": "memory"}
     assert len(directory.attempts.list()) == 1

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 
 from gram_platform.engine import life
+from gram_platform.engine.execution import Placement
 from gram_platform.engine.life import NodeLifecycle, Progress, WaitingNodes
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
+from tests.engine.conftest import on_ranks
 
 
 @pytest.fixture
@@ -46,7 +48,8 @@ def test_a_node_waits_for_what_it_needs_and_profiles_of_one_run_are_one_task(nod
 
 
 def test_the_widest_runs_come_first_and_each_number_of_ranks_has_its_queue(nodes, lifecycle):
-    waiting = WaitingNodes(Progress(nodes), lifecycle, lambda node: 4 if node.names["seed"] == "1" else 1)
+    placements = {node.id: on_ranks(4 if node.names["seed"] == "1" else 1) for node in nodes}
+    waiting = WaitingNodes(Progress(nodes), lifecycle, placements)
     found = [(ranks, [task[0].names["seed"] for task in tasks]) for ranks, tasks in waiting.tasks()]
     assert found == [(4, ["1"]), (1, ["0"])]
 
@@ -56,7 +59,7 @@ def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(setting, li
     """Half an hour and adapters after it, against a run of one hour."""
     nodes = [*method_nodes("gram", dataclasses.replace(setting, seed=1)), *method_nodes("ft_lora", setting)]
     hours = lambda node: (adapter_hours if node.needs else {"gram": 1.0}.get(node.method, 0.5)) if node.is_run else 0.0
-    waiting = WaitingNodes(Progress(nodes), lifecycle, hours_of=hours)
+    waiting = WaitingNodes(Progress(nodes), lifecycle, {node.id: Placement(hours=hours(node)) for node in nodes})
     (first,), (second,) = ready(waiting)
     assert (first.method == "gram") == (comes_first == "gram")
     waiting.start((second,))

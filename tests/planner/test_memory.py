@@ -171,8 +171,15 @@ def measured_peak(learner_class, run, num_ranks=1, num_steps=6) -> int:
     return peak - sum(b.nbytes for b in learner.model.buffers())
 
 
-@pytest.mark.parametrize("precision", BYTES)
-@pytest.mark.parametrize("passes", [1, 3])
+# each number of passes and each precision once; the other pairs are slow
+PAIRS = [
+    (1, "float32"),
+    (3, "bfloat16"),
+    *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, "bfloat16"), (3, "float32"))),
+]
+
+
+@pytest.mark.parametrize(("passes", "precision"), PAIRS)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_of_one_process(name, passes, precision):
     run = run_of(name, passes=passes, precision=precision)
@@ -204,8 +211,7 @@ SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slo
 
 
 @pytest.mark.parametrize("kept_bytes", [0, flops.KEPT_BYTES])
-@pytest.mark.parametrize("precision", BYTES)
-@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize(("passes", "precision"), PAIRS)
 @pytest.mark.parametrize(("name", "num_ranks"), SHARDED)
 def test_the_peak_of_a_rank(name, num_ranks, passes, precision, kept_bytes, as_rank, monkeypatch):
     monkeypatch.setattr(flops, "KEPT_BYTES", kept_bytes)

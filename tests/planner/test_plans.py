@@ -6,12 +6,11 @@ import datetime
 import pytest
 
 from gram_platform.config import Objective, View
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.ladder import PAPER_SIZES
-from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.budgets import dense_run, run_flops
 from gram_platform.planner import (
     AUTO,
-    GIB,
     LONGEST_RUN_H,
     MACHINES,
     USABLE_MEMORY,
@@ -24,7 +23,6 @@ from gram_platform.planner import (
     needs,
     passes_within,
     run_evaluation_flops,
-    run_flops,
     utilisation_of,
 )
 from gram_platform.planner.memory import rank_memory
@@ -34,7 +32,7 @@ from gram_platform.studies.dry_run import describe, describe_on
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.session import execution_of
+from gram_platform.studies.placement import placement_of
 from tests.planner.scene import DOMAINS, run_of
 
 # --------------------------------------------------------------------------------- ranks, compute and hours
@@ -237,13 +235,12 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     assert shown == {key: "4" if key[1] == "800M" else fewest[key] for key in runs}
     tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, graph.flags.planned_ranks)}
     assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
-    execution, _ = execution_of(graph.flags, has_gpu=True)
-    passes = {key: execution.of_node(n.config, n.names).passes(n.config)[0] for key, n in runs.items()}
-    assert passes == {key: passes_within(n.config, int(shown[key]), MACHINES["h200"]) for key, n in runs.items()}
-    on_cpus, _ = execution_of(graph.flags, has_gpu=False)
-    assert {on_cpus.passes(n.config) for n in trained} == {(1, 1)}
-    ranks = {key: str(execution.of_node(n.config, n.names).num_ranks) for key, n in runs.items()}
-    assert ranks == shown
+    placed = {key: placement_of(node, graph.flags.ranks, "cuda").fewest for key, node in runs.items()}
+    assert {key: str(division.num_ranks) for key, division in placed.items()} == shown
+    passes = {key: passes_within(n.config, int(shown[key]), MACHINES["h200"]) for key, n in runs.items()}
+    assert {key: division.num_passes for key, division in placed.items()} == passes
+    on_cpus = (placement_of(node, graph.flags.ranks, "cpu").fewest for node in trained)
+    assert {(division.num_passes, division.num_merged) for division in on_cpus} == {(1, 1)}
 
 
 @pytest.mark.parametrize(("words", "ranks"), [((), AUTO), (("1",), 1), (("50M=2",), 1), (("auto", "50M=2"), AUTO)])

@@ -96,6 +96,7 @@ def test_missing_numbers_are_listed(planted):
     text = card(planted, view)
     assert "Missing: gram tiny core+lisp, elicited: no result of the attack on seed 1: virology." in text
     assert interval_text(*t_interval([ELICITED])) in table(text)["elicited", "virology"]["this run"]
+    assert "Missing: gram tiny core+lisp" not in card(planted, View.of(gram_run(planted), {})), "another profile's"
 
 
 def test_every_number_of_a_card_without_a_study_is_the_model_s(planted):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gram_platform.cli import main
-from gram_platform.config import Evaluation, View
+from gram_platform.config import Evaluation, View, run_from_plain
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from tests.store.training import record, run_config, train
@@ -110,3 +110,20 @@ def test_a_stray_folder_among_the_attempts_is_none(tmp_path):
     assert Store(tmp_path).run(HALF.run_id).status() == "interrupted"
     assert train(str(tmp_path), HALF)["run_id"] == HALF.run_id
     assert [r["step"] for r in Store(tmp_path).run(HALF.run_id).records()] == [record(s)["step"] for s in range(1, 9)]
+
+
+def test_a_wrong_field_of_a_config_is_named_with_its_file(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "storage")
+    place = Store(tmp_path / "storage").run(DONE.run_id)
+    path, plain = Path(place.folder.file("config.json")), place.config()
+    path.write_text(json.dumps(plain | {"batch_size": "x"}))
+    with pytest.raises(ValueError, match=f"^{path}: batch_size='x': expected an integer"):
+        place.config_as(run_from_plain)
+    path.write_text(json.dumps(plain | {"model": plain["model"] | {"num_layers": 0}}))
+    for read in (place.model_config, lambda: place.config_as(run_from_plain)):
+        with pytest.raises(ValueError, match=rf"^{path}: (model\.)?num_layers=0: expected an integer >= 1"):
+            read()
+    del plain["model"]
+    path.write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match=f"^{path}: model=None: expected a table"):
+        place.model_config()

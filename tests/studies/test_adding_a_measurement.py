@@ -24,7 +24,7 @@ from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY
-from gram_platform.studies.run import record_of
+from gram_platform.studies.record import record_of
 from gram_platform.tracking.frame import store_frames
 
 

@@ -23,7 +23,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import scaling
-from gram_platform.studies.run import record_of
+from gram_platform.studies.record import record_of
 from gram_platform.studies.searches.hyperparams_trials import KNOB
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
 from gram_platform.studies.library.scaling import SMOKE, STUDY
-from gram_platform.studies.run import record_of
+from gram_platform.studies.record import record_of
 from gram_platform.studies.searches.run import build_search
 from gram_platform.studies.searches.run import parse as parse_search
 

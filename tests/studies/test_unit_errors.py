@@ -14,7 +14,8 @@ from gram_platform.studies import unit_errors
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
-from gram_platform.studies.run import record_of, run_study
+from gram_platform.studies.record import record_of
+from gram_platform.studies.run import run_study
 from gram_platform.studies.unit_errors import finished_sizes, main
 
 

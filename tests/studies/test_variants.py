@@ -23,7 +23,7 @@ from gram_platform.studies.library import (
     titration,
 )
 from gram_platform.studies.library.dual_use import PAPER_WIDTHS, partly_labelled
-from gram_platform.studies.run import record_of
+from gram_platform.studies.record import record_of
 
 
 def graph_of(study: Study, storage, **flags) -> Graph:

@@ -43,7 +43,7 @@ SHADED = "The same text under every view, without and with this domain."
 NUM_LEGEND = 5  # steps of the legend's scale
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
-CLAIMS = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
+CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
 LOCALIZATION_FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and
 seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an
 exponential spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive
@@ -106,7 +106,7 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
     found, source = results.found, f"{results.source}; token losses from the storage"
     sections = [
         _concentration(found),
-        *judged_sections(results.claims, CLAIMS),
+        *judged_sections(results.claims, CLAIMS_TEXT),
         *missing_sections(found.missing),
         *(
             Section(f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t))

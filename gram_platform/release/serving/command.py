@@ -127,7 +127,7 @@ def prepare(service: Service) -> PreparedService:
     directory = store.run(run_id)
     if directory.result() is None:
         raise invalid("run_id", run_id, f"a complete run of {store.root}, found one that is {directory.status()}")
-    run = run_from_plain(directory.config())
+    run = directory.config_as(run_from_plain)
     require_servable(run, policy)
     tokenizer_json = open_corpus(store, run.data.data_id).tokenizer_path.read_text(encoding="utf-8")
     vocabulary = Vocabulary.of(tokenizer_json, run.model.seq_len)

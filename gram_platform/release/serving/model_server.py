@@ -53,7 +53,7 @@ def load_granted(source: ModelSource) -> Transformer:
     The other modules' bytes are hashed where the file is mapped, since its hash covers them, and never copied.
     """
     store = Store(source.storage)
-    require_servable(run_from_plain(store.run(source.run_id).config()), source.policy)
+    require_servable(store.run(source.run_id).config_as(run_from_plain), source.policy)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
     return load_view(store, view, source.precision)[1].to(source.device)
 

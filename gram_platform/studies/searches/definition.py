@@ -5,19 +5,18 @@ from dataclasses import dataclass, field, replace
 
 from gram_platform.config.identity import invalid, require_int, short_hash
 from gram_platform.config.space import Space
-from gram_platform.engine.life import NodeLifecycle, expected_hours
-from gram_platform.engine.proposals import Group, Judge, OptunaSource, PointList, SearchObjective, Source, open_study
+from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, Source, open_study
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine
+from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import CommonFlags, split_list
 from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
 from gram_platform.studies.searches.report import SearchOutput
-from gram_platform.studies.searches.stopping import read_stopped
 from gram_platform.studies.session import machine_hours
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
@@ -37,9 +36,6 @@ class SearchFlags(CommonFlags):
     on no result: all of a grid, the first ten of an Optuna study)"""
     report_only: bool = False
     """build tables and report again from what is stored; start no trial"""
-    early_stopping: bool = False
-    """stop trials that others outdo from the half of their training on; they are in no fit, and submitting again
-    without this flag finishes them"""
 
     def checked(self) -> "SearchFlags":
         """Returns the flags that studies do not have with defaults filled in, after `checked_common`.
@@ -100,7 +96,6 @@ class Search(Study):
     """
 
     flags_type = SearchFlags
-    can_stop = False  # whether --early-stopping is possible: trials have losses to be compared by while they train
 
     def of_preset(self, name: str) -> "Search":
         """Returns the search as one of its presets changes it."""
@@ -153,29 +148,19 @@ class GridSearch(Search):
         """
         raise NotImplementedError
 
-    def judge(self, graph: Graph, store: Store, search_id: str) -> Judge | None:
-        """Returns what stops hopeless trials; only asked with --early-stopping."""
-        raise NotImplementedError
-
     def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
         seen, said = set(), set()
-        is_judged = graph.flags.early_stopping
-        judge = self.judge(graph, store, search_id) if is_judged else None
-        stopped = set(read_stopped(store.search_dir(search_id))) if is_judged else set()
         while True:
             points, announcements = self.points(graph, store)
             lines = [text for text in dict.fromkeys(announcements) if text not in said]
             new = [(name, point) for name, point in points if name not in seen]
             done = {name: nodes for name, point in new if (nodes := _done(problem.nodes(point), store))}
-            over = {name for name, point in new if name in done or stopped & {n.id for n in problem.nodes(point)}}
             if new:
                 lines.append(f"{len(new)} trials, {len(done)} of them were done before")
-            if len(over) > len(done):
-                lines.append(f"{len(over) - len(done)} were stopped before; without --early-stopping they are finished")
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
-            ids = {node.id for name, point in new if name in over for node in problem.nodes(point)}
-            left = [(name, point) for name, point in new if name not in over]
-            source = PointList(longest_first(left, problem, graph.flags.hardware), judge)
+            ids = {node.id for nodes in done.values() for node in nodes}
+            left = [(name, point) for name, point in new if name not in done]
+            source = PointList(longest_first(left, problem, graph.flags.hardware))
             yield Round(source, hours, ids, "\n".join(lines))
             if not new:
                 return
@@ -244,8 +229,7 @@ class OptunaSearch(Search):
 
     def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
         groups = self.open(graph, search_id)
-        value_of = problem.value if graph.flags.early_stopping else None
-        source = OptunaSource(groups, self.space(graph), self.objectives, value_of)
+        source = OptunaSource(groups, self.space(graph), self.objectives)
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         num_adopted = sum(len(group.adopted) for group in groups)
         facts = [attributes(trial) for trial in ended]

@@ -12,10 +12,8 @@ import pandas as pd
 
 from gram_platform.analysis.lr_extension import Cell, Grid, extension
 from gram_platform.analysis.lr_grid import ENDED
-from gram_platform.config import State
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import Size
-from gram_platform.engine.proposals import Judge
 from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO
@@ -26,23 +24,12 @@ from gram_platform.studies.flags import split_list
 from gram_platform.studies.searches.definition import GridSearch, SearchFlags
 from gram_platform.studies.searches.lr_batch_trials import (
     CORE_WEIGHT,
-    END_LOSS,
     LrBatchProblem,
     grid_report,
     micro_batch_at,
-    objective,
     trial_rows,
-    without_stopped,
 )
 from gram_platform.studies.searches.report import SearchOutput, result_frame
-from gram_platform.studies.searches.stopping import (
-    Board,
-    Course,
-    StoppingRule,
-    centre_first,
-    course_of,
-    read_stopped,
-)
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 
@@ -127,7 +114,6 @@ class LrBatchGrid(GridSearch):
     grids: Mapping[str, GridShape | LiteralGrids] = field(default_factory=dict)  # of each preset
 
     flags_type = GridFlags
-    can_stop = True
 
     def checked(self, flags: GridFlags) -> GridFlags:
         """ValueError for grids that determine no surface, and for batches that ranks or data cannot serve."""
@@ -161,61 +147,24 @@ class LrBatchGrid(GridSearch):
 
     def points(self, graph: Graph, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns the cells of every size's grid, grown as far as the results demand."""
-        stopped = read_stopped(store.search_dir(self.identify(graph)))
         points, messages = [], []
         for size in sizes_of(graph):
-            grid, said = self.grown(graph, store, size, stopped)
-            of_size = cell_points(graph, size, grid)
-            if graph.flags.early_stopping:  # a good trial first stops more of the others
-                order = centre_first((name, point["lr"], point["batch"]) for name, point in of_size)
-                of_size = [(name, dict(of_size)[name]) for name in order]
-            points += of_size
+            grid, said = self.grown(graph, store, size)
+            points += cell_points(graph, size, grid)
             messages += said
         return points, messages
 
-    @staticmethod
-    def loss_of(losses: Mapping[str, float]) -> float:
-        """Returns the objective from {validation/loss/<domain>: loss}."""
-        return objective(losses)["loss"]
-
-    def judge(self, graph: Graph, store: Store, search_id: str) -> Judge:
-        """Compares trials with one another, and with those of earlier submissions."""
-        board, stopped = Board(StoppingRule()), read_stopped(store.search_dir(search_id))
-        problem = self.problem(graph)
-
-        def blank(point: Point) -> Course:
-            size, lr, batch = (point[name] for name in ("size", "lr", "batch"))
-            return Course((size, point["seed"]), (size, lr, batch), lr, batch)
-
-        for name, point in self.points(graph, store)[0]:
-            (node,) = problem.nodes(point)
-            board.courses[name] = course_of(store.run(node.id), blank(point), node.config.num_steps, self.loss_of)
-            if node.id in stopped and store.run(node.id).result() is None:
-                board.stopped.add(board.courses[name].cell)
-
-        def judge(name: str, point: Point, progress: float, losses: Mapping[str, float]) -> str:
-            loss = self.loss_of({f"{END_LOSS}{domain}": loss for domain, loss in losses.items()})
-            return board.report(name, blank(point), progress, loss)
-
-        return judge
-
-    def grown(
-        self, graph: Graph, store: Store, size: Size, stopped: Mapping[str, Mapping] | None = None
-    ) -> tuple[Grid, list[str]]:
-        """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended.
-
-        `stopped`: the runs of trials that were stopped early, as `read_stopped` returns them.
-        """
+    def grown(self, graph: Graph, store: Store, size: Size) -> tuple[Grid, list[str]]:
+        """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended."""
         flags, messages = graph.flags, []
         grid = self.grid(flags, size)
         while True:
             nodes = self.cell_nodes(graph, size, grid)
             done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
             frame = result_frame([node for node in nodes.values() if node.id in done], done) if done else NO_RUNS
-            trials = trial_rows(size, nodes, frame, store, stopped or {})
-            if not set(trials["state"]) <= {*ENDED, State.STOPPED}:
+            trials = trial_rows(size, nodes, frame, store)
+            if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
-            trials = without_stopped(trials)
             allowed = lambda batch: why_not(flags, graph.preset, size, batch)  # noqa: E731
             step = extension(trials, grid, flags.max_extensions, flags.window or None, allowed)
             messages += step.messages
@@ -229,24 +178,14 @@ class LrBatchGrid(GridSearch):
         return {((p["lr"], p["batch"]), p["seed"]): problem.nodes(p)[0] for _, p in points}
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-        stopped = read_stopped(store.search_dir(search_id))
-        grids = {size: self.grown(graph, store, size, stopped)[0] for size in sizes_of(graph)}
+        grids = {size: self.grown(graph, store, size)[0] for size in sizes_of(graph)}
         nodes = {size: self.cell_nodes(graph, size, grid) for size, grid in grids.items()}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = final_frames(store, tracker, ids, ())
-        rows = [trial_rows(size, of_size, frame, store, stopped) for size, of_size in nodes.items()]
+        rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
         seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
         trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
-        return grid_report(graph, trials, source, tracker, search_id, _saved(nodes, trials, stopped))
-
-
-def _saved(
-    nodes: Mapping[Size, Mapping[tuple[Cell, int], Node]], trials: pd.DataFrame, stopped: Mapping[str, Mapping]
-) -> list[float]:
-    """Returns the share of all trials' training tokens that each stopped one saved."""
-    tokens = {node.id: node.config.num_tokens for of_size in nodes.values() for node in of_size.values()}
-    given_up = trials.loc[trials["state"] == State.STOPPED, "run_id"]
-    return [(1.0 - stopped[i]["progress"]) * tokens[i] / sum(tokens.values()) for i in given_up]
+        return grid_report(graph, trials, source, tracker, search_id)
 
 
 def sizes_of(graph: Graph) -> list[Size]:

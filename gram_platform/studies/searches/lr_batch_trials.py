@@ -1,9 +1,8 @@
 """Runs, scores and reports the trials of the LR/batch grid: optima, laws, a law file, and how far to trust them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import pandas as pd
 
@@ -35,7 +34,6 @@ from gram_platform.studies.searches.report import (
     trial_state,
     with_run_links,
 )
-from gram_platform.studies.searches.stopping import stopped_text
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 
@@ -108,24 +106,16 @@ def micro_batch_at(size: Size, batch: int) -> int:
     return max(divisors, key=lambda part: (part % MACHINE_RANKS == 0, part))
 
 
-def trial_rows(
-    size: Size,
-    nodes: Mapping[tuple[Cell, int], Node],
-    frame: pd.DataFrame,
-    store: Store,
-    stopped: Mapping[str, Mapping] = MappingProxyType({}),
-) -> pd.DataFrame:
+def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store) -> pd.DataFrame:
     """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid` takes them.
 
-    `state` may also be running, waiting or stopped; the loss is NaN unless complete. `stopped`: see `read_stopped`.
+    `state` may also be running or waiting; the loss is NaN unless complete.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
     ends = {name: END_LOSS + name.removeprefix(LOSS) for name in frame.columns if name.startswith(LOSS)}
     rows = []
     for ((lr, batch), seed), node in nodes.items():
         state, message = trial_state([node], frame, store)
-        if state == State.WAITING and node.id in stopped:
-            state, message = State.STOPPED, stopped[node.id]["message"]
         loss = math.nan
         if state == State.COMPLETE:
             final = stored.loc[node.id, list(ends)].rename(ends).dropna()
@@ -134,36 +124,17 @@ def trial_rows(
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
 
 
-def without_stopped(trials: pd.DataFrame) -> pd.DataFrame:
-    """Returns the trials of cells of which no seed was stopped: the seeds that were not would look better than all."""
-    cell = ["size", "lr", "batch"]
-    stopped = pd.MultiIndex.from_frame(trials.loc[trials[STATE] == State.STOPPED, cell])
-    return trials[~pd.MultiIndex.from_frame(trials[cell]).isin(stopped)] if len(stopped) else trials
-
-
 # -------------------------------------------------------------------------------------------------------------- report
 
 
 def grid_report(
-    graph: Graph,
-    trials: pd.DataFrame,
-    source: str,
-    tracker: Tracker | None,
-    search_id: str,
-    saved: Sequence[float] = (),
+    graph: Graph, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
 ) -> SearchOutput | None:
-    """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one.
-
-    `saved`: see `stopped_text`.
-    """
+    """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
     if not (trials[STATE] == State.COMPLETE).any():
         return None
     flags, name = graph.flags, graph.study.name
-    analysis = analyse_grid(
-        without_stopped(trials[trials[STATE].isin((*ENDED, State.STOPPED))]),
-        graph.preset.seq_len,
-        flags.window or None,
-    )
+    analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], graph.preset.seq_len, flags.window or None)
     measured = f"{name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {search_id}"
     law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
     sizes = {size: graph.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
@@ -176,9 +147,8 @@ def grid_report(
     }
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
-    counts = " ".join(filter(None, (counts_text(trials), stopped_text(saved, len(trials)))))
     facts = f"Search {search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), "
-    facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts} Read from {source}. {about_links}"
+    facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     record = {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
     record["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{name}-{search_id}")}
@@ -186,7 +156,6 @@ def grid_report(
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
     text = _text(trials, analysis, tables["predictions"])
-    text = "\n\n".join(filter(None, (stopped_text(saved, len(trials)), text)))
     sections = _sections(trials, tables, figures, links)
     return search_output(graph, search_id, facts, sections, data, record, figures, text)
 
@@ -234,8 +203,6 @@ def _sections(
         return sections
     missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
     text = "Diverged cells are left out of every fit and counted; the others are not in the figures and tables below."
-    if (left[STATE] == State.STOPPED).any():
-        text += " Neither are cells of which a seed was stopped early."
     return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
 
 

@@ -45,8 +45,6 @@ class MaxEntSearch(OptunaSearch):
 
     objective: MaxEntObjective = DEFAULT_OBJECTIVE
 
-    can_stop = True
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "objectives", (SearchObjective(METRIC, "minimize", self.objective.worst),))
         num_trials = {name: preset.maxent_search.num_trials for name, preset in self.presets.items()}

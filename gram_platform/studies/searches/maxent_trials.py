@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 
 import optuna
 import pandas as pd
-from optuna.trial import TrialState
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
@@ -25,7 +24,6 @@ from gram_platform.store import Store
 from gram_platform.studies.build import BEST, Graph
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
-    attributes,
     search_figures,
     trials_frame,
     why_no_importances,
@@ -36,7 +34,6 @@ from gram_platform.studies.searches.report import (
     search_output,
     with_run_links,
 )
-from gram_platform.studies.searches.stopping import stopped_text
 from gram_platform.tracking import Tracker
 
 METHOD, METRIC = "maxent", "objective"
@@ -61,11 +58,6 @@ class MaxEntProblem:
         evaluations = [node.id for node in self.nodes(point) if not node.is_run]
         ratios = mean_ratios([ratios_of(self.references, results[node_id]["losses"]) for node_id in evaluations])
         return self.objective.score(ratios, retained_by(self.settings[0], point[PROFILE]))
-
-    def value(self, point: Point, losses: Mapping[str, float]) -> float:
-        """Returns the objective of a run that still trains, from its losses by domain."""
-        ratios = mean_ratios([ratios_of(self.references, losses)])
-        return self.objective.score(ratios, retained_by(self.settings[0], point[PROFILE]))[METRIC]
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
@@ -167,9 +159,6 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
     named = {name.replace(" ", "_"): figure for name, figure in named.items()}
     facts_text = _facts_text(problem.objective, graph, search_id, about_links)
-    ended = [trial for h in histories for trial in h.study.get_trials(deepcopy=False) if trial.state.is_finished()]
-    saved = [1.0 - attributes(t).get("progress", 1.0) for t in ended if t.state == TrialState.PRUNED]
-    facts_text = " ".join(filter(None, (facts_text, stopped_text([s / len(ended) for s in saved], len(ended)))))
     sections = _sections(linked_histories, drawn, table, links)
     return search_output(graph, search_id, facts_text, sections, files, record, named, _text(table, search_id))
 

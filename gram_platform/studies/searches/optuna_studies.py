@@ -59,14 +59,14 @@ OPTUNA_STATES = {
     TrialState.FAIL: State.FAILED,
     TrialState.RUNNING: State.RUNNING,
     TrialState.WAITING: State.WAITING,
-    TrialState.PRUNED: State.STOPPED,
+    TrialState.PRUNED: State.INTERRUPTED,  # earlier versions could stop a trial early
 }
 ATTRIBUTES = {  # of a trial that has ended; metrics may be NaN
     "state": lambda value: value in (*OPTUNA_STATES.values(), State.DIVERGED),
     "metrics": lambda value: has_shape(value, {str: lambda one: isinstance(one, int | float)}),
     "runs": [str],
     "nodes": [str],
-    **dict.fromkeys(("elapsed_s", "rank_s", "progress"), float),
+    **dict.fromkeys(("elapsed_s", "rank_s"), float),
 }
 MIN_TRIALS = 10  # complete ones; with fewer, importances would be noise [ours]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
-from gram_platform.config.identity import invalid, to_plain
+from gram_platform.config.identity import to_plain
 from gram_platform.config.terminal import say
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.engine.proposals import Proposal, Source
@@ -26,10 +26,9 @@ from gram_platform.studies.flags import checked_common, parse_flags
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.run import Driver
-from gram_platform.studies.searches.control import CANCELLED, LOST, RUNNING, Control, DriverLease
 from gram_platform.studies.searches.definition import Search, SearchFlags
+from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import trial_tags
-from gram_platform.studies.searches.stopping import note_stopped
 from gram_platform.studies.session import exit_with
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
@@ -49,10 +48,7 @@ def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
     """Returns the flags with defaults filled in; ValueError as `parse`."""
     common = checked_common(search, flags)
-    checked = with_changes(search, common.preset, common.changes).checked(common.checked())
-    if checked.early_stopping and not search.can_stop:
-        raise invalid("early_stopping", True, f"False: {search.name} needs every trial to its end")
-    return checked
+    return with_changes(search, common.preset, common.changes).checked(common.checked())
 
 
 def build_search(search: Search, flags: SearchFlags) -> Graph:
@@ -89,16 +85,10 @@ def run_search(search: Search, flags: SearchFlags) -> int:
         return SearchDriver(graph, store, tracker, search_id).finish()
     with DriverLease(store.search_dir(search_id), search.name) as lease:
         try:
-            return SearchDriver(graph, store, tracker, search_id, lease.is_lost).run()
-        except DriverLost as error:
-            say(str(error))
+            return SearchDriver(graph, store, tracker, search_id, lease.require).run()
         except StorageInternalError as error:
             say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
         return 1
-
-
-class DriverLost(RuntimeError):
-    """Another driver leads the search now."""
 
 
 class SearchDriver(Driver):
@@ -112,8 +102,9 @@ class SearchDriver(Driver):
         store: Store,
         tracker: Tracker,
         search_id: str,
-        is_lost: Callable[[], bool] = lambda: False,
+        require_lead: Callable[[], None] = lambda: None,
     ):
+        """`require_lead`: raises Stopped when another driver leads the search."""
         super().__init__((graph,), store, tracker, unique(graph.study.prerequisites(graph)))
         self.search, self.graph, self.search_id = graph.study, graph, search_id
         self.folder = store.search_dir(search_id)
@@ -121,18 +112,16 @@ class SearchDriver(Driver):
         self.running: dict[str, Sequence[Node]] = {}  # trial: its nodes
         self.hours_before = 0.0  # of the trials of earlier submissions
         self.is_cut = False  # trials are left
-        self.control = Control(self.folder, self.spent_hours, self.flags.budget, is_lost)
+        self.require_lead = require_lead
 
     def spent_hours(self) -> float:
         """Returns the machine hours of this search's trials, over all submissions."""
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
     def _begin(self) -> None:
-        """Writes the record of the search, and withdraws the last order to an earlier driver."""
+        """Writes the record of the search."""
         plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
         self.folder.write_json("search.json", {**plain, **preset_params(self.flags.preset, self.flags.changes)})
-        if (was := self.control.resume()) != RUNNING:
-            say(f"was {was}; submitting again resumes it")
 
     def _execute(self, execute: Callable[[Sequence[Node]], Progress]) -> None:
         super()._execute(execute)
@@ -144,22 +133,20 @@ class SearchDriver(Driver):
             self.ids.update(following.ids_before)
             if following.text:
                 self.view.say(following.text)
-            self.is_cut = not self.control.may_go_on()
+            self.is_cut = not self._may_start()
             if self.is_cut:
                 break
             if following.source.num_left:
                 self._draw_from(following.source)
                 self.is_cut = following.source.num_left > 0
-        if self.control.state == LOST:
-            raise DriverLost("another driver leads this search since this one was suspended: stopping, nothing is lost")
 
     def _draw_from(self, source: Source) -> None:
         name = f"{self.search.name}-{self.search_id}"
-        order = (self.flags.max_concurrent, self.control.decide, self.flags.retry_failed, self.flags.early_stopping)
-        tuning = Tuning(name, *order)
+        how = (self.flags.max_concurrent, self._may_start, self.require_lead, self.flags.retry_failed)
+        tuning = Tuning(name, *how)
         self.view.begin_trials(source.num_left)
         where = (self.execution, self.resources)
-        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon)
+        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, self.cordon, self.place)
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
@@ -170,11 +157,7 @@ class SearchDriver(Driver):
         self.outcomes[outcome.name] = outcome
         self.ids.update(outcome.nodes)
         self.view.trial_ended(outcome.name, trial_line(outcome))
-        nodes = self.running.pop(outcome.name)
-        if outcome.state == State.STOPPED:
-            note_stopped(self.folder, [n.id for n in nodes if n.is_run], outcome.progress, outcome.message)
-            nodes = [node for node in nodes if node.is_run]
-        for node in nodes:
+        for node in self.running.pop(outcome.name):
             self.mirror.ended(node)
         self._watch_running()
 
@@ -195,14 +178,9 @@ class SearchDriver(Driver):
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         lines = [super()._counts(elapsed_s)] if self.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
-        if stopped := [1.0 - o.progress for o in ended if o.state == State.STOPPED]:
-            share = sum(stopped) / len(stopped)
-            lines.append(f"{len(stopped)} trials were stopped early, with {share:.0%} of their training left")
         if overheads := trial_overheads(ended):
             median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
             lines.append(f"a trial took {median}")
-        if self.control.state == CANCELLED:
-            lines.append("cancelled; submit again to go on")
         return "\n".join(lines)
 
     def _write_tables(self) -> int:

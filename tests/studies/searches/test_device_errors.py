@@ -21,7 +21,7 @@ from gram_platform.engine.process import OutOfMemory
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trial_process import Trial, ends_process, plain_crash, plain_probe, reported_probe
-from gram_platform.engine.trial_restarts import Patience, Placement
+from gram_platform.engine.trial_restarts import Patience, TrialResources
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
 from gram_platform.studies.searches.run import build_search, parse, run_search
@@ -84,7 +84,7 @@ class Process:
 
     def reports(self, **point) -> list[dict]:
         """Executes a trial; all its reports, until there are no more or the process raises an error."""
-        self.trial.setup({"name": "a", "point": point, "cordoned": []}, **self.shared)
+        self.trial.setup({"name": "a", "point": point, "placements": {}, "cordoned": []}, **self.shared)
         found = [self.trial.step()]
         while not (found[-1].get("done") or ends_process(found[-1])):
             found.append(self.trial.step())
@@ -147,10 +147,10 @@ def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
 
 def test_a_trial_that_avoids_a_machine_shares_no_process():
     cordon, bundle = Cordon(Resources()), {"CPU": 1.0}
-    assert Placement(bundle, cordon) == Placement(bundle, cordon)
-    assert hash(Placement(bundle, cordon)) == hash(Placement(bundle, cordon))
-    assert Placement(bundle, cordon, "m1") != Placement(bundle, cordon)
-    assert Placement(bundle, cordon) != Placement(bundle, cordon, "m1")
+    assert TrialResources(bundle, cordon) == TrialResources(bundle, cordon)
+    assert hash(TrialResources(bundle, cordon)) == hash(TrialResources(bundle, cordon))
+    assert TrialResources(bundle, cordon, "m1") != TrialResources(bundle, cordon)
+    assert TrialResources(bundle, cordon) != TrialResources(bundle, cordon, "m1")
 
 
 def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
@@ -158,9 +158,9 @@ def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there
     monkeypatch.setattr(trial_restarts.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)])
     monkeypatch.setattr(trial_restarts, "placement_group", lambda *bundles, **how: placed.append(how))
     for number in range(4):
-        Placement({"CPU": 1.0}, cordon).to_placement_group()
+        TrialResources({"CPU": 1.0}, cordon).to_placement_group()
         cordon.note(report(f"m{number}", "no answer"))
-    Placement({"CPU": 1.0}, cordon).to_placement_group()
+    TrialResources({"CPU": 1.0}, cordon).to_placement_group()
     selectors = [how["bundle_label_selector"] for how in placed]
     assert selectors[0] is None
     assert selectors[3:] == [[{"ray.io/node-id": "!in(m0,m1,m2)"}], [{"ray.io/node-id": "in(m4,m6)"}]]

@@ -25,7 +25,6 @@ from gram_platform.studies.library import (
     token_localization,
 )
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches.control import give_order
 from gram_platform.studies.searches.run import build_search, parse
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY
@@ -232,12 +231,10 @@ def test_killed_in_the_search_and_in_the_study_it_goes_on(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_study_waits_for_a_search_that_was_cancelled(tmp_path):
+def test_a_study_waits_for_a_search_that_a_limit_has_ended(tmp_path):
     storage = tmp_path / "storage"
-    with Submission(storage, SHORT, COMMAND) as submission:
-        submission.wait_for(lambda: written(storage), "a baseline")
-        give_order(Store(storage).open_for_writing(), "cancel", "maxent_search")
-        assert submission.finish() == 1
+    with Submission(storage, (*SHORT, "--max-hours", "0.00001"), COMMAND) as submission:
+        assert submission.finish() == 3
         assert "searched waits for the search maxent_search" in submission.output
     assert not (storage / "studies" / STUDY.name).exists()
     submit(storage, SHORT, COMMAND)

@@ -13,7 +13,7 @@ from gram_platform.engine.proposals import Group, OptunaSource, PointList, Searc
 from gram_platform.engine.trials import Outcome, execute_trial
 from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
-from gram_platform.studies.searches.optuna_studies import open_storage
+from gram_platform.studies.searches.optuna_studies import open_storage, trials_frame
 from gram_platform.studies.searches.run import trial_overheads
 
 OBJECTIVE = SearchObjective("loss", "minimize", worst=9.0)
@@ -232,48 +232,17 @@ def test_overhead_is_what_is_neither_training_nor_another_processes():
     assert trial_overheads(trials) == [pytest.approx(0.7)]
 
 
-# ------------------------------------------------------------------------------------------------ stopped early
-
-
-def judged(database, num_trials=8) -> OptunaSource:
-    group = Group("a", {"group": "a"}, open_study(database, "a", [OBJECTIVE]), num_trials, database)
-    return OptunaSource([group], SPACE, [OBJECTIVE], lambda point, losses: losses["core"])
-
-
-def with_one_stopped(database) -> OptunaSource:
-    """Six trials complete, and one that was far worse at the half of its training."""
-    source = judged(database)
-    for loss in (1.5, 1.4, 1.3, 1.2, 1.1, 1.0):
-        proposal = source.next()
-        assert source.judge(proposal, 0.5, {"core": loss}) == ""
-        source.tell(proposal, ended(proposal, loss=loss))
-    proposal = source.next()
-    assert source.judge(proposal, 0.4, {"core": 7.0}) == ""  # before the half
-    reason = source.judge(proposal, 0.5, {"core": 7.0})
-    assert reason.startswith("loss 7 at 50%")
-    source.tell(proposal, Outcome(proposal.name, proposal.point, State.STOPPED, 0.0, 2.0, message=reason, progress=0.5))
-    return source
-
-
-def test_a_hopeless_trial_is_told_as_pruned_and_counts_only_where_trials_are_stopped(database):
-    source = with_one_stopped(database)
-    (stopped,) = source.groups[0].study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
-    assert (stopped.user_attrs["state"], stopped.user_attrs["progress"]) == (State.STOPPED, 0.5)
-    assert judged(database).num_left == 1  # of 8: 6 complete, 1 stopped
-    assert source_of(database, num_trials=8).num_left == 2
-
-
-def test_a_search_without_early_stopping_finishes_what_was_stopped_first_and_once(database):
-    source = with_one_stopped(database)
-    (stopped,) = source.groups[0].study.get_trials(states=(optuna.trial.TrialState.PRUNED,))
-    for _ in range(2):  # a driver that died before it proposed anything
-        plain = source_of(database, num_trials=8)
-    proposal = plain.next()
-    assert {name: proposal.point[name] for name in SPACE.names} == stopped.params
-    plain.tell(proposal, ended(proposal))
-    again = plain.next()
-    assert {name: again.point[name] for name in SPACE.names} != stopped.params
-    assert plain.next() is None
+def test_a_trial_that_an_earlier_version_stopped_early_is_not_complete(database):
+    study = open_study(database, "a", [OBJECTIVE])
+    trial = study.ask()
+    trial.suggest_float("lr", 1e-4, 1e-2, log=True)
+    trial.set_user_attr("state", "stopped")
+    trial.set_user_attr("progress", 0.5)
+    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    assert source_of(database).num_left == 3
+    (row,) = trials_frame(study, ["loss"]).itertuples()
+    assert row.state == State.INTERRUPTED
+    assert math.isnan(row.loss)
 
 
 def test_adopting_a_trial_needs_what_optuna_calls_public():
@@ -282,7 +251,7 @@ def test_adopting_a_trial_needs_what_optuna_calls_public():
     study = optuna.create_study(storage=storage, study_name="a")
     left = study.ask()
     group = Group("a", {}, study, 1, storage)
-    group.begin(is_judged=False)
+    group.begin()
     adopted = group.taken_up()
     assert adopted.number == left.number
     study.tell(adopted, 1.0)

@@ -1,26 +1,16 @@
-"""Orders to a search's driver, its limits, and that there is one driver, without Ray."""
+"""A search's limits, and that it has one driver, without Ray."""
 
-import threading
 import time
 
 import pytest
 import torch
 
+from gram_platform.config import State
 from gram_platform.engine.life import Progress
-from gram_platform.planner import Budget
+from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
-from gram_platform.studies.searches.control import (
-    CANCELLED,
-    LOST,
-    PAUSED,
-    RUNNING,
-    Control,
-    DriverLease,
-    give_order,
-    order,
-    search_lines,
-)
+from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
 from gram_platform.studies.searches.run import SearchDriver, build_search, parse
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.searches.planted import GRID, SEARCH
@@ -31,19 +21,14 @@ def store(tmp_path):
     return Store(tmp_path / "storage").open_for_writing()
 
 
-def test_orders_reach_the_driver_and_limits_stop_it(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.studies.searches.control.LOOK_EVERY_S", 0.0)
-    folder, hours = store.search_dir("s1"), [0.0]
-    control = Control(folder, lambda: hours[0], Budget(max_hours=2.0, max_cost=3.0, dollars_per_hour=2.0))
-    assert control.decide() == "go"
-    for state, decision in ((PAUSED, "wait"), (CANCELLED, "cancel"), (RUNNING, "go")):
-        order(folder, state)
-        assert control.decide() == decision
-    hours[0] = 1.5
-    assert control.decide() == "stop"
-    assert control.limit_reached() == "$3.00 are used, max_cost is 3"
-    hours[0] = 2.0
-    assert control.limit_reached() == "2.00 machine hours are used, max_hours is 2"
+def test_limits_end_a_search(tmp_path):
+    graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"]))
+    store = Store(graph.flags.storage).open_for_writing()
+    driver = SearchDriver(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+    driver.hours_before = 1.5
+    assert driver._may_start()
+    driver.outcomes["0"] = Outcome("0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0)
+    assert not driver._may_start()
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
@@ -60,48 +45,38 @@ def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_pa
     assert driver.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
 
 
-def test_a_pause_between_rounds_waits_for_the_next_order(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.studies.searches.control.LOOK_EVERY_S", 0.01)
-    folder = store.search_dir("s1")
-    for state, goes_on in ((RUNNING, True), (CANCELLED, False)):
-        order(folder, PAUSED)
-        control = Control(folder, lambda: 0.0, Budget())
-        timer = threading.Timer(0.3, order, (folder, state))
-        started = time.monotonic()
-        timer.start()
-        assert control.may_go_on() is goes_on
-        assert time.monotonic() - started >= 0.25
-
-
 def test_one_driver_at_a_time(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.studies.searches.control.DRIVER_LEASE_S", 0.5)
+    monkeypatch.setattr("gram_platform.studies.searches.driver_lease.DRIVER_LEASE_S", 0.5)
     folder = store.search_dir("s1")
     folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
     with DriverLease(folder, "pareto"):
         with pytest.raises(ValueError, match=r"^search='pareto': expected one driver at a time"):
             DriverLease(folder, "pareto").__enter__()
-        assert give_order(store, "pause", "pareto") == "s1"
-        assert "paused, led by" in search_lines(store)[0]
+        assert "pareto" in search_lines(store)[0]
+        assert "led by" in search_lines(store)[0]
     with DriverLease(folder, "pareto"):
         pass
-    with pytest.raises(ValueError, match=r"^search='pareto'"):
-        give_order(store, "pause", "pareto")
-    with pytest.raises(ValueError, match=r"^action='stop'"):
-        give_order(store, "stop", "pareto")
+    assert search_lines(store)[0].endswith("no driver")
+
+
+def test_an_order_that_an_earlier_version_left_is_ignored(store):
+    folder = store.search_dir("s1")
+    folder.write_json("control.json", {"state": "cancelled"})
+    with DriverLease(folder, "pareto") as lease:
+        lease.require()
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
-    monkeypatch.setattr("gram_platform.studies.searches.control.DRIVER_LEASE_S", 0.2)
+    monkeypatch.setattr("gram_platform.studies.searches.driver_lease.DRIVER_LEASE_S", 0.2)
     folder = store.search_dir("s1")
-    with DriverLease(folder, "pareto") as driver:
-        control = Control(folder, lambda: 0.0, Budget())
-        control.is_lost = driver.is_lost
-        assert control.decide() == "go"
+    with DriverLease(folder, "pareto") as lease:
+        lease.require()
         taken = {**read_lease(folder), "pid": 1}  # by another process
         folder.write_json("lease.json", taken)
         time.sleep(0.3)  # several heartbeats
-        monkeypatch.setattr(control, "_next_look", 0.0)
-        assert (control.decide(), control.state) == ("cancel", LOST)
+        monkeypatch.setattr(lease, "_next_look", 0.0)
+        with pytest.raises(DriverLost):
+            lease.require()
     assert read_lease(folder) == taken
 
 

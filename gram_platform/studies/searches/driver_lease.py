@@ -1,0 +1,68 @@
+"""Gives each search one driver at a time, and lists the searches of a storage with their drivers."""
+
+import time
+
+from gram_platform.config.endings import Stopped
+from gram_platform.config.identity import invalid
+from gram_platform.config.terminal import one_line
+from gram_platform.engine.execution import owner
+from gram_platform.store import Store
+from gram_platform.store.files import Folder
+from gram_platform.store.leases import Lease, is_fresh, read_lease
+
+DRIVER_LEASE_S = 30.0
+LOOK_EVERY_S = 1.0
+
+
+class DriverLost(Stopped):
+    """Another driver leads the search now."""
+
+
+class DriverLease:
+    """Holds the lease of a search for the length of a block; ValueError while another driver holds it.
+
+    A new driver waits until the old lease expires: after `DRIVER_LEASE_S`, or at once if its process on this machine is
+    gone. A driver that was suspended for longer may have lost its lease to another.
+    """
+
+    def __init__(self, folder: Folder, name: str):
+        self.folder, self.name = folder, name
+        self._next_look = 0.0
+
+    def __enter__(self) -> "DriverLease":
+        deadline = time.monotonic() + DRIVER_LEASE_S + 1.0
+        while not self._take():
+            if time.monotonic() > deadline:
+                who = (read_lease(self.folder) or {}).get("owner")
+                raise invalid("search", self.name, f"one driver at a time: {who} leads it")
+            time.sleep(LOOK_EVERY_S)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._lease.release()
+
+    def require(self) -> None:
+        """Raises DriverLost if another driver has taken the lease; reads the lease about once a second."""
+        if time.monotonic() < self._next_look:
+            return
+        if self._lease.is_lost():
+            raise DriverLost("another driver leads this search since this one was suspended: stopping, nothing is lost")
+        self._next_look = time.monotonic() + LOOK_EVERY_S
+
+    def _take(self) -> bool:
+        with self.folder.lock("driver"):
+            if is_fresh(read_lease(self.folder)):
+                return False
+            self._lease = Lease(self.folder, owner(), DRIVER_LEASE_S, contested=True)
+        return True
+
+
+def search_lines(store: Store) -> list[str]:
+    """Returns one line for each search: id, name, preset and driver."""
+    lines = []
+    for search_id in store.list_searches():
+        folder = store.search_dir(search_id)
+        facts, lease = folder.read_spare("search.json"), read_lease(folder)
+        driver = f"led by {lease['owner']}" if is_fresh(lease) else "no driver"
+        lines.append(one_line(f"{search_id}  {facts.get('name', '?')!s:16} {facts.get('preset', '?')!s:8} {driver}"))
+    return lines
