@@ -6,8 +6,8 @@ from pathlib import Path
 from benchmarks.many_runs import DOMAINS, write_study
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.site import build_site
 from gram_platform.store import Store
-from gram_platform.studies.site import build_site
 
 NUM_RUNS, NUM_POINTS = 500, 100
 

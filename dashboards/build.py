@@ -1,8 +1,9 @@
-"""Builds the site of a storage: the state of every study and search, a page for each, all claims.
+"""Builds the site of a storage: the state of every study and search, links to their reports, all claims.
 
     python dashboards/build.py --storage ~/.gram --out ~/site
 
-This is the same as `gram report`. Open the folder's `index.html`: the pages need no network and no server.
+This is the same as `gram report`. Open the folder's `index.html`: the pages, and the copies of the reports beside them,
+need no network and no server.
 """
 
 import tyro

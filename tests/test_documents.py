@@ -20,12 +20,12 @@ from gram_platform.cli.studies import site_command
 from gram_platform.config.identity import require_choice
 from gram_platform.corpora import catalog
 from gram_platform.corpora.checking import check as check_corpus
-from gram_platform.methods import METHODS
-from gram_platform.studies import Study, measurements
+from gram_platform.methods import METHODS, measurements
+from gram_platform.methods.measurements import Losses
+from gram_platform.studies import Study
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.campaign import CampaignFlags
 from gram_platform.studies.flags import parse
-from gram_platform.studies.measurements import Losses
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.run import parse as parse_search
 from tests.test_architecture import ROOMS, ROOT
@@ -252,7 +252,7 @@ def test_the_example_of_a_study_builds(tmp_path):
 
 
 def test_the_example_of_a_measurement_has_the_runs_of_the_study(tmp_path):
-    names = example("gram_platform/studies/measurements.py", **{**vars(config), **vars(measurements)})
+    names = example("gram_platform/methods/measurements.py", **{**vars(config), **vars(measurements)})
     study = declared("experiments/scaling")["STUDY"]
     flags = parse(study, ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--storage", str(tmp_path)])
     (setting,) = build_graph(study, flags).settings

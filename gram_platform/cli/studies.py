@@ -19,13 +19,13 @@ from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study,
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid, local_path, parse_json, require_choice
 from gram_platform.config.terminal import say
-from gram_platform.pages.report.build import build_report
+from gram_platform.pages.report.build import study_page
+from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import (
     Results,
     StudyRecord,
-    intro_text,
     load_record,
     mlflow_links,
     record_from_plain,
@@ -34,14 +34,13 @@ from gram_platform.pages.results.record import (
 )
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.pages.results.results import read_results, summary_text
+from gram_platform.pages.site import build_site, watch_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.pages.site.folder import make_folder
 from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import paper
 from gram_platform.store.folders import open_folder
-from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.searches.driver_lease import search_lines
-from gram_platform.studies.site import build_site, watch_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.connection import masked
 from gram_platform.tracking.frame import mlflow_frames
@@ -144,10 +143,10 @@ def _mlflow_study(record: StudyRecord, tracker: Tracker) -> tuple[dict[str, str]
     results = read_results(record, None, mlflow_frames(tracker, record.ids, record.baseline_runs))
     if results is None:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
-    page = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker)))
+    linked = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker)))
     files = {
         "table.csv": table_csv(renamed(results.analysis.table, record.varies)),
-        "report.html": build_report(intro_text(record, results.source, tracker), page),
+        "report.html": study_page(record, linked, tracker).html(),
     }
     parts = [summary_text(record, results), "fits of the baseline's curves", frame_text(results.analysis.fits)]
     if "the paper's claims" not in parts[0] and len(results.claims):
@@ -168,7 +167,7 @@ def _mlflow_search(study: str, table: str, tracker: Tracker) -> tuple[dict[str, 
 
 
 def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: str = "", watch: float = 0.0) -> None:
-    """Build the site of a storage: an index, a page for every study and search, and one of all claims.
+    """Build the site of a storage: an index of its studies and searches with their reports, and all claims.
 
     Args:
         storage: folder or URL of the storage

@@ -43,6 +43,12 @@ class Node:
         return self.config.data.data_id if isinstance(self.config, RunConfig) else self.config.data_id
 
     @property
+    def view(self) -> View:
+        """The view that an evaluation measures."""
+        assert not isinstance(self.config, RunConfig), self.name
+        return self.config.view
+
+    @property
     def needs(self) -> frozenset[str]:
         """Ids of the runs that must be complete before this node starts."""
         return view_runs(self.config.start if isinstance(self.config, RunConfig) else self.config.view)

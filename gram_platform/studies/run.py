@@ -8,6 +8,7 @@ from gram_platform.config.terminal import say
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node, unique
+from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
@@ -15,7 +16,6 @@ from gram_platform.studies.definition import Study
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, parse
-from gram_platform.studies.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.price import rung_text

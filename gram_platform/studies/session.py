@@ -137,7 +137,7 @@ def refresh_site(destination: Destination, say: Callable[[str], None]) -> None:
         return
     package = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "gram_platform.studies.site", destination.storage, destination.tracking_uri]
+    command = [sys.executable, "-m", "gram_platform.pages.site", destination.storage, destination.tracking_uri]
     try:
         done = subprocess.run(
             command,

@@ -18,12 +18,12 @@ from gram_platform.config.endings import exit_codes
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
+from gram_platform.methods.measurements import Calibration
 from gram_platform.pages.report.calibration import read_calibration
 from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
-from gram_platform.studies.measurements import Calibration
 
 CALIBRATION_STUDY = "calibration"  # the study that measures the unit
 

@@ -6,9 +6,8 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.variants import analyse_variants, final_shares, module_shares, probed_shares, share_curves
-from gram_platform.pages.report.build import build_report, report_sections
+from gram_platform.pages.report.build import study_page
 from gram_platform.pages.report.modules import readable_shares
-from gram_platform.pages.report.page import figures_of
 from gram_platform.store import Store
 from tests.study_frames import curves, evaluations, study_of
 from tests.tiny import run_config
@@ -88,7 +87,7 @@ def test_the_page_shows_a_panel_a_domain_with_its_own_module_thick(shares):
     runs, about = pd.DataFrame({"id": []}), {"varies": "labelled", "profile": "core"}
     analysis = analyse_variants(views, points, ("0.5",))
     study = study_of(analysis, points, runs, absorption=shares, **about)
-    figures = {n: f for n, f in figures_of(report_sections(study)).items() if n.startswith("absorption-")}
+    figures = {n: f for n, f in study_page(study.record, study, None).figures.items() if n.startswith("absorption-")}
     assert list(figures) == [f"absorption-0.5-gram-tiny-{domain}" for domain in DOMAINS]
     for domain in MODULES:
         lines = {line.name: line for line in figures[f"absorption-0.5-gram-tiny-{domain}"].data if line.name}
@@ -98,6 +97,7 @@ def test_the_page_shows_a_panel_a_domain_with_its_own_module_thick(shares):
         assert list(own.y) == pytest.approx(expected)
         assert all(own.line.width > other.line.width for other in lines.values())
     assert not any("own" in (line.name or "") for line in figures["absorption-0.5-gram-tiny-core"].data)
-    page = build_report("", study)
+    page = study_page(study.record, study, None).html()
     assert page.index("<h2>Against labelled") < page.index("<h2>Which module learns what is not labelled</h2>")
-    assert "<h2>Which module" not in build_report("", study_of(analysis, points, runs, **about))
+    without = study_of(analysis, points, runs, **about)
+    assert "<h2>Which module" not in study_page(without.record, without, None).html()

@@ -10,8 +10,7 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
-from gram_platform.pages.report.build import build_report, report_sections
-from gram_platform.pages.report.page import figures_of
+from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import summary_text
 from tests.study_frames import NUM_STEPS, loss_at
@@ -128,14 +127,14 @@ def page_of(by_modules: bool) -> tuple[Results, str, str]:
     analysis = analyse(evaluations(), curves())
     runs, claims = pd.DataFrame({"id": []}), pd.DataFrame({"claim": [], "verdict": []})
     study = Results(record(by_modules=by_modules), analysis, curves(), runs, claims, "")
-    return study, build_report("", study), summary_text(study.record, study)
+    return study, study_page(study.record, study, None).html(), summary_text(study.record, study)
 
 
 def test_the_page_leads_with_both_classes_against_the_number():
     study, page, text = page_of(by_modules=True)
     assert page.index("<h2>By the number of modules on</h2>") < page.index("<h2>From one module to all</h2>")
     assert page.index("<h2>From one module to all</h2>") < page.index("<h2>Methods</h2>")
-    figures = figures_of(report_sections(study))
+    figures = study_page(study.record, study, None).figures
     assert [name for name in figures if name.startswith("modules-")] == ["modules-core-tiny", "modules-retain-tiny"]
     assert [list(line.x) for line in figures["modules-core-tiny"].data] == [[0.0, 1.0, 2.0, 3.0]] * 3
     assert all(len(line.x) == 3 for line in figures["modules-retain-tiny"].data)
@@ -151,8 +150,9 @@ def test_core_alone_gives_no_panel_of_retain(per_seed):
     alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
     study = page_of(by_modules=True)[0]
     study = dataclasses.replace(study, analysis=dataclasses.replace(study.analysis, per_seed=alone))
-    assert [name for name in figures_of(report_sections(study)) if name.startswith("modules-")] == ["modules-core-tiny"]
-    assert "<h2>From one module to all</h2>" not in build_report("", study)
+    page = study_page(study.record, study, None)
+    assert [name for name in page.figures if name.startswith("modules-")] == ["modules-core-tiny"]
+    assert "<h2>From one module to all</h2>" not in page.html()
 
 
 def test_other_studies_have_no_such_section():
@@ -160,4 +160,4 @@ def test_other_studies_have_no_such_section():
     assert study.by_number is None
     assert "<h2>By the number" not in page
     assert "from one module" not in text
-    assert not [name for name in figures_of(report_sections(study)) if name.startswith("modules-")]
+    assert not [name for name in study_page(study.record, study, None).figures if name.startswith("modules-")]

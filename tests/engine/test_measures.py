@@ -12,12 +12,12 @@ from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
+from gram_platform.methods.measurements import Samples
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.samples import read_samples, samples_sections, samples_text
+from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.measurements import Samples
 from gram_platform.studies.placement import placement_of
 
 NUM_SEQUENCES = 5
@@ -99,7 +99,7 @@ def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, ex
     profiles = ("core", f"core+{kept}")
     expected = [(kept, profiles[0], "removed"), (kept, profiles[1], "kept")]
     assert sorted(found) == sorted([*expected, *((CORE, profile, "kept") for profile in profiles)])
-    sections = {section.title: section for section in samples_sections(record, results)}
+    sections = {section.title: section for section in samples_page(record, results, None).sections}
     of_core = sections[f"{CORE}, document 0"].table
     assert list(of_core.columns) == ["method", "profile", "continuation"]
     assert sorted(of_core["profile"]) == sorted(profiles)

@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 import pytest
 
 from gram_platform.analysis.tables import Analysis, analyse
-from gram_platform.pages.report.build import build_report, report_sections
-from gram_platform.pages.report.page import Section, figures_of, readable_claims, readable_runs, sections_html
+from gram_platform.pages.report.build import study_page
+from gram_platform.pages.report.page import Section, readable_claims, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
 from gram_platform.pages.results.record import shared_profile
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
@@ -37,8 +37,14 @@ def runs_frame() -> pd.DataFrame:
     return frame
 
 
+def html_of(analysis: Analysis, *args, **about) -> str:
+    """The report of `study_of`."""
+    study = study_of(analysis, *args, **about)
+    return study_page(study.record, study, None).html()
+
+
 def report_of(analysis: Analysis) -> str:
-    return build_report("First.\n\nSecond.", study_of(analysis, curves(), runs_frame(), title="A <study>"))
+    return html_of(analysis, curves(), runs_frame(), title="A <study>", question="First.\n\nSecond.")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +107,7 @@ def test_a_domain_named_like_markup_is_escaped_once():
     views = evaluations().rename(columns=renamed).replace("biology", "<b>&x", regex=True)
     points = curves().replace("biology", "<b>&x", regex=True)
     analysis = analyse(views, points, tuple(SIZES))
-    page = build_report("", study_of(analysis, points, runs_frame()))
+    page = html_of(analysis, points, runs_frame())
     markup = without_plotly(page)
     assert "profile core+&lt;b&gt;&amp;x:" in markup  # in a text
     assert "<td>core+&lt;b&gt;&amp;x</td>" in markup  # and a table
@@ -197,7 +203,7 @@ def test_every_section_has_an_address_of_its_own():
 def test_claims_are_shown():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
-    page = build_report("", study_of(analysis, curves(), runs_frame(), claims))
+    page = html_of(analysis, curves(), runs_frame(), claims)
     assert "retain &gt; forget" in page
     places = [page.index(f"<h2>{title}</h2>") for title in ("At a glance", "Scaling", "Claims", "Capabilities")]
     assert places == sorted(places)
@@ -213,8 +219,8 @@ def test_a_disagreement_is_explained_in_the_last_column():
     assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
     assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
-    study = study_of(analysis, curves(), runs_frame(), explained(claims, "scaling", "demo", why))
-    assert '<td class="long">It &lt;is&gt; b. Shown by run 0123456789ab.</td></tr>' in build_report("", study)
+    page = html_of(analysis, curves(), runs_frame(), explained(claims, "scaling", "demo", why))
+    assert '<td class="long">It &lt;is&gt; b. Shown by run 0123456789ab.</td></tr>' in page
 
 
 def test_every_explanation_is_of_a_claim_that_exists():
@@ -230,7 +236,8 @@ def test_the_same_study_is_the_same_page(page):
 def test_names_of_figures_and_the_shared_profile():
     analysis = analyse(evaluations(), curves(), tuple(SIZES))
     assert shared_profile(analysis.table) == "core+biology"
-    names = set(figures_of(report_sections(study_of(analysis, curves(), runs_frame()))))
+    study = study_of(analysis, curves(), runs_frame())
+    names = set(study_page(study.record, study, None).figures)
     assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
     assert "scaling-elicited" not in names
     assert all(re.fullmatch(r"[\w-]+", name) for name in names)
@@ -250,7 +257,7 @@ def stories_page() -> str:
     analysis = analyse(frames.evaluations(), frames.curves(), attacks=frames.attacks())
     claims, runs = with_published(paper_claims(analysis.per_seed, "stories"), "stories"), frames.runs()
     about = {"parameters": frames.PARAMETERS, "costs": frames.COSTS, "compare_with": "stories", "title": "Stories"}
-    return build_report("", study_of(analysis, frames.curves(), runs, claims, **about))
+    return html_of(analysis, frames.curves(), runs, claims, **about)
 
 
 def test_a_study_of_every_method_beside_the_paper(stories_page):

@@ -6,11 +6,11 @@ from typing import ClassVar
 from gram_platform.config import CORE, TokenLosses, View
 from gram_platform.corpora.catalog import StoriesCorpus
 from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.measurements import TokenIncreases, instead_of_losses
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Plans, Setting
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.measurements import TokenIncreases, instead_of_losses
 
 STORIES = StoriesCorpus(core_documents=1_500, aux_documents=150, num_facts=96, shared_fact_share=0.3)
 
@@ -29,7 +29,7 @@ class CoreTokens(TokenIncreases):
 
     def nodes(self, method: str, setting: Setting):
         def token_losses(node):
-            where = (node.config.view, setting.data_id, (CORE,))
+            where = (node.view, setting.data_id, (CORE,))
             return TokenLosses(*where, setting.num_eval_sequences, setting.size.precision)
 
         return instead_of_losses(method_nodes(method, setting), self.name, token_losses)

@@ -1,7 +1,8 @@
-"""A new measurement is one class and one line of the table: it is run, read, written and shown in the site."""
+"""A new measurement is a class of nodes and one line of a table: it is run, read, written, and in the site's index."""
 
 import dataclasses
-from types import SimpleNamespace
+import subprocess
+import sys
 from typing import ClassVar
 
 import pandas as pd
@@ -11,17 +12,20 @@ from gram_platform.config import CORE, TokenLosses
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
+from gram_platform.methods.measurements import Losses, instead_of_losses
 from gram_platform.methods.nodes import method_nodes, require_closed
-from gram_platform.pages.report.page import Section, page_html
-from gram_platform.pages.results.record import load_record, publish
+from gram_platform.pages.report.measurements import MEASUREMENTS, Shown
+from gram_platform.pages.report.page import Page, Section
+from gram_platform.pages.results.record import load_record
+from gram_platform.pages.results.results import nodes_frame
+from gram_platform.pages.site import build_site
 from gram_platform.store import Store
 from gram_platform.store.root import provide_corpus
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY
-from gram_platform.studies.measurements import MEASUREMENTS, Losses, instead_of_losses
 from gram_platform.studies.record import record_of
-from gram_platform.studies.site import build_site
+from gram_platform.tracking.frame import store_frames
 
 
 class WorstToken(Losses):
@@ -31,37 +35,39 @@ class WorstToken(Losses):
 
     def nodes(self, method, setting):
         def evaluation_of(node):
-            return TokenLosses(node.config.view, setting.data_id, (CORE,), 2, setting.size.precision)
+            return TokenLosses(node.view, setting.data_id, (CORE,), 2, setting.size.precision)
 
         return instead_of_losses(method_nodes(method, setting), self.name, evaluation_of)
 
-    @staticmethod
-    def read(record, store, frames=None):
-        views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
-        rows = [
-            (e["tags"]["method"], e["tags"]["profile"], float(store.evaluation(e["id"]).tensors()[CORE].max()))
-            for e in views
-            if store.evaluation(e["id"]).result()
-        ]
-        table = pd.DataFrame(rows, columns=["method", "profile", "loss"])
-        return SimpleNamespace(table=table, source="the storage") if rows else None
 
-    @staticmethod
-    def text(record, results):
-        return f"the highest loss is {results.table['loss'].max():.3f}"
+@dataclasses.dataclass(frozen=True)
+class WorstResults:
+    table: pd.DataFrame
+    runs: pd.DataFrame
+    source: str = "the storage"
 
-    @staticmethod
-    def write(record, store, results, failures, tracker):
-        page = page_html(record.title, "", WorstToken.sections(record, results))
-        return publish(record, store, results.table.to_csv(), page, {}, tracker)
 
-    @staticmethod
-    def sections(record, results):
-        return [Section("Worst tokens", table=results.table)]
+def read_worst(record, store, frames=None):
+    views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
+    rows = [
+        (e["tags"]["method"], e["tags"]["profile"], float(store.evaluation(e["id"]).tensors()[CORE].max()))
+        for e in views
+        if store.evaluation(e["id"]).result()
+    ]
+    table = pd.DataFrame(rows, columns=["method", "profile", "loss"])
+    return WorstResults(table, nodes_frame(record, store_frames(store, record.ids, ()).nodes)) if rows else None
 
-    @staticmethod
-    def footer(results):
-        return "Losses in nats."
+
+def worst_page(record, results, tracker):
+    return Page(record.title, "", [Section("Worst tokens", table=results.table)], "Losses in nats.")
+
+
+SHOWN = Shown(
+    read=read_worst,
+    text=lambda record, results: f"the highest loss is {results.table['loss'].max():.3f}",
+    table=lambda record, results: results.table,
+    page=worst_page,
+)
 
 
 @pytest.fixture
@@ -71,8 +77,8 @@ def study():
     return dataclasses.replace(STUDY, name="worst", presets={"smoke": preset})
 
 
-def test_a_measurement_is_one_class_and_one_line(study, tmp_path, monkeypatch):
-    monkeypatch.setitem(MEASUREMENTS, WorstToken.name, WorstToken)
+def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
+    monkeypatch.setitem(MEASUREMENTS, WorstToken.name, SHOWN)
     flags = parse(study, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path / "storage")])
     graph, store = build_graph(study, flags), Store(flags.storage).open_for_writing()
     require_closed(graph.nodes)
@@ -89,7 +95,16 @@ def test_a_measurement_is_one_class_and_one_line(study, tmp_path, monkeypatch):
     assert (results.table["loss"] > 0).all()
     assert measurement.text(record, results).startswith("the highest loss is ")
     assert set(measurement.write(record, store, results, {}, None)) == {"table.csv", "report.html", "study.json"}
-    assert build_site(store, None).problems == ()
-    page = (tmp_path / "storage" / "site" / "studies" / "worst.html").read_text()
+    page = (tmp_path / "storage" / "studies" / "worst" / "report.html").read_text()
     assert "<h2>Worst tokens</h2>" in page
     assert "Losses in nats." in page
+    monkeypatch.undo()  # the site needs no measurement's code
+    assert build_site(store, None).problems == ()
+    assert "../studies/worst/report.html" in (tmp_path / "storage" / "site" / "index.html").read_text()
+
+
+def test_nodes_of_measurements_import_no_pages():
+    code = "import sys, gram_platform.methods.measurements; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in done.stdout.split() if name.startswith("gram_platform.")}
+    assert rooms == {"config", "methods"}

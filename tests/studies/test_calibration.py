@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.calibration import AUXILIARY, CALIBRATION_COLUMNS, FIT, SINGLE, UNIT
+from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
-from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.run import run_study
 
 

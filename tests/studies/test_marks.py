@@ -12,8 +12,7 @@ import pytest
 
 from gram_platform.analysis.tables import analyse
 from gram_platform.pages.figures.style import whiskers
-from gram_platform.pages.report.build import report_sections
-from gram_platform.pages.report.page import figures_of
+from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.replication import published_studies
 from gram_platform.pages.results.results import read_results
@@ -33,7 +32,7 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
     attacks = frames.attacks(seeds=seeds) if hasattr(frames, "attacks") else None
     analysis = analyse(frames.evaluations(seeds=seeds), frames.curves(seeds=seeds), attacks=attacks)
     study = study_frames.study_of(analysis, frames.curves(seeds=seeds), NO_RUNS, **about)
-    return figures_of(report_sections(study))
+    return study_page(study.record, study, None).figures
 
 
 def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
@@ -87,7 +86,7 @@ def test_every_figure_of_a_study(frames, about, seeds):
 def test_every_figure_of_the_published_studies():
     """2B and 5B have one seed beside three of other sizes."""
     for study in published_studies():
-        figures = figures_of(report_sections(study))
+        figures = study_page(study.record, study, None).figures
         assert figures
         assert wrong_marks(figures) == []
 
@@ -115,8 +114,8 @@ def test_every_figure_of_the_smoke_study_and_grid(tmp_path):
         assert ended.returncode == 0, ended.stdout + ended.stderr
     store = Store(str(tmp_path))
     results = read_results(load_record(store, "scaling"), store)
-    figures = figures_of(report_sections(results)) | grid_figures(str(tmp_path))
+    figures = study_page(results.record, results, None).figures | grid_figures(str(tmp_path))
     assert len(figures) > 12
     assert wrong_marks(figures) == []
     one = dataclasses.replace(results, record=dataclasses.replace(results.record, profile="mean"))
-    assert wrong_marks(figures_of(report_sections(one))) == []
+    assert wrong_marks(study_page(one.record, one, None).figures) == []

@@ -14,16 +14,17 @@ from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
 from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
 from gram_platform.methods import METHODS, Setting
+from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.localization import increases_frame, shaded_html
+from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
-from gram_platform.studies.measurements import MEASUREMENTS, Samples, TokenIncreases
 from gram_platform.studies.supply import shortages
 from tests.studies.processes import submit
 

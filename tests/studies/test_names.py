@@ -15,8 +15,8 @@ from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
 from gram_platform.methods.nodes import Node, method_nodes, node_name
 from gram_platform.pages.results.record import StudyRecord, entries_of
-from gram_platform.pages.site.facts import read_facts, totals
-from gram_platform.pages.site.sections import state_sections
+from gram_platform.pages.site.facts import read_facts
+from gram_platform.pages.site.index import Addresses, index_page
 from gram_platform.store import Store
 from gram_platform.studies.library import accumulation, scaling
 from gram_platform.studies.live import LiveView
@@ -111,11 +111,9 @@ def test_terminal_status_mlflow_site_and_ray_call_a_node_the_same(setting, nodes
 
 
 def on_the_site(store: Store) -> dict[str, str]:
-    """{id: name} of the nodes that are not complete, on the study's page."""
-    facts = read_facts(store)
-    (study,) = facts.studies
-    sections = state_sections(study, totals(study.node_ids, facts), facts, 0, "", {}, {})
-    (table,) = [section.table for section in sections if section.title == "Not complete"]
+    """{id: name} of the nodes that are not complete, in the index."""
+    index = index_page(read_facts(store), store.root, "", Addresses("", {}, {}))
+    (table,) = [section.table for section in index.sections if section.title == "Not complete"]
     return dict(zip(table["id"], table["node"], strict=True))
 
 

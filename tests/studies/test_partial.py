@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from gram_platform.engine.life import Progress
+from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.store import Store
-from gram_platform.studies.measurements import MEASUREMENTS
 from gram_platform.studies.run import StudyWork
 from gram_platform.studies.submission import Submission
 from gram_platform.tracking import TrackingUnavailable

@@ -53,7 +53,7 @@ def planted_study(store: Store) -> Tracker:
     ]
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
-    publish(record, store, "method\n", "<html></html>", {}, tracker, lines)
+    publish(record, store, {"table.csv": b"method\n", "report.html": b"<html></html>"}, {}, tracker, lines)
     return tracker
 
 

@@ -1,4 +1,4 @@
-"""Builds the report of a study as one HTML page: the six main numbers, and the sections of studies with variants."""
+"""Builds the page of a study: the six main numbers, and the sections of studies with variants."""
 
 import math
 
@@ -12,14 +12,7 @@ from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.modules import absorption_sections
-from gram_platform.pages.report.page import (
-    Section,
-    is_attack,
-    page_html,
-    readable_runs,
-    render,
-    with_verdicts,
-)
+from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,
     attack_sections,
@@ -33,8 +26,9 @@ from gram_platform.pages.report.sections import (
     renamed,
 )
 from gram_platform.pages.report.unit import unit_error, unit_sections
-from gram_platform.pages.results.record import Results, StudyRecord
+from gram_platform.pages.results.record import Results, StudyRecord, intro_text
 from gram_platform.paper.paper import PAPER_SCALES
+from gram_platform.tracking import Tracker
 
 FOOTER = f"""Compute ratio: the place of a loss on the baseline's learning curve, which is the fitted curve's step at
 that loss over its step at the baseline's final loss; 1 is the baseline at its end. It is no share of a finished,
@@ -56,14 +50,14 @@ domain; lower is better. The loss is that of the attack's best checkpoint on val
 paper and favours the attacker. No attack trains on validation data."""
 
 
-def build_report(intro: str, study: Results) -> str:
-    """Renders the page of a study as HTML; a partial study has a partial page that names what is missing."""
-    intro, footer = with_verdicts(intro, study.claims), report_footer(study)
-    return page_html(study.record.title, intro, report_sections(study), footer)
+def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
+    """Builds the page of a study; a partial study has a partial page that names what is missing."""
+    intro, claims = intro_text(record, study.source, tracker), renamed(study.claims, record.varies)
+    return Page(record.title, intro, report_sections(study), report_footer(study), claims)
 
 
 def report_sections(study: Results) -> list[Section]:
-    """Builds the sections of the study's page, in the report and on the site.
+    """Builds the sections of the study's page.
 
     They are: a warning about the unit, six numbers, main figure, claims, missing results, tables, other figures, runs.
     """

@@ -16,11 +16,12 @@ from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import frame_text, interval_texts
 from gram_platform.pages.figures.calibration import calibration_figure
 from gram_platform.pages.figures.style import drawn
-from gram_platform.pages.report.page import Section, readable_runs
-from gram_platform.pages.report.sections import curve_sections, missing_sections
-from gram_platform.pages.results.record import Results, StudyRecord
+from gram_platform.pages.report.page import Page, Section, readable_runs
+from gram_platform.pages.report.sections import curve_sections, missing_sections, renamed
+from gram_platform.pages.results.record import Results, StudyRecord, intro_text
 from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
+from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
 
 ERRORS = f"""An error is a compute ratio minus the true share of the steps. Fit: validation losses of a reference seed
@@ -84,15 +85,17 @@ def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values()))
 
 
-def calibration_sections(record: StudyRecord, results: CalibrationResults) -> list[Section]:
-    """Builds the sections of the page: errors, what is missing, readings of finished baselines, curves, runs."""
+def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: Tracker | None) -> Page:
+    """Builds the page: errors, what is missing, readings of finished baselines, curves, runs."""
     sizes = dict.fromkeys(results.errors["size"])
     figures = drawn({f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes})
     errors, shares = readable_errors(results.errors), readable_shares(results.errors)
-    return [
+    sections = [
         Section("Errors", ERRORS, figures, table=errors, table_is_open=True),
         *missing_sections(results.analysis.missing),
         Section("Shares of the steps", SHARES_TEXT, table=shares, table_is_open=True),
         *curve_sections(results),
         Section("Runs", table=readable_runs(results.runs)),
     ]
+    intro, claims = intro_text(record, results.source, tracker), renamed(results.claims, record.varies)
+    return Page(record.title, intro, sections, CALIBRATION_FOOTER, claims)

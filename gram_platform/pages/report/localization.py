@@ -27,7 +27,7 @@ from gram_platform.analysis.tables import frame_text, with_intervals
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
-from gram_platform.pages.report.page import Section, readable_runs, render, with_verdicts
+from gram_platform.pages.report.page import Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import nodes_frame
@@ -101,15 +101,10 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
-def tokens_intro(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> str:
-    source = f"{results.source}; token losses from the storage"
-    return with_verdicts(intro_text(record, source, tracker), results.claims)
-
-
-def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]:
-    """Builds the sections of the page: concentration, claims, missing views, shaded texts, tables."""
-    found = results.found
-    return [
+def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> Page:
+    """Builds the page: concentration, claims, missing views, shaded texts, tables."""
+    found, source = results.found, f"{results.source}; token losses from the storage"
+    sections = [
         _concentration(found),
         *judged_sections(results.claims, CLAIMS_TEXT),
         *missing_sections(found.missing),
@@ -120,6 +115,7 @@ def tokens_sections(record: StudyRecord, results: TokenResults) -> list[Section]
         Section("Every profile and domain", table=readable_localization(found.table)),
         Section("Runs", table=readable_runs(results.runs)),
     ]
+    return Page(record.title, intro_text(record, source, tracker), sections, LOCALIZATION_FOOTER, results.claims)
 
 
 def _concentration(found: Localization) -> Section:

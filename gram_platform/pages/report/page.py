@@ -1,7 +1,7 @@
-"""Renders sections as one HTML document, either self-contained or as a page of a site.
+"""Renders a page, whoever made it, as one HTML document that loads nothing.
 
 The templates of `pages/templates` escape every text that is not `Markup`. Figures are JSON that `page.js` draws when
-they come into view; plotly.js stands in a self-contained page once, or beside the pages of a site.
+they come into view; a page with figures carries plotly.js.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import interval_text
+from gram_platform.analysis.tables import interval_text, table_csv
 from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, UNIT_ERROR, verdict_counts
 
 LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
-ASSETS = ("page.css", "page.js", PLOTLY)  # shared by the pages of a site
+REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"  # files of a study and of a search
 # in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
 _OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
@@ -54,12 +54,43 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Shell:
-    """A site around a page: its folder, which holds `ASSETS`, and its navigation."""
+class Page:
+    """A page of a study, a search or a site: plain texts around sections. Blank lines separate paragraphs.
 
-    root: str = ""  # the way from the page to the folder: "" or "../"
-    links: Sequence[tuple[str, str]] = ()  # (label, address in the folder) of the navigation
-    current: str = ""  # the label that the page belongs to
+    `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged.
+    """
+
+    title: str
+    intro: str
+    sections: Sequence[Section]
+    footer: str = ""
+    claims: pd.DataFrame | None = None
+
+    @property
+    def figures(self) -> dict[str, go.Figure]:
+        """Every figure of the sections by its name."""
+        return {
+            name: one for s in self.sections for shown in (s.figures, s.more_figures) for name, one in shown.items()
+        }
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The page's files by name: report.html, and claims.csv if there are claims to judge."""
+        claims = {} if self.claims is None else {CLAIMS_FILE: table_csv(self.claims).encode()}
+        return {REPORT_FILE: self.html().encode(), **claims}
+
+    def html(self, navigation: Sequence[tuple[str, str]] = ()) -> str:
+        """Renders the document. `navigation` are (title, address) of the pages of its site.
+
+        The page runs its own scripts alone, named by a hash that no text in it can hold.
+        """
+        has_claims = self.claims is not None and len(self.claims)
+        counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
+        parts = {"intro": _paragraphs(counted + self.intro), "main": sections_html(self.sections)}
+        parts |= {"title": self.title, "footer": _paragraphs(self.footer)}
+        nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
+        scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
+        return str(render("page.html", **parts, navigation=navigation, scripts=scripts, nonce=nonce))
 
 
 def section_by_size(
@@ -69,41 +100,6 @@ def section_by_size(
     *others, last = figures
     folded = {name: figure for size in others for name, figure in figures[size].items()}
     return Section(title, text, figures[last], folded, "The other sizes", table, table_is_open)
-
-
-def figures_of(sections: Iterable[Section]) -> dict[str, go.Figure]:
-    """Returns every figure of the sections by its name."""
-    return {name: one for s in sections for shown in (s.figures, s.more_figures) for name, one in shown.items()}
-
-
-def page_html(title: str, intro: str, sections: Sequence[Section], footer: str = "", shell: Shell | None = None) -> str:
-    """Renders the whole document. `intro` and `footer` are plain text; blank lines in them separate paragraphs.
-
-    Without a `shell` it is self-contained; with one, `ASSETS` lie in the shell's folder.
-    """
-    has_figures = any(section.figures or section.more_figures for section in sections)
-    return document(title, _paragraphs(intro), sections_html(sections), _paragraphs(footer), shell, has_figures)
-
-
-def with_verdicts(intro: str, claims: pd.DataFrame | None) -> str:
-    """Puts a line that counts the verdicts above the intro of a page; returns the intro if there are no claims."""
-    if claims is None or claims.empty:
-        return intro
-    return f"Claims: {verdict_counts(claims['verdict'])}.\n\n{intro}"
-
-
-def document(
-    title: str, intro: Markup, main: Markup, footer: Markup, shell: Shell | None, has_figures: bool = True
-) -> str:
-    """Renders a document from its rendered parts.
-
-    A site's page runs its own scripts alone, named by a hash that no text in the page can hold: parts may come from a
-    storage whose writers are not trusted.
-    """
-    scripts = ("page.js",) if shell and not has_figures else (PLOTLY, "page.js")
-    parts = {"title": title, "intro": intro, "main": main, "footer": footer}
-    nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
-    return str(render("page.html", **parts, shell=shell, scripts=scripts, nonce=nonce))
 
 
 def sections_html(sections: Sequence[Section]) -> Markup:
@@ -118,7 +114,7 @@ def render(template: str, **values: object) -> Markup:
 
 
 def asset(name: str) -> str:
-    """Reads one of `ASSETS`."""
+    """Reads `page.css`, `page.js` or PLOTLY."""
     if name == PLOTLY:
         return get_plotlyjs()
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

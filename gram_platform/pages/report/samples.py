@@ -8,7 +8,7 @@ import pandas as pd
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Section, readable_runs, render
+from gram_platform.pages.report.page import Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import nodes_frame
@@ -76,17 +76,14 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
     return "\n".join([*head, *lines])
 
 
-def samples_intro(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> str:
-    intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    return f"{intro}\n\n{results.sampling}"
-
-
-def samples_sections(record: StudyRecord, results: SampleResults) -> list[Section]:
-    """Builds the sections of the page: missing views, a section for each document, the runs."""
+def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
+    """Builds the page: missing views, a section for each document, the runs."""
     sections = missing_sections(results.missing)
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
-    return [*sections, Section("Runs", table=readable_runs(results.runs))]
+    sections.append(Section("Runs", table=readable_runs(results.runs)))
+    intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
+    return Page(record.title, f"{intro}\n\n{results.sampling}", sections, SAMPLES_FOOTER)
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

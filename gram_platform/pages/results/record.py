@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 
 import pandas as pd
@@ -11,8 +11,8 @@ import pandas as pd
 from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
-from gram_platform.config import LOSSES
-from gram_platform.config.identity import InvalidField, has_shape, invalid
+from gram_platform.config import LOSSES, State
+from gram_platform.config.identity import InvalidField, has_shape, invalid, short_hash
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import Node
@@ -71,6 +71,7 @@ class StudyRecord(Description):
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
     unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
+    shown: str = ""  # `nodes_digest` of the complete nodes that report.html shows; "" before it is written
 
     @property
     def ids(self) -> set[str]:
@@ -90,9 +91,23 @@ class StudyRecord(Description):
         """The preset's name; "" for a study of external losses."""
         return self.params.get("preset", "")
 
+    @property
+    def scale(self) -> str:
+        """Names the scale at which the study's claims are judged."""
+        return f"preset {self.params.get('preset', '?')} ({', '.join(self.sizes)})"
+
+    def shown_by(self, runs: pd.DataFrame) -> "StudyRecord":
+        """Returns the record beside a report of these nodes, in the columns `id` and `status`."""
+        return replace(self, shown=nodes_digest(runs.loc[runs["status"] == State.COMPLETE, "id"]))
+
     def to_json(self) -> bytes:
         """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+
+
+def nodes_digest(ids: Iterable[str]) -> str:
+    """Hashes a set of node ids."""
+    return short_hash(sorted(set(ids)))
 
 
 def entries_of(nodes: Iterable[Node]) -> tuple[dict, ...]:
@@ -184,17 +199,16 @@ class Results:
 def publish(
     record: StudyRecord,
     store: Store,
-    table: str,
-    report: str,
+    files: Mapping[str, bytes],
     figures: Mapping[str, object],
     tracker: Tracker | None,
     lines: Sequence[Line] = (),
 ) -> dict[str, str]:
-    """Writes table.csv, report.html and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
+    """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
 
     `lines`: of the figures that MLflow shall draw too.
     """
-    files = {"table.csv": table.encode(), "report.html": report.encode(), "study.json": record.to_json()}
+    files = {**files, STUDY_FILE: record.to_json()}
     shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
     charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)

@@ -1,7 +1,7 @@
-"""Builds the site of a storage: an index, a page for every study and search, and one of all claims.
+"""Builds the site of a storage: an index of all studies and searches, and a page of all claims.
 
-The pages are static files. `build.py` writes those whose facts have changed; `facts.py` reads the storage, `pages.py`
-and the files that it imports turn facts into pages. Every number comes from `analysis/`. Runs are in MLflow.
+The site leads to the reports that studies and searches have written, and renders none again. `build.py` writes what has
+changed; `facts.py` reads the storage, `index.py` and `claims.py` turn facts into pages. Runs are in MLflow.
 """
 
 from gram_platform.pages.site.build import build_site, watch_site

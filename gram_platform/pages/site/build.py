@@ -1,21 +1,23 @@
-"""Builds the site of a storage, once or repeatedly, and writes only the pages whose facts have changed."""
+"""Builds the site of a storage, once or repeatedly, and writes only the files that have changed."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gram_platform.config.identity import invalid
 from gram_platform.pages.results.record import run_links
+from gram_platform.pages.site.claims import claims_page
 from gram_platform.pages.site.facts import Facts, read_facts
-from gram_platform.pages.site.folder import SiteFolder, writing
-from gram_platform.pages.site.pages import Snapshot, write_overview, write_studies
+from gram_platform.pages.site.folder import write_changed, writing
+from gram_platform.pages.site.index import LINKED, REPORT_FILE, Addresses, index_page
 from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
-from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 
-SITE = "site"  # the folder in the storage
+SITE, STUDIES = "site", "studies"  # the folder in the storage; that of studies, in the storage and in other sites
+NAVIGATION = (("Studies", "index.html"), ("Claims", "claims.html"))
 
 
 @dataclass(frozen=True)
@@ -25,42 +27,43 @@ class Built:
     index: str  # the path or URL of the page to open
     num_runs: int
     num_written: int  # files
-    problems: tuple[str, ...]  # studies whose results could not be read
+    problems: tuple[str, ...]  # studies whose claims could not be read
 
 
-def build_site(
-    store: Store,
-    tracking_uri: str | None,
-    out: str = "",
-    facts: Facts | None = None,
-    *,
-    measurements: Mapping[str, Any],
-) -> Built:
-    """Writes every page whose facts have changed into `out` (default: `site` in the storage).
+def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Facts | None = None) -> Built:
+    """Writes the pages that have changed into `out` (default: `site` in the storage).
 
-    Links lead to MLflow at `tracking_uri`. ValueError if `out` cannot be written.
+    They lead to the reports in the storage, or in another `out` to copies of these, and to MLflow at `tracking_uri`.
+    ValueError if `out` cannot be written.
     """
-    folder = _site_folder(store, out)
+    folder, num_written = _site_folder(store, out), 0
     with writing(folder):
-        site = SiteFolder(folder)
         facts = facts or read_facts(store, folder)
-        tracker = Tracker(tracking_uri) if tracking_uri else None
-        snapshot = Snapshot(store, facts, tracker, *run_links(tracker), not out, measurements)
-        summaries = write_studies(site, snapshot)
-        write_overview(site, snapshot, summaries)
-        site.finish()
-    problems = tuple(summary["problem"] for summary in summaries.values() if summary["problem"])
-    return Built(folder.address("index.html"), len(snapshot.facts.runs), site.num_written, problems)
+        addresses, note = _addresses(facts, tracking_uri, f"{STUDIES}/" if out else f"../{STUDIES}/")
+        titles = {study.name: (study.title, addresses.file(study, REPORT_FILE)) for study in facts.studies}
+        claims = claims_page({study.name: study.claims for study in facts.studies}, titles)
+        pages = {"index.html": index_page(facts, store.root, note, addresses), "claims.html": claims}
+        num_written += write_changed(folder, {name: page.html(NAVIGATION).encode() for name, page in pages.items()})
+        for study in facts.studies if out else ():
+            source, target = store.study_dir(study.name), folder.child(STUDIES, study.name)
+            num_written += write_changed(target, {name: source.read(name) for name in LINKED if name in study.files})
+    problems = tuple(study.problem for study in facts.studies if study.problem)
+    return Built(folder.address("index.html"), len(facts.runs), num_written, problems)
+
+
+def _addresses(facts: Facts, tracking_uri: str | None, studies: str) -> tuple[Addresses, str]:
+    """Returns where links lead, and a sentence on what those into MLflow need, or why there are none."""
+    tracker = Tracker(tracking_uri) if tracking_uri else None
+    links, note = run_links(tracker)
+    views = {}
+    with suppress(TrackingUnavailable):
+        if tracker and links:
+            views = {study.name: tracker.view_urls(study.name) for study in facts.studies}
+    return Addresses(studies, links, views), note
 
 
 def watch_site(
-    store: Store,
-    tracking_uri: str | None,
-    every_s: float,
-    say: Callable[[str], None],
-    out: str = "",
-    *,
-    measurements: Mapping[str, Any],
+    store: Store, tracking_uri: str | None, every_s: float, say: Callable[[str], None], out: str = ""
 ) -> None:
     """Builds the site, and rebuilds it every `every_s` seconds if the storage has changed; never returns."""
     if not every_s > 0:
@@ -73,7 +76,7 @@ def watch_site(
             facts = read_facts(store, folder)
         if facts.key != key:
             key = facts.key
-            built = build_site(store, tracking_uri, out, facts, measurements=measurements)
+            built = build_site(store, tracking_uri, out, facts)
             say(f"{time.strftime('%H:%M:%S')} {built.num_written} files written: {built.index}")
         time.sleep(max(0.0, every_s - (time.monotonic() - started)))
 

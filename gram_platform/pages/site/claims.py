@@ -1,4 +1,4 @@
-"""Turns the claims of all studies into JSON rows, and the rows into the page of claims."""
+"""Reads the claims of all studies and searches, and makes the page of claims."""
 
 import csv
 import io
@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from gram_platform.config.identity import has_shape
-from gram_platform.pages.report.page import Section, readable_claims, render
+from gram_platform.pages.report.page import Page, Section, readable_claims, render
 from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
-from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, PROFILE, UNIT_ERROR, VERDICTS
 
 CLAIM_TEXTS = ("claim", "verdict", PROFILE, "published", "source", EXPLANATION, "judged_at")
@@ -24,13 +23,14 @@ difference in the paper's table, at the paper's scale. Source: the label of the 
 of our runs. A verdict at a demo's scale says nothing about the paper's scale."""
 
 
-def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
-    """Turns a study's claims into JSON values, with `judged_at`: the size, the variant and the study's scale."""
-    if claims is None:
-        return []
+def claim_rows(claims: pd.DataFrame, scale: str, varies: str = "") -> list[dict]:
+    """Turns claims, in the columns of `claims.csv`, into JSON values, with `judged_at`: size, variant and scale.
+
+    `varies` is the column of the variant.
+    """
     rows = []
     for record in claims.to_dict("records"):
-        where = [str(record.pop(name)) for name in ("size", "variant") if record.get(name)]
+        where = [str(record.pop(name)) for name in ("size", varies) if record.get(name)]
         numbers = {name: _number(record[name]) for name in CLAIM_NUMBERS if name in record}
         seeds = {"num_seeds": int(record["num_seeds"])} if "num_seeds" in record else {}
         texts = {name: str(record.get(name) or "") for name in CLAIM_TEXTS[:-1]}
@@ -38,14 +38,14 @@ def claim_rows(claims: pd.DataFrame | None, scale: str) -> list[dict]:
     return rows
 
 
-def csv_claim_rows(data: bytes, scale: str) -> list[dict]:
-    """Reads the same rows from a search's claims.csv; ValueError for a file of another form."""
+def csv_claim_rows(data: bytes, scale: str, varies: str) -> list[dict]:
+    """Reads the same rows from the claims.csv of a study or a search; ValueError for a file of another form."""
     try:
         frame = pd.DataFrame(list(csv.DictReader(io.StringIO(data.decode()))))
         for name in (*CLAIM_NUMBERS, "num_seeds"):
             if name in frame:
                 frame[name] = pd.to_numeric(frame[name])
-        rows = claim_rows(frame, scale)
+        rows = claim_rows(frame, scale, varies)
     except (csv.Error, TypeError, OverflowError) as error:
         raise ValueError(str(error)) from error
     if not are_claim_rows(rows):
@@ -64,16 +64,12 @@ def _has_numbers(row: Mapping) -> bool:
     return is_whole and has_shape([*numbers, row.get("num_seeds", 0)], [float])
 
 
-def scale_of(record: StudyRecord) -> str:
-    """Names the scale at which a study's claims are judged."""
-    return f"preset {record.params.get('preset', '?')} ({', '.join(record.sizes)})"
-
-
-def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, tuple[str, str]]) -> list[Section]:
-    """Builds a summary and a section for each study with claims; `titles` is {study: (title, page's address)}."""
+def claims_page(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, tuple[str, str]]) -> Page:
+    """Makes a summary and a section for each study with claims; `titles` is {study: (title, its report's address)}."""
     judged = {name: found for name, found in rows.items() if found}
     if not judged:
-        return [Section("All claims", "No study has what a claim needs yet: two sides on the same seed.")]
+        empty = Section("All claims", "No study has what a claim needs yet: two sides on the same seed.")
+        return Page("Claims", "", [empty])
     counts = {name: Counter(row["verdict"] for row in found) for name, found in judged.items()}
     summary = [
         {"study": titles[name][0], "study_url": titles[name][1], **{v: counts[name][v] for v in VERDICTS}}
@@ -87,7 +83,7 @@ def claim_sections(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, t
         numbers = [column for column in CLAIM_NUMBERS if column in frame]
         table = readable_claims(frame.astype(dict.fromkeys(numbers, float)))  # None, of JSON, is NaN here
         sections.append(Section(titles[name][0], table=table, table_is_open=True))
-    return sections
+    return Page("Claims", "", sections)
 
 
 def _number(value: object) -> float | None:

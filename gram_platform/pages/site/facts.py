@@ -1,4 +1,4 @@
-"""Reads the nodes, studies and searches of a storage once for all pages: states and costs, without histories."""
+"""Reads the nodes, studies and searches of a storage once for a site: states, costs and claims, without histories."""
 
 import contextlib
 import csv
@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape
-from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, readable_record
+from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE
+from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, nodes_digest, readable_record
+from gram_platform.pages.site.claims import csv_claim_rows
 from gram_platform.pages.site.folder import UNWRITABLE
 from gram_platform.planner import MACHINES
 from gram_platform.store import EvaluationDirectory, Folder, RunDirectory, Store
@@ -29,7 +31,7 @@ CACHED = {  # the facts of a complete node, as the cache keeps them
     "failure": lambda value: value is None,
     "progress": lambda value: value is None or has_shape(value, {"time": float}),
 }
-REPORT, TRIALS, TABLE, CLAIMS = "report.html", "trials.csv", "table.csv", "claims.csv"
+TRIALS = "trials.csv"
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class StudyFacts:
     driver: str = ""  # of searches: the owner of its lease, "" without a fresh one
     files: Mapping[str, int] = field(default_factory=dict)  # {name in its folder: bytes}
     trials: Mapping[str, int] = field(default_factory=dict)  # of searches: {state: number}
+    claims: Sequence[Mapping] = ()  # of `csv_claim_rows`
+    problem: str = ""  # why its claims cannot be read
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,15 @@ class Facts:
 
     def node(self, node_id: str) -> NodeFacts | None:
         return self.runs.get(node_id) or self.evaluations.get(node_id)
+
+    def status(self, node_id: str) -> State:
+        node = self.node(node_id)
+        return node.status if node else State.MISSING
+
+    def is_shown(self, study: StudyFacts) -> bool:
+        """Tells whether a study's report shows exactly the nodes that are complete now."""
+        complete = [node_id for node_id in study.node_ids if self.status(node_id) == State.COMPLETE]
+        return REPORT_FILE in study.files and study.record.shown == nodes_digest(complete)
 
     @property
     def key(self) -> str:
@@ -232,13 +245,22 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
         if record is None:
             return None
         ids = tuple(dict.fromkeys(entry["id"] for entry in record.entries))
-        return StudyFacts(name, record.title, ids, record, files=files)
-    if "search.json" not in files:
+        found, scale, varies = StudyFacts(name, record.title, ids, record, files=files), record.scale, record.varies
+    elif "search.json" in files:
+        rows = _csv_rows(folder.read(TRIALS)) if TRIALS in files else []
+        ids = tuple(dict.fromkeys(run for row in rows for run in (row.get("runs") or "").split()))
+        states = dict(Counter(row.get("state") or "" for row in rows))
+        search = folder.read_spare("search.json")
+        found = StudyFacts(name, name, ids, search=search, files=files, trials=states)
+        scale, varies = f"preset {search.get('preset', '?')}", ""
+    else:
         return None
-    rows = _csv_rows(folder.read(TRIALS)) if TRIALS in files else []
-    ids = tuple(dict.fromkeys(run for row in rows for run in (row.get("runs") or "").split()))
-    states = dict(Counter(row.get("state") or "" for row in rows))
-    return StudyFacts(name, name, ids, search=folder.read_spare("search.json"), files=files, trials=states)
+    if CLAIMS_FILE not in files:
+        return found
+    try:
+        return replace(found, claims=csv_claim_rows(folder.read(CLAIMS_FILE), scale, varies))
+    except ValueError as error:
+        return replace(found, problem=f"{name}: its {CLAIMS_FILE} cannot be read: {error}")
 
 
 def _csv_rows(data: bytes) -> list[dict]:

@@ -1,23 +1,23 @@
 """Writes the pages and tables of studies of external losses: an index, a page for each study, and all claims."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
 from gram_platform.analysis.intervals import CURVE_FIXED
+from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import table_csv
 from gram_platform.pages.report.build import report_footer, report_sections
-from gram_platform.pages.report.page import ASSETS, Section, asset, page_html, with_verdicts
+from gram_platform.pages.report.page import REPORT_FILE, Page, Section
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results
-from gram_platform.pages.site.claims import claim_rows, claim_sections
+from gram_platform.pages.site.claims import claim_rows, claims_page
 from gram_platform.pages.site.folder import writing
-from gram_platform.pages.site.pages import CLAIMS_PAGE, STUDIES, shell
-from gram_platform.pages.site.sections import Card, cards_html, picture_of
 from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store.folders import open_folder
 
+REPLICATION_PAGES = (("Replication", "index.html"), ("Claims", "claims.html"))
 INTRO = f"""Losses measured elsewhere, analysed as this platform analyses its runs: compute ratios, their 90% intervals,
 and verdicts on the paper's claims. As in the paper, an interval is the {CURVE_FIXED}: unlike those of the platform's
 runs, it leaves the error of the baseline's curve out."""
@@ -29,42 +29,35 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
     `<study>/` holds report.html, table.csv, per_seed.csv and claims.csv. `facts` says where the numbers are from.
     ValueError if `out` cannot be written.
     """
-    folder, sections = open_folder(out, writable=True), {s.record.name: report_sections(s) for s in studies}
+    folder = open_folder(out, writable=True)
+    pages = {"index.html": _index(studies, facts), "claims.html": _claims_page(studies)}
     with writing(folder):
-        files = {name: asset(name) for name in ASSETS}
-        files |= {"claims.html": _claims_page(studies), "index.html": _index(studies, sections, facts)}
-        for name, text in files.items():
-            folder.write(name, text.encode(), durable=False)
+        for name, page in pages.items():
+            folder.write(name, page.html(REPLICATION_PAGES).encode(), durable=False)
         for study in studies:
-            for name, text in _files(study, sections[study.record.name]).items():
-                folder.child(study.record.name).write(name, text.encode(), durable=False)
-    paths = {study.record.name: folder.child(study.record.name).address("report.html") for study in studies}
+            for name, data in _files(study).items():
+                folder.child(study.record.name).write(name, data, durable=False)
+    paths = {study.record.name: folder.child(study.record.name).address(REPORT_FILE) for study in studies}
     return {**paths, "all": folder.address("index.html")}
 
 
-def _files(study: Results, sections: Sequence[Section]) -> dict[str, str]:
+def _files(study: Results) -> dict[str, bytes]:
     record = study.record
-    intro = with_verdicts(f"{record.question}\n\n{' '.join(record.facts)}".strip(), study.claims)
-    page = page_html(record.title, intro, sections, report_footer(study), shell(STUDIES))
-    tables = {
-        "table.csv": study.analysis.table,
-        "per_seed.csv": study.analysis.per_seed,
-        "claims.csv": study.claims,
-    }
-    return {"report.html": page} | {name: table_csv(renamed(t, record.varies)) for name, t in tables.items()}
+    intro, claims = f"{record.question}\n\n{' '.join(record.facts)}".strip(), renamed(study.claims, record.varies)
+    page = Page(record.title, intro, report_sections(study), report_footer(study), claims)
+    tables = {"table.csv": study.analysis.table, "per_seed.csv": study.analysis.per_seed}
+    return page.files | {name: table_csv(renamed(t, record.varies)).encode() for name, t in tables.items()}
 
 
-def _index(studies: Sequence[Results], sections: Mapping[str, Sequence[Section]], facts: str) -> str:
-    rows, cards = [], []
+def _index(studies: Sequence[Results], facts: str) -> Page:
+    rows = []
     for study in studies:
         record, analysis = study.record, study.analysis
-        verdicts, address = Counter(study.claims["verdict"]), f"{record.name}/report.html"
-        picture = picture_of(sections[record.name])
-        cards.append(Card(record.title, address, study.claims["verdict"].tolist(), picture))
+        verdicts = Counter(study.claims["verdict"])
         rows.append(
             {
                 "study": record.title,
-                "study_url": address,
+                "study_url": _address(study),
                 "sizes": ", ".join(record.sizes),
                 "seeds": analysis.table["num_seeds"].max(),
                 "variants": ", ".join(record.variants),
@@ -77,14 +70,16 @@ def _index(studies: Sequence[Results], sections: Mapping[str, Sequence[Section]]
     table = pd.DataFrame(rows)
     table = table if table["variants"].any() else table.drop(columns="variants")
     text = "The columns agree, disagree and cannot tell count the claims of the paper that a study can judge."
-    shown = [Section("Studies", markup=cards_html(cards)), Section("Tables", text, table=table, table_is_open=True)]
-    return page_html("Replication", f"{INTRO}\n\n{facts}", shown, "", shell(STUDIES, ""))
+    return Page("Replication", f"{INTRO}\n\n{facts}", [Section("Studies", text, table=table, table_is_open=True)])
 
 
-def _claims_page(studies: Sequence[Results]) -> str:
-    rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})") for s in studies}
-    titles = {s.record.name: (s.record.title, f"{s.record.name}/report.html") for s in studies}
-    return page_html("Claims", "", claim_sections(rows, titles), "", shell(CLAIMS_PAGE, ""))
+def _claims_page(studies: Sequence[Results]) -> Page:
+    rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})", VARIANT) for s in studies}
+    return claims_page(rows, {s.record.name: (s.record.title, _address(s)) for s in studies})
+
+
+def _address(study: Results) -> str:
+    return f"{study.record.name}/{REPORT_FILE}"
 
 
 def _notes(number: int) -> str:

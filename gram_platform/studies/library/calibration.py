@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gram_platform.methods import Setting
+from gram_platform.methods.measurements import Calibration
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.definition import Variant
 from gram_platform.studies.library import scaling
-from gram_platform.studies.measurements import Calibration
 
 REFERENCE = "reference"  # the baselines whose curve and final losses rate all others
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)

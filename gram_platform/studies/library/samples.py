@@ -4,10 +4,10 @@ import dataclasses
 
 from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import GRID_DEMO_SIZES
+from gram_platform.methods.measurements import Samples
 from gram_platform.methods.setting import Options, Unlearning
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling, stories
-from gram_platform.studies.measurements import Samples
 
 
 def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:

@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from gram_platform.methods.measurements import TokenIncreases
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import dual_use, stories
-from gram_platform.studies.measurements import TokenIncreases
 
 
 def measured(preset: Preset) -> Preset:

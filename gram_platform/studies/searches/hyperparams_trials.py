@@ -146,7 +146,7 @@ def sweep_report(
     rows = _trial_rows(trials, frame, sweep, store, f"{search.name}-{search_id}")
     links, about_links = run_links(tracker)
     record = {"knobs": values, "sizes": flags.sizes, "seeds": graph.num_seeds}
-    tables = {"table.csv": sweep.profiles, "trials.csv": rows, "claims.csv": claims}
+    tables = {"table.csv": sweep.profiles, "trials.csv": rows}
     files = {name: table_csv(frame).encode() for name, frame in tables.items()}
     setting = graph.settings[0]
     fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOB.items())

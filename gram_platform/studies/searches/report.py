@@ -14,7 +14,7 @@ from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.page import Section, page_html, with_verdicts
+from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import entries_of, tags_frame
 from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
@@ -47,16 +47,15 @@ def search_output(
     claims: pd.DataFrame | None = None,
     footer: str = "",
 ) -> SearchOutput:
-    """Makes the files of a search: its tables, report.html and search.json.
+    """Makes the files of a search: its tables, report.html, claims.csv if it judges claims, and search.json.
 
     The report begins with the question and `facts`, how it was searched; `record` goes into search.json.
     """
     search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
     facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
-    intro = with_verdicts(f"{search.question}\n\n{facts}", claims)
-    page = page_html(search.title, intro, sections, footer)
+    page = Page(search.title, f"{search.question}\n\n{facts}", sections, footer, claims)
     plain = json_file({"name": search.name, **known, **record})
-    return SearchOutput({**tables, "report.html": page.encode(), "search.json": plain}, figures, text)
+    return SearchOutput({**tables, **page.files, "search.json": plain}, figures, text)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

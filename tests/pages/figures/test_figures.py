@@ -1,9 +1,6 @@
 """Figures draw exactly the numbers of their tables, and every series can be told apart without colour."""
 
 import json
-import re
-from collections import Counter
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -21,7 +18,6 @@ from gram_platform.pages.figures.study import (
     scaling_figure,
 )
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
-from gram_platform.pages.figures.thumbnail import thumbnail_svg
 from gram_platform.paper.paper import printed
 from tests import stories_frames
 from tests.study_frames import DOMAINS, SIZES, curves, evaluations
@@ -194,43 +190,3 @@ def test_log_ticks():
 def test_figures_are_json(analysis):
     figure = scaling_figure(analysis.table, SIZES, "core+biology", "core")
     assert json.loads(figure.to_json())["layout"]["autosize"] is True
-
-
-def panels_of(*figures) -> list[dict]:
-    """Of each panel of a thumbnail: its title, the points of its lines, and how many of each mark it has."""
-    svg = ElementTree.fromstring(thumbnail_svg(figures))
-    ways = [[line.get("points").split() for line in panel.iter("polyline")] for panel in svg.iter("g")]
-    return [
-        {"title": panel.find("text").text, "lines": way, "marks": Counter(mark.tag for mark in panel)}
-        for panel, way in zip(svg.iter("g"), ways, strict=True)
-    ]
-
-
-def test_a_thumbnail_draws_the_series_of_its_figures(analysis):
-    figures = [scaling_figure(analysis.table, SIZES, "core+biology", name) for name in ("core", "forget")]
-    core, forget = panels_of(*figures)
-    assert (core["title"], forget["title"]) == ("Core", "Forget")
-    for figure, panel in zip(figures, (core, forget), strict=True):
-        lines = [trace for trace in figure.data if trace.fill is None]
-        assert [len(way) for way in panel["lines"]] == [len(trace.x) for trace in lines]
-        assert panel["marks"]["polygon"] == len(figure.data) - len(lines)
-        assert panel["marks"]["circle"] == sum(len(t.x) for t in lines if "markers" in t.mode)
-    last = {panel["title"]: float(panel["lines"][-1][0].split(",")[1]) for panel in (core, forget)}
-    assert last["Forget"] > last["Core"]  # it lies below, and down is more
-
-
-def test_a_thumbnail_of_bars_and_of_names(analysis):
-    table = analyse(stories_frames.evaluations(), stories_frames.curves()).table
-    (bars,) = panels_of(aggregate_figure(table, stories_frames.SIZE, "core"))
-    num_methods = table[table["profile"] == "mean"]["method"].nunique() - 1  # without the baseline
-    assert bars["marks"]["path"] == num_methods + 1  # and the line at 1
-    from_zero = ElementTree.fromstring(thumbnail_svg([go.Figure(go.Bar(x=["a", "b"], y=[0.5, 1.0]))]))
-    ends = [re.findall(r"M\S+ (\S+)V(\S+)", bar.get("d"))[0] for bar in from_zero.iter("path")]
-    first, second = (float(start) - float(end) for start, end in ends)
-    assert second == pytest.approx(2 * first, abs=0.2)
-    named = go.Figure(go.Scatter(x=["b", "a"], y=[1.0, float("nan")], mode="markers"))
-    assert panels_of(named)[0]["marks"]["circle"] == 1
-
-
-def test_without_anything_drawn_there_is_no_thumbnail():
-    assert thumbnail_svg([]) == thumbnail_svg([go.Figure()]) == ""

@@ -19,7 +19,7 @@ from gram_platform.pages.figures.searches import (
     slice_figure,
     space_figure,
 )
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.page import Page, Section
 from tests.pages.site.browser import IN_SPACE, running_browser
 from tests.pages.site.pages import DRAWN
 
@@ -210,10 +210,8 @@ def test_a_browser_draws_them_and_a_click_opens_the_run(trials, references, tmp_
     figures += front_figures(best, OBJECTIVES, references)
     figures += [hypervolume_figure(hypervolume_history(best, OBJECTIVES, REFERENCE), REFERENCE)]
     page = tmp_path / "page.html"
-    page.write_text(
-        page_html("Search", "", [Section("Trials", "", {str(i): figure for i, figure in enumerate(figures)})]),
-        encoding="utf-8",
-    )
+    section = Section("Trials", "", {str(i): figure for i, figure in enumerate(figures)})
+    page.write_text(Page("Search", "", [section]).html(), encoding="utf-8")
     with running_browser(tmp_path, flags=IN_SPACE) as browser:
         browser.window(1280, 4000)
         browser.open(page)

@@ -4,15 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from pandas import read_csv
 from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.pages.report.measurements import LOSSES_SHOWN
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
-from gram_platform.studies.measurements import Losses
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import final_frames, load_runs, load_store
 from tests.stories_frames import AUXILIARY, COSTS, DOMAINS, PARAMETERS, PLANTED, PROFILES, SIZE, evaluations, loss_at
@@ -170,12 +171,13 @@ def test_the_terminal_explains_a_disagreement(study, monkeypatch):
 def test_report_and_record(study):
     store, record, _ = study
     results = read_results(record, store)
-    paths = Losses.write(record, store, results, {}, None)
+    paths = LOSSES_SHOWN.write(record, store, results, {}, None)
     page = Path(paths["report.html"]).read_text(encoding="utf-8")
     for title in ("Methods, ours beside the paper&#39;s", "Claims", "Cost", "Attacks"):
         assert f"<h2>{title}</h2>" in page
     assert "favours the attacker" in page
-    assert load_record(store, "stories").to_json() == record.to_json()
+    assert load_record(store, "stories") == record.shown_by(results.runs)
+    assert read_csv(paths["claims.csv"])["verdict"].tolist() == results.claims["verdict"].tolist()
     text = summary_text(record, results)
     assert "paper" in text
     assert "(no interval)" in text  # one seed

@@ -1,5 +1,6 @@
-"""What every page of a site must be: drawn, silent, labelled, reachable by keyboard, as wide as its window."""
+"""What every page and report must be: drawn, silent, labelled, reachable by keyboard, as wide as its window."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,7 +43,9 @@ FAULTS = """(() => {
   if (document.querySelectorAll("h1").length !== 1) say("not one h1");
   if (!document.documentElement.lang || !document.title) say("no language or title");
   if (document.querySelector("a, button, input, [tabindex]").className !== "skip") say("the skip link is not first");
-  if (!document.querySelector("nav [aria-current=page]")) say("no place in the navigation");
+  if (document.querySelector("nav") && !document.querySelector("nav [aria-current=page]")) {
+    say("no place in the navigation");
+  }
   const wide = document.documentElement.scrollWidth - window.innerWidth;
   if (wide > 0) say("the page is " + wide + " pixels too wide");
   return faults;
@@ -74,3 +77,18 @@ def require_whole(pages: Iterable[Path], folder: Path) -> None:
                 assert browser.wait_for(DRAWN), f"{page} at {width}: figures are not drawn"
                 assert browser.evaluate(FAULTS) == [], f"{page} at {width}"
     assert browser.said == []
+
+
+def require_links_lead_somewhere(site: Path) -> list[str]:
+    """Follows every link of the pages of a site; returns their addresses."""
+    found = []
+    for page in sorted(site.glob("*.html")):
+        for address in re.findall(r'(?:href|src)="([^"]*)"', page.read_text()):
+            path, _, anchor = address.partition("#")
+            if address.startswith(("data:", "http://127.0.0.1:5000/")):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            assert target.is_file(), (page, address)
+            assert not anchor or f'id="{anchor}"' in target.read_text(), (page, address)
+            found.append(address)
+    return found

@@ -8,8 +8,10 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config import Evaluation, RunConfig, View
-from gram_platform.pages.report.page import Section, page_html
+from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from tests import study_frames as frames
@@ -128,9 +130,13 @@ class PlantedStorage:
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
         table = Section("Trials", "All of them.", {"trials": figure}, table=trials_frame)
         files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps({"name": name, "size": "tiny"})}
-        files["report.html"] = page_html("A search", "What it asks.", [table])
+        files["report.html"] = Page("A search", "What it asks.", [table]).html()
         for file, text in files.items():
             self.store.study_dir(name).write(file, text.encode())
+
+    def report(self, record: StudyRecord) -> None:
+        """The study's files as it writes them itself."""
+        LOSSES_SHOWN.write(record, self.store, read_results(record, self.store), {}, None)
 
 
 def ratio(method: str, size: str, seed: str, profile: str, domain: str) -> float:
@@ -159,13 +165,15 @@ def every_state(root: Path) -> PlantedStorage:
     """Two studies of which one has failed, interrupted and missing nodes and shares the other's runs, and a search."""
     planted = PlantedStorage(root)
     planted.plant(("tiny", "small"), ("0", "1"))
-    planted.study("scaling", "Scaling <of> sizes")
+    scaling = planted.study("scaling", "Scaling <of> sizes")
     planted.search("maxent_search")
     planted.failed_run("gram", "tiny", "2")
     planted.interrupted_run("filtering", "small", "2")
     tags = {"method": "gram", "size": "small", "seed": "2", "profile": "all", "kind": "run"}
     planted.entries.append({"id": MISSING_ID, "kind": "run", "tags": tags})
-    planted.study("stories", "Stories with holes")
+    stories = planted.study("stories", "Stories with holes")
     nothing = [{"id": "1" * 12, "kind": "run", "tags": {**tags, "method": "baseline"}}]
     planted.study("empty", "A study that has not begun", nothing)
+    for record in (scaling, stories):
+        planted.report(record)
     return planted

@@ -1,4 +1,4 @@
-"""Every study of the paper from one command at the smoke preset, and the site that comes of it, page by page."""
+"""Every study of the paper from one command at the smoke preset: tables, reports and site, page by page."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages.site.pages import require_whole
+from tests.pages.site.pages import require_links_lead_somewhere, require_whole
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDIES = (
@@ -94,10 +94,14 @@ def test_every_study_leaves_its_table_and_report(all_studies):
 @pytest.mark.timeout(TIMEOUT_S + 300)
 def test_every_page_of_its_site_is_whole(all_studies, tmp_path):
     site = all_studies.storage / "site"
-    pages = [site / "index.html", site / "claims.html"]
-    pages += [site / "studies" / f"{name}.html" for name in all_studies.names]
-    assert sorted(pages) == sorted(site.rglob("*.html"))
-    require_whole(pages, tmp_path)
+    pages = [site / "claims.html", site / "index.html"]
+    assert pages == sorted(site.rglob("*.html"))
+    require_links_lead_somewhere(site)
+    index = pages[1].read_text()
+    assert "older than its nodes" not in index
+    assert "not written yet" not in index
+    reports = [all_studies.storage / "studies" / name / "report.html" for name in all_studies.names]
+    require_whole([*pages, *reports], tmp_path)
 
 
 @pytest.mark.ray

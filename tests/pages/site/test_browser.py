@@ -1,10 +1,12 @@
-"""Every page of a small real site in headless Chromium: nothing on the console, every figure drawn, for everybody."""
+"""A site and its reports in headless Chromium: nothing on the console, every figure drawn, for everybody."""
 
 import dataclasses
 import re
 from pathlib import Path
 
+import plotly.graph_objects as go
 import pytest
+from markupsafe import Markup
 
 from gram_platform.config import CORE, Evaluation, RoutingConfig, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
@@ -14,10 +16,13 @@ from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import method_nodes
+from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.results import read_results
+from gram_platform.pages.site import build_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.store import Store
-from gram_platform.studies.site import build_site
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import CONTRAST, DESK, DRAWN, require_whole
@@ -52,34 +57,39 @@ def real_study(store: Store) -> None:
         profile=f"core+{auxiliary[0]}",
         entries=entries,
     )
-    store.study_dir("small").write("study.json", record.to_json())
-    Tracker(default_tracking_uri(store.root)).sync(store)
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    LOSSES_SHOWN.write(record, store, read_results(record, store), {}, tracker)
 
 
 @pytest.fixture(scope="session")
-def built_sites(tmp_path_factory):
-    """Folders of two sites: of really trained runs, and of planted ones in every state."""
+def storages(tmp_path_factory) -> list[Path]:
+    """Two storages with a site: of really trained runs, and of planted ones in every state."""
     real = Store(tmp_path_factory.mktemp("real")).open_for_writing()
     real_study(real)
     planted = every_state(tmp_path_factory.mktemp("planted")).store
     for store in (real, planted):
         uri = tracking_of(store, "")
         assert build_site(store, uri).problems == ()
-    return [Path(store.root) / "site" for store in (real, planted)]
+    return [Path(store.root) for store in (real, planted)]
+
+
+def pages_of(storage: Path) -> list[Path]:
+    """The pages of the site, and the reports to which it leads."""
+    return [*sorted(storage.glob("site/*.html")), *sorted(storage.glob("studies/*/report.html"))]
 
 
 @pytest.mark.browser
-def test_every_page_is_whole_for_everybody(built_sites, tmp_path):
-    pages = [page for site in built_sites for page in sorted(site.rglob("*.html"))]
-    assert len(pages) == 3 + 6
+def test_every_page_is_whole_for_everybody(storages, tmp_path):
+    pages = [page for storage in storages for page in pages_of(storage)]
+    assert len(pages) == 3 + 5
     require_whole(pages, tmp_path)
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("dark", [False, True])
-def test_text_stands_out_from_the_page(built_sites, tmp_path, dark):
-    site = built_sites[0]
-    pages = [site / "index.html", site / "studies" / "small.html", site / "claims.html"]
+def test_text_stands_out_from_the_page(storages, tmp_path, dark):
+    pages = pages_of(storages[0])
     with running_browser(tmp_path) as browser:
         browser.window(*DESK, dark=dark)
         for page in pages:
@@ -91,11 +101,11 @@ def test_text_stands_out_from_the_page(built_sites, tmp_path, dark):
 
 
 @pytest.mark.browser
-def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(built_sites, tmp_path):
+def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(storages, tmp_path):
     rows = "[...table.tBodies[0].rows].filter((row) => !row.hidden)"
     with running_browser(tmp_path) as browser:
         browser.window(*DESK)
-        browser.open(built_sites[1] / "studies" / "scaling.html")
+        browser.open(storages[1] / "studies" / "scaling" / "report.html")
         browser.evaluate(
             "var table = document.querySelector('#runs table'), field = document.querySelector('#runs input')"
         )
@@ -110,7 +120,7 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(built_
         browser.evaluate("table.querySelectorAll('th button')[3].click()")
         sizes = browser.evaluate(f"{rows}.map((row) => row.cells[3].textContent)")
         assert list(dict.fromkeys(sizes)) == ["0.6M", "50M", "2B"]
-        browser.open(built_sites[0] / "studies" / "small.html")
+        browser.open(storages[0] / "studies" / "small" / "report.html")
         linked = "[...document.querySelectorAll('.plot')].some((plot) => plot.data && plot.data.some((t) => t.meta))"
         assert browser.wait_for(f"{DRAWN} || {linked}")  # figures in folded parts are not drawn
         opened = browser.evaluate(
@@ -131,15 +141,12 @@ HOSTILE = f"""<script>{NOTE}("script")</script><img src="data:," onerror="{NOTE}
 
 
 @pytest.mark.browser
-def test_a_report_in_the_storage_runs_no_script_in_the_site(tmp_path):
+def test_markup_that_got_into_a_page_runs_no_script(tmp_path):
     """Its figures are drawn all the same; without the page's policy every one of the scripts would run."""
-    planted = every_state(tmp_path / "storage")
-    folder = planted.store.study_dir("maxent_search")
-    folder.write("report.html", folder.read("report.html").replace(b"What it asks.", HOSTILE.encode()))
-    uri = tracking_of(planted.store, "")
-    build_site(planted.store, uri)
-    page = Path(planted.store.root) / "site" / "studies" / "maxent_search.html"
-    bare = page.with_name("bare.html")
+    figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]))
+    section = Section("Trials", figures={"trials": figure}, markup=Markup(HOSTILE))
+    page, bare = tmp_path / "page.html", tmp_path / "bare.html"
+    page.write_text(Page("A report", "", [section]).html())
     bare.write_text(re.sub("<meta http-equiv=.Content-Security-Policy.*?>", "", page.read_text()))
     with running_browser(tmp_path) as browser:
         browser.window(*DESK)
@@ -149,14 +156,3 @@ def test_a_report_in_the_storage_runs_no_script_in_the_site(tmp_path):
             assert browser.wait_for(DRAWN)
             assert set(browser.evaluate("window.ran ?? []")) == expected
         assert all("Content Security Policy" in line for line in browser.said)
-
-
-def test_a_report_in_another_form_is_named_and_not_shown(tmp_path):
-    planted = every_state(tmp_path)
-    planted.store.study_dir("maxent_search").write("report.html", HOSTILE.encode() + b"\xff")
-    uri = tracking_of(planted.store, "")
-    built = build_site(planted.store, uri)
-    assert built.problems == ("maxent_search: its report.html has another form than this version writes: not shown",)
-    page = (Path(planted.store.root) / "site" / "studies" / "maxent_search.html").read_text()
-    assert built.problems[0] in page
-    assert "hostile" not in page

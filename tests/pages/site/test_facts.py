@@ -9,7 +9,7 @@ from benchmarks.many_runs import write_study
 from gram_platform.pages.report.page import Section, sections_html
 from gram_platform.pages.site import facts as site_facts
 from gram_platform.pages.site.facts import Facts, NodeFacts, read_facts, totals
-from gram_platform.pages.site.sections import dollars, moment
+from gram_platform.pages.site.index import dollars, moment
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 

@@ -19,7 +19,7 @@ from gram_platform.engine.proposals import Group, OptunaSource
 from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Elicitation, Options
-from gram_platform.pages.report.page import page_html
+from gram_platform.pages.report.page import Page
 from gram_platform.studies.library.pareto import SEARCH
 from gram_platform.studies.library.stories import STORIES_SMOKE
 from gram_platform.studies.searches.optuna_studies import trials_frame
@@ -266,7 +266,7 @@ def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
     expected = {"front-core-retain", "front-core-elicited", "front-retain-elicited", "front-space", "hypervolume"}
     assert set(figures) == expected | slices | {f"history-{name}" for name in PARETO_OBJECTIVES}
     links = {front.trials["runs"].iloc[0].split()[0]: "http://127.0.0.1:5000/#/runs/1"}
-    page = page_html("T", "", sections(front, figures, links))
+    page = Page("T", "", sections(front, figures, links)).html()
     assert "6 trials: 3 complete, 1 diverged, 1 failed, 1 running" in page
     assert "importances need 10" in page
     assert page.count("importances need 10") == 1

@@ -1,0 +1,99 @@
+"""Defines the measurements: which runs and evaluations a study has of a method in a setting.
+
+A preset has one. How its results are read and shown, `pages/report/measurements.py` says under its `name`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, TokenLosses
+from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.methods.setting import Setting
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of every domain under every view, and the attacks. Other measurements replace `nodes`."""
+
+    name: ClassVar[str] = LOSSES  # in study.json
+
+    def nodes(self, method: str, setting: Setting) -> list[Node]:
+        """Returns the runs and evaluations of a method in a setting."""
+        return method_nodes(method, setting)
+
+
+@dataclass(frozen=True)
+class Calibration(Losses):
+    """The same losses, of baselines of known shares of the steps: the errors of their compute ratios."""
+
+    name: ClassVar[str] = "calibration"
+
+
+def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]) -> list[Node]:
+    """Returns the runs without attacks, and each view with another evaluation in place of its losses."""
+    runs = [node for node in nodes if node.is_run and not node.is_attack]
+    views = [node for node in nodes if not node.is_run]
+    return [*runs, *(replace(node, config=evaluation_of(node)).tagged(measure=measure) for node in views)]
+
+
+@dataclass(frozen=True)
+class TokenIncreases(Losses):
+    """The increase of every token's loss over the baseline's."""
+
+    name: ClassVar[str] = TOKENS
+
+    def nodes(self, method: str, setting: Setting) -> list[Node]:
+        def token_losses(node: Node) -> TokenLosses:
+            num_sequences, precision = setting.num_eval_sequences, setting.size.precision
+            return TokenLosses(node.view, setting.data_id, setting.auxiliary, num_sequences, precision)
+
+        return instead_of_losses(method_nodes(method, setting), self.name, token_losses)
+
+
+@dataclass(frozen=True)
+class Samples(Losses):
+    """Continuations of documents of each auxiliary domain, by the views that keep it alone and by those without it.
+
+    With `compared_only`: of core and of the compared profiles' domains, by the same views.
+    """
+
+    num_prompt_tokens: int
+    num_tokens: int
+    documents: tuple[int, ...] = (0, 1)
+    temperature: float = 1.0
+    seed: int = 0
+    compared_only: bool = False
+
+    name: ClassVar[str] = SAMPLES
+
+    def nodes(self, method: str, setting: Setting) -> list[Node]:
+        chosen = sorted({domain for profile in setting.profiles for domain in profile})
+        domains = (CORE, *chosen) if self.compared_only else setting.auxiliary
+
+        def continuations(node: Node) -> Continuations:
+            return Continuations(
+                node.view,
+                setting.data_id,
+                continued_domains(node.names, domains),
+                self.documents,
+                self.num_prompt_tokens,
+                self.num_tokens,
+                self.temperature,
+                self.seed,
+                setting.size.precision,
+            )
+
+        nodes = method_nodes(method, setting)
+        nodes = [node for node in nodes if node.is_run or continued_domains(node.names, domains)]
+        return instead_of_losses(nodes, self.name, continuations)
+
+
+def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns which of the domains a view continues: all for the baseline and core alone, the kept one for core with
+    one domain, none for other views. `names` are the tags of the view.
+    """
+    if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
+        return domains
+    kept = names["retained"]
+    return tuple(d for d in domains if d in (CORE, kept)) if kept in domains else ()

@@ -1,0 +1,109 @@
+"""Says how the results of each measurement are read, printed and shown: the table `MEASUREMENTS`, by its name."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from gram_platform.analysis.calibration import calibration_table
+from gram_platform.analysis.localization import LOCALIZATION_COLUMNS
+from gram_platform.analysis.tables import table_csv
+from gram_platform.config.plugins import Table
+from gram_platform.methods.measurements import Calibration, Losses, Samples, TokenIncreases
+from gram_platform.pages.report.build import study_page
+from gram_platform.pages.report.calibration import calibration_page, calibration_text, read_calibration
+from gram_platform.pages.report.localization import read_tokens, tokens_page, tokens_text
+from gram_platform.pages.report.page import Page
+from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
+from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.results.record import StudyRecord, mlflow_links, publish, with_links
+from gram_platform.pages.results.results import lost_rows, ratio_lines, read_results, summary_text
+from gram_platform.store import Store
+from gram_platform.store.machines import cordoned_lines
+from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import Frames, final_frames
+from gram_platform.tracking.views import Line
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How the results of a measurement are read and shown.
+
+    Results are a dataclass with `source`, a text, and `runs`, of `nodes_frame`.
+    """
+
+    # reads `frames` where they are given, else the storage; None while there is nothing to show
+    read: Callable[[StudyRecord, Store, Frames | None], Any]
+    text: Callable[[StudyRecord, Any], str]  # for a terminal
+    table: Callable[[StudyRecord, Any], pd.DataFrame]  # table.csv
+    page: Callable[[StudyRecord, Any, Tracker | None], Page]
+    lines: Callable[[Any], Sequence[Line]] = lambda results: ()  # that MLflow draws
+    # a line for each of the nodes that are done but missing from the tables
+    lost: Callable[[StudyRecord, Store, Any, Collection[str]], Sequence[str]] = lambda *_: ()
+
+    def write(
+        self, record: StudyRecord, store: Store, results: Any, failures: Mapping[str, str], tracker: Tracker | None
+    ) -> dict[str, str]:
+        """Writes table.csv, study.json and the page's files, logs them to MLflow if there is a tracker.
+
+        `failures` are {node id: message}. Returns {name: path}.
+        """
+        linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
+        with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
+        page, table = self.page(with_machines, linked, tracker), table_csv(self.table(record, results))
+        files = {"table.csv": table.encode(), **page.files}
+        return publish(record.shown_by(results.runs), store, files, page.figures, tracker, self.lines(results))
+
+
+LOSSES_SHOWN = Shown(
+    read=read_results,
+    text=summary_text,
+    table=lambda record, results: renamed(results.analysis.table, record.varies),
+    page=study_page,
+    lines=ratio_lines,
+    lost=lost_rows,
+)
+TOKENS_SHOWN = Shown(
+    read=read_tokens,
+    text=tokens_text,
+    table=lambda record, results: results.found.table[LOCALIZATION_COLUMNS],
+    page=tokens_page,
+)
+MEASUREMENTS = Table(
+    "gram.measurements",
+    {
+        Losses.name: LOSSES_SHOWN,
+        Calibration.name: replace(
+            LOSSES_SHOWN,
+            read=read_calibration,
+            text=calibration_text,
+            table=lambda record, results: calibration_table(results.errors),
+            page=calibration_page,
+        ),
+        TokenIncreases.name: TOKENS_SHOWN,
+        Samples.name: Shown(
+            read=read_samples,
+            text=samples_text,
+            table=lambda record, results: results.samples,
+            page=samples_page,
+        ),
+    },
+    is_usable=lambda shown: isinstance(shown, Shown),
+)
+
+
+def read_or_lost(
+    record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
+) -> tuple[Any, Sequence[str]]:
+    """Returns (a study's results, a line about each part that the storage has lost); results are None as in `read`.
+
+    Reads `final_frames`. `done`: ids of the nodes that are done.
+    """
+    measurement = MEASUREMENTS[record.measurement]
+    try:
+        frames = final_frames(store, tracker, record.ids, record.baseline_runs)
+        results = measurement.read(record, store, frames)
+    except ValueError as error:
+        return None, [f"{record.name}: {error}"]
+    return results, measurement.lost(record, store, results, done)
