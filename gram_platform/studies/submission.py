@@ -137,7 +137,7 @@ class Submission:
             self.view.say(f"no links to the study's pages ({error})")
 
 
-class Work(Protocol):
+class Submitted(Protocol):
     """What is submitted: studies, or a search with its trials."""
 
     submission: Submission
@@ -167,7 +167,7 @@ class Work(Protocol):
         """Writes and publishes all tables and reports; returns the exit code."""
 
 
-def lead(work: Work) -> int:
+def lead(work: Submitted) -> int:
     """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`."""
     started, submission = time.monotonic(), work.submission
     at = work.start()
@@ -183,7 +183,7 @@ def lead(work: Work) -> int:
     return worst(TIME_IS_UP if limit else DONE, finish(work))
 
 
-def finish(work: Work) -> int:
+def finish(work: Submitted) -> int:
     """Writes all tables and reports, and updates the site; returns the exit code."""
     submission = work.submission
     code = worst(work.write(), FAILED if work.failures() else DONE)

@@ -18,7 +18,8 @@ def assert_mirrored_once(storage: Path, uri: str | None = None) -> None:
     found = client.search_runs([experiment.experiment_id], max_results=1000)
     nodes = [run for run in found if run.data.tags["gram.kind"] in ("run", "evaluation")]
     expected = Counter([*store.list_runs(), *store.list_evaluations()])
-    assert Counter(_node_id(run) for run in nodes) == expected
+    shown = Counter(map(_node_id, nodes))
+    assert shown == expected, f"not once: {[(run.info.run_name, run.info.status) for run in nodes]}, of {expected}"
     assert {run.info.status for run in nodes} == {"FINISHED"}
     for run in nodes:
         _assert_no_step_twice(client, store, run)
