@@ -31,9 +31,11 @@ from gram_platform.studies.searches.run import parse as parse_search
 from tests.test_architecture import ROOMS, ROOT
 
 MAX_LINES = {"README.md": 120, "CONTRIBUTING.md": 60}
-MAX_PAGE_LINES = 150  # of a page of docs/
+MAX_PAGE_LINES = 150  # of FINDINGS.md and of a page of docs/
 PAGES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
-DOCUMENTS = {name: (ROOT / name).read_text() for name in (*MAX_LINES, "cluster/README.md")} | PAGES
+QUESTIONS = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs" / "findings").glob("*.md"))}
+DOCUMENTS = {name: (ROOT / name).read_text() for name in (*MAX_LINES, "FINDINGS.md", "cluster/README.md")}
+DOCUMENTS |= PAGES | QUESTIONS
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
 DOCSTRINGS = {f"experiments/{p.name}": ast.get_docstring(ast.parse(p.read_text())) for p in EXPERIMENTS}
 
@@ -55,7 +57,7 @@ COMMAND = re.compile(r"(?:(?<=`)|^ *)gram ([a-z]+\b.*)")
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_page_is_short(name):
-    if name in MAX_LINES or name in PAGES:
+    if name != "cluster/README.md":
         assert len(DOCUMENTS[name].splitlines()) <= MAX_LINES.get(name, MAX_PAGE_LINES)
 
 
@@ -78,6 +80,10 @@ def test_links_lead_somewhere(name):
 
 def test_every_page_is_linked_from_the_readme():
     assert set(PAGES) <= set(LINK.findall(DOCUMENTS["README.md"]))
+
+
+def test_every_question_is_linked_from_the_findings():
+    assert QUESTIONS.keys() == {link for link in LINK.findall(DOCUMENTS["FINDINGS.md"]) if "docs/findings/" in link}
 
 
 def examples() -> dict[str, str]:

@@ -319,7 +319,7 @@ Explanations = Mapping[tuple[str, str, str], str]
 EXPLANATIONS: Explanations = {
     ("stories", "demo", "MaxEnt recovers almost completely: elicited is no more than 0.10 below the baseline"): (
         "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025] on generated "
-        "stories. Shown by the attacks with more text in FINDINGS.md, under every method on stories."
+        "stories. Shown by the attacks with more text in docs/findings/methods.md."
     ),
     ("stories", "demo", "DEMix recovers little: elicited is no more than 0.10 above forget"): (
         "The expert of core has all of core's text and a dense model's width, so it recovers as filtering's model "
