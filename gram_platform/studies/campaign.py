@@ -23,13 +23,12 @@ from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, pars
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.run import StudyWork, run_study
+from gram_platform.studies.run import lead_studies, run_study
 from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_search, checked_flags, planned_search, run_search
 from gram_platform.studies.session import exit_with, one_site
-from gram_platform.studies.submission import lead
 
 NONE = "none"
 
@@ -239,7 +238,7 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
     say("\n".join(sharing(graphs)))
     say(f"storage {store.root}")
     if graphs:
-        code = worst(code, lead(StudyWork(graphs, store, open_tracker(graphs[0].flags.tracking_uri))))
+        code = worst(code, lead_studies(graphs, store, open_tracker(graphs[0].flags.tracking_uri)))
     return code, ids
 
 

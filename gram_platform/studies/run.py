@@ -21,7 +21,7 @@ from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.price import rung_text
 from gram_platform.studies.record import record_of
 from gram_platform.studies.session import exit_with, machine_hours
-from gram_platform.studies.submission import Submission, Workplace, lead
+from gram_platform.studies.submission import Ended, Submission, Workplace, lead
 from gram_platform.studies.supply import require_supply
 from gram_platform.tracking import Tracker
 
@@ -45,7 +45,7 @@ def run_study(study: Study, flags: Flags) -> int:
     say(f"storage {store.root}")
     for doubt in graph.law_doubts:
         say(f"law {flags.law}, against its evidence: {doubt}")
-    return lead(StudyWork((graph,), store, open_tracker(flags.tracking_uri)))
+    return lead_studies((graph,), store, open_tracker(flags.tracking_uri))
 
 
 def _export_nodes(graph: Graph) -> int:
@@ -59,6 +59,12 @@ def _export_nodes(graph: Graph) -> int:
         raise invalid("export_nodes", str(path), f"a file that can be written ({error.strerror})") from error
     say(f"{path}: {len(nodes)} of {len(graph.nodes)} nodes")
     return 0
+
+
+def lead_studies(graphs: Sequence[Graph], store: Store, tracker: Tracker) -> int:
+    """Executes and reports studies in one submission; returns the exit code. ValueError as `lead`."""
+    work = StudyWork(graphs, store, tracker)
+    return lead(work.submission, work.start, work.execute, work.write)
 
 
 class StudyWork:
@@ -85,7 +91,7 @@ class StudyWork:
                     self.unwritten[number, size] = missing
         return at
 
-    def execute(self, at: Workplace) -> None:
+    def execute(self, at: Workplace) -> Ended:
         """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
         rungs = self.flags.sizes if self.flags.through else ("",)
         all_nodes, nodes, done, reused = self.submission.nodes, [], set(), 0
@@ -100,13 +106,12 @@ class StudyWork:
                 self.say(rung_text(of_size, spent, self.flags.hardware, bool(progress.failed)))
             if progress.failed or not self._may_start():
                 break
-
-    def spent_hours(self) -> float:
-        """Returns the machine hours of the nodes, over all submissions."""
-        return sum(self.hours.values())
+        one, hours = self.submission, sum(self.hours.values())
+        has_news = len(one.progress.done) > one.progress.reused
+        return Ended(one.counts(), one.failures(), one.num_left > 0, hours, has_news)
 
     def _may_start(self) -> bool:
-        return not self.flags.limits.budget.reached(self.spent_hours())
+        return not self.flags.limits.budget.reached(sum(self.hours.values()))
 
     def _count_hours(self, nodes: Iterable[Node]) -> None:
         """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""
@@ -136,24 +141,6 @@ class StudyWork:
         if results is not None:
             paths = measurement.write(record, self.store, results, progress.failed, None)
             self.say(f"\n{measurement.text(record, results)}\nso far: {paths['report.html']}\n")
-
-    # ----------------------------------------------------------------------------------------------------- the end
-
-    def is_unfinished(self) -> bool:
-        """Tells whether nodes are left that could be executed."""
-        return self.submission.num_left > 0
-
-    def has_news(self) -> bool:
-        """Tells whether a node was executed."""
-        return len(self.submission.progress.done) > self.submission.progress.reused
-
-    def failures(self) -> list[str]:
-        """Returns a line for each node that has failed or is blocked."""
-        return self.submission.failures()
-
-    def counts(self, elapsed_s: float) -> str:
-        """Returns what was done now and before, as a text."""
-        return self.submission.counts(elapsed_s)
 
     def write(self) -> int:
         """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
 from gram_platform.engine.capacity import require_room, widest_missing
@@ -37,6 +36,17 @@ class Workplace:
     placements: Mapping[str, Placement]  # of nodes that are known, by id
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What a submission has done when nothing is executed any more."""
+
+    counts: str  # of nodes and trials, in words
+    failures: Sequence[str]  # a line for each
+    is_unfinished: bool  # something is left that could be executed
+    hours: float  # that --max-hours limits: machine hours over all submissions
+    has_news: bool  # for the site
+
+
 class Submission:
     """Executes nodes of studies or of a search, in this process or on Ray; shows and mirrors them."""
 
@@ -48,6 +58,7 @@ class Submission:
         self.mirror = Mirror(tracker, store, self.view.say)
         self.progress, self.done_before = Progress(nodes), set[str]()
         self.ids = {node.id for node in nodes}  # that MLflow shall have
+        self.started = time.monotonic()
 
     def start(self, planned: Sequence[Node], has_more: bool = False) -> Workplace:
         """Decides where each node that is left is executed; starts Ray if it is needed.
@@ -112,8 +123,9 @@ class Submission:
         blocked = [f"blocked: {name(i)} needs {', '.join(map(name, of))}" for i, of in self.progress.blocked.items()]
         return failed + blocked
 
-    def counts(self, elapsed_s: float) -> str:
+    def counts(self) -> str:
         """Returns how many nodes were done now and before, as a text."""
+        elapsed_s = time.monotonic() - self.started
         done, reused = len(self.progress.done), self.progress.reused
         return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
 
@@ -137,57 +149,34 @@ class Submission:
             self.view.say(f"no links to the study's pages ({error})")
 
 
-class Submitted(Protocol):
-    """What is submitted: studies, or a search with its trials."""
+def lead(
+    submission: Submission,
+    start: Callable[[], Workplace],
+    execute: Callable[[Workplace], Ended],
+    write: Callable[[], int],
+) -> int:
+    """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`.
 
-    submission: Submission
-
-    def start(self) -> Workplace:
-        """Starts the submission, and writes the record of what is submitted."""
-
-    def execute(self, at: Workplace) -> None:
-        """Executes what is missing, until a limit is reached."""
-
-    def spent_hours(self) -> float:
-        """Returns the machine hours that --max-hours limits, over all submissions."""
-
-    def is_unfinished(self) -> bool:
-        """Tells whether something is left that could be executed."""
-
-    def has_news(self) -> bool:
-        """Tells whether the site may show something new."""
-
-    def failures(self) -> list[str]:
-        """Returns a line for each failure."""
-
-    def counts(self, elapsed_s: float) -> str:
-        """Returns what was done now and before, as a text."""
-
-    def write(self) -> int:
-        """Writes and publishes all tables and reports; returns the exit code."""
-
-
-def lead(work: Submitted) -> int:
-    """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`."""
-    started, submission = time.monotonic(), work.submission
-    at = work.start()
+    `start`: starts the submission and writes the record of what is submitted. `execute`: executes what is missing,
+    until a limit is reached. `write`: as in `finish`.
+    """
+    say, at = submission.view.say, start()
     with submission.view, submission.mirror:
-        work.execute(at)
+        ended = execute(at)
     submission.mirror.finish(submission.ids)
-    for line in work.failures():
-        submission.view.say(line)
-    submission.view.say(f"\n{work.counts(time.monotonic() - started)}")
-    limit = submission.flags.limits.budget.reached(work.spent_hours()) if work.is_unfinished() else ""
+    for line in ended.failures:
+        say(line)
+    say(f"\n{ended.counts}")
+    limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
     if limit:
-        submission.view.say(f"limit: {limit}; submit again with a higher one to go on")
-    return worst(TIME_IS_UP if limit else DONE, finish(work))
+        say(f"limit: {limit}; submit again with a higher one to go on")
+    return worst(TIME_IS_UP if limit else DONE, finish(submission, write, bool(ended.failures), ended.has_news))
 
 
-def finish(work: Submitted) -> int:
-    """Writes all tables and reports, and updates the site; returns the exit code."""
-    submission = work.submission
-    code = worst(work.write(), FAILED if work.failures() else DONE)
-    if work.has_news():
+def finish(submission: Submission, write: Callable[[], int], has_failed: bool = False, has_news: bool = True) -> int:
+    """Updates the site, if it has news, after `write` has published all tables and reports; returns the exit code."""
+    code = worst(write(), FAILED if has_failed else DONE)
+    if has_news:
         refresh_site(submission.flags.destination, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
     return code

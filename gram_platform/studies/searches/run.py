@@ -29,7 +29,7 @@ from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.session import exit_with
-from gram_platform.studies.submission import Submission, Workplace, finish, lead
+from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import study_id, study_views
@@ -82,10 +82,12 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     say(f"storage {store.root}")
     tracker = open_tracker(flags.tracking_uri)
     if flags.report_only:
-        return finish(SearchWork(graph, store, tracker, search_id))
+        work = SearchWork(graph, store, tracker, search_id)
+        return finish(work.submission, work.write)
     with DriverLease(store.search_dir(search_id), search.name) as lease:
         try:
-            return lead(SearchWork(graph, store, tracker, search_id, lease.require))
+            work = SearchWork(graph, store, tracker, search_id, lease.require)
+            return lead(work.submission, work.start, work.execute, work.write)
         except StorageInternalError as error:
             say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
         return 1
@@ -127,11 +129,11 @@ class SearchWork:
         self.folder.write_json("search.json", {**plain, **preset_params(self.flags.preset, self.flags.changes)})
         return at
 
-    def execute(self, at: Workplace) -> None:
+    def execute(self, at: Workplace) -> Ended:
         """Executes what all trials need, then the trials that are missing, until a limit is reached."""
         self.submission.execute(self.submission.nodes, at)
         if self.submission.failures():
-            return
+            return self._ended()
         self.problem = self.search.problem(self.graph, self.store)
         for following in self.search.rounds(self.graph, self.store, self.problem, self.search_id):
             self.hours_before += following.hours_before
@@ -144,6 +146,7 @@ class SearchWork:
             if following.source.num_left:
                 self._draw_from(following.source, at)
                 self.is_cut = following.source.num_left > 0
+        return self._ended()
 
     def _draw_from(self, source: Source, at: Workplace) -> None:
         name = f"{self.search.name}-{self.search_id}"
@@ -171,29 +174,19 @@ class SearchWork:
 
     # ----------------------------------------------------------------------------------------------------- the end
 
-    def is_unfinished(self) -> bool:
-        """Tells whether trials are left, or nodes that all of them need."""
-        return self.is_cut or self.submission.num_left > 0
-
-    def has_news(self) -> bool:
-        """Tells whether the site may show something new: a report may, whenever it is written."""
-        return True
-
-    def failures(self) -> list[str]:
-        """Returns a line for each trial or node that has failed."""
+    def _ended(self) -> Ended:
+        """Says what was done now and before."""
+        one = self.submission
         failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == State.FAILED]
-        return self.submission.failures() + failed
-
-    def counts(self, elapsed_s: float) -> str:
-        """Returns what was done now and before, as a text."""
         ended = list(self.outcomes.values())
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
-        lines = [self.submission.counts(elapsed_s)] if self.submission.nodes else []
+        lines = [one.counts()] if one.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
         if overheads := trial_overheads(ended):
             median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
             lines.append(f"a trial took {median}")
-        return "\n".join(lines)
+        is_unfinished = self.is_cut or one.num_left > 0
+        return Ended("\n".join(lines), one.failures() + failed, is_unfinished, self.spent_hours(), has_news=True)
 
     def write(self) -> int:
         """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
