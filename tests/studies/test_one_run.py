@@ -1,4 +1,4 @@
-"""`experiments/one_run.py`: its ids are the study's, and it needs no Ray."""
+"""`experiments/one_run.py`: its ids are the study's, and it needs neither Ray nor MLflow."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ from gram_platform.studies.library.scaling import STUDY
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
 import runpy, sys
-sys.modules |= dict.fromkeys(("ray", "optuna"))  # an import of these fails
+sys.modules |= dict.fromkeys(("ray", "mlflow", "plotly", "optuna"))  # an import of these fails
 sys.argv = ["one_run.py", "smoke"]
 runpy.run_path("experiments/one_run.py", run_name="__main__")
 """

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 import pandas as pd
@@ -15,6 +15,7 @@ from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, short_hash
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
+from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
 from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
@@ -33,26 +34,6 @@ ROWS = {  # the shape of each
     "entries": {"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags},
     "unit_errors": {"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str},
 }
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a study is about, and how its results are compared."""
-
-    name: str
-    title: str
-    question: str  # plain text of the report's head
-    compare_with: str = field(default="", kw_only=True)  # the paper's study whose tables and claims stand beside ours
-    varies: str = field(default="", kw_only=True)  # the column of the variants, such as "accumulation"
-    # the variant whose baselines are the reference of all; "": each variant's own
-    unit: str = field(default="", kw_only=True)
-    # compute ratios against the baseline of the same seed, not against all seeds' pooled
-    own_baseline: bool = field(default=False, kw_only=True)
-
-    @property
-    def description(self) -> dict:
-        """The fields of the description by name."""
-        return {field.name: getattr(self, field.name) for field in fields(Description)}
 
 
 @dataclass(frozen=True)
