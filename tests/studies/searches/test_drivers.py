@@ -1,8 +1,10 @@
 """Searches on a real Ray Tune: trials of every kind of end, killed drivers and workers, limits."""
 
+import contextlib
 import errno
 import json
 import signal
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -122,7 +124,10 @@ def test_a_driver_that_wakes_up_after_another_has_taken_its_search_ends(tmp_path
     storage = tmp_path / "storage"
     with Submission(storage, (), OPTUNA_COMMAND) as first:
         first.wait_for(lambda: len(written(storage)) >= 2, "two finished runs")
-        first.process.send_signal(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(storage / "optuna.db", timeout=60.0, isolation_level=None)) as database:
+            database.execute("BEGIN EXCLUSIVE")  # a driver that is stopped within a transaction would keep its lock
+            first.process.send_signal(signal.SIGSTOP)
+            database.execute("ROLLBACK")
         with Submission(storage, (), OPTUNA_COMMAND) as second:
             second.wait_for(lambda: "are taken up again" in second.output, "a new driver")
             first.process.send_signal(signal.SIGCONT)
