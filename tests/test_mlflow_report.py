@@ -9,7 +9,7 @@ import pytest
 from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text
 from gram_platform.cli.studies import report_command, report_from_mlflow
-from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.studies.searches.lr_batch_trials import trials_table
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -24,7 +24,7 @@ def uri(tmp_path):
 
 def test_a_study_in_an_object_store_is_reported_from_there(study, capsys):  # noqa: F811
     store, record, _ = study
-    LOSSES_SHOWN.write(record, store, read_results(record, store), {}, None)
+    LOSSES_PRESENTATION.write(record, store, read_results(record, store), {}, None)
     fsspec.filesystem("memory").put(store.root, "/reported", recursive=True)
     report_command("stories", storage="memory://reported")
     assert capsys.readouterr().out.endswith("read from the storage\n")
@@ -36,7 +36,7 @@ def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypat
     tracker = Tracker(uri)
     tracker.sync(store)
     results = read_results(record, store)
-    paths = LOSSES_SHOWN.write(record, store, results, {}, tracker)
+    paths = LOSSES_PRESENTATION.write(record, store, results, {}, tracker)
     monkeypatch.setenv("GRAM_STORAGE", str(tmp_path / "removed"))
     report_command("stories", tracking_uri=uri, out=str(tmp_path / "out"))
     said = capsys.readouterr().out

@@ -14,7 +14,7 @@ from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
 from gram_platform.methods.measurements import Losses, instead_of_losses
 from gram_platform.methods.nodes import method_nodes, require_closed
-from gram_platform.pages.report.measurements import MEASUREMENTS, Shown
+from gram_platform.pages.report.measurements import MEASUREMENTS, Presentation
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import nodes_frame
@@ -62,7 +62,7 @@ def worst_page(record, results, tracker):
     return Page(record.title, "", [Section("Worst tokens", table=results.table)], "Losses in nats.")
 
 
-SHOWN = Shown(
+SHOWN = Presentation(
     read=read_worst,
     text=lambda record, results: f"the highest loss is {results.table['loss'].max():.3f}",
     table=lambda record, results: results.table,

@@ -27,7 +27,7 @@ from gram_platform.tracking.views import Line
 
 
 @dataclass(frozen=True)
-class Shown:
+class Presentation:
     """How the results of a measurement are read and shown.
 
     Results are a dataclass with `source`, a text, and `runs`, of `nodes_frame`.
@@ -56,7 +56,7 @@ class Shown:
         return publish(record.shown_by(results.runs), store, files, page.figures, tracker, self.lines(results))
 
 
-LOSSES_SHOWN = Shown(
+LOSSES_PRESENTATION = Presentation(
     read=read_results,
     text=summary_text,
     table=lambda record, results: renamed(results.analysis.table, record.varies),
@@ -64,7 +64,7 @@ LOSSES_SHOWN = Shown(
     lines=ratio_lines,
     lost=lost_rows,
 )
-TOKENS_SHOWN = Shown(
+TOKENS_PRESENTATION = Presentation(
     read=read_tokens,
     text=tokens_text,
     table=lambda record, results: results.found.table[LOCALIZATION_COLUMNS],
@@ -73,23 +73,23 @@ TOKENS_SHOWN = Shown(
 MEASUREMENTS = Table(
     "gram.measurements",
     {
-        Losses.name: LOSSES_SHOWN,
+        Losses.name: LOSSES_PRESENTATION,
         Calibration.name: replace(
-            LOSSES_SHOWN,
+            LOSSES_PRESENTATION,
             read=read_calibration,
             text=calibration_text,
             table=lambda record, results: calibration_table(results.errors),
             page=calibration_page,
         ),
-        TokenIncreases.name: TOKENS_SHOWN,
-        Samples.name: Shown(
+        TokenIncreases.name: TOKENS_PRESENTATION,
+        Samples.name: Presentation(
             read=read_samples,
             text=samples_text,
             table=lambda record, results: results.samples,
             page=samples_page,
         ),
     },
-    is_usable=lambda shown: isinstance(shown, Shown),
+    is_usable=lambda shown: isinstance(shown, Presentation),
 )
 
 

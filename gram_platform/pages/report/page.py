@@ -69,9 +69,8 @@ class Page:
     @property
     def figures(self) -> dict[str, go.Figure]:
         """Every figure of the sections by its name."""
-        return {
-            name: one for s in self.sections for shown in (s.figures, s.more_figures) for name, one in shown.items()
-        }
+        shown = [figures for section in self.sections for figures in (section.figures, section.more_figures)]
+        return {name: figure for figures in shown for name, figure in figures.items()}
 
     @property
     def files(self) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.paper.verdicts import EXPLANATIONS
@@ -171,7 +171,7 @@ def test_the_terminal_explains_a_disagreement(study, monkeypatch):
 def test_report_and_record(study):
     store, record, _ = study
     results = read_results(record, store)
-    paths = LOSSES_SHOWN.write(record, store, results, {}, None)
+    paths = LOSSES_PRESENTATION.write(record, store, results, {}, None)
     page = Path(paths["report.html"]).read_text(encoding="utf-8")
     for title in ("Methods, ours beside the paper&#39;s", "Claims", "Cost", "Attacks"):
         assert f"<h2>{title}</h2>" in page

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config import Evaluation, RunConfig, View
-from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import read_results
@@ -136,7 +136,7 @@ class PlantedStorage:
 
     def report(self, record: StudyRecord) -> None:
         """The study's files as it writes them itself."""
-        LOSSES_SHOWN.write(record, self.store, read_results(record, self.store), {}, None)
+        LOSSES_PRESENTATION.write(record, self.store, read_results(record, self.store), {}, None)
 
 
 def ratio(method: str, size: str, seed: str, profile: str, domain: str) -> float:

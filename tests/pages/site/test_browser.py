@@ -16,7 +16,7 @@ from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import method_nodes
-from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import read_results
@@ -59,7 +59,7 @@ def real_study(store: Store) -> None:
     )
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
-    LOSSES_SHOWN.write(record, store, read_results(record, store), {}, tracker)
+    LOSSES_PRESENTATION.write(record, store, read_results(record, store), {}, tracker)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import View
-from gram_platform.pages.report.measurements import LOSSES_SHOWN
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import read_results
 from gram_platform.pages.site import build_site, watch_site
@@ -131,7 +131,7 @@ def test_explanations_are_in_the_report_and_on_the_page_of_all_claims(storage_co
     monkeypatch.setitem(EXPLANATIONS, key, "Its profiles are swapped. Shown by this test.")
     store = Store(storage_copy).open_for_writing(min_free_bytes=0)
     record = load_record(store, "scaling")
-    LOSSES_SHOWN.write(record, store, read_results(record, store), {}, None)
+    LOSSES_PRESENTATION.write(record, store, read_results(record, store), {}, None)
     build_site(store, None)
     report, site = path.with_name("report.html"), storage_copy / "site"
     for page, title in ((report, "Claims"), (site / "claims.html", "Scaling <of> sizes")):
