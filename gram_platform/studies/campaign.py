@@ -4,7 +4,6 @@ Each node is trained once: the trials of a search start from the baselines of it
 study's runs.
 """
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -28,7 +27,7 @@ from gram_platform.studies.searches.definition import OptunaFlags, Search, Searc
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
 from gram_platform.studies.searches.run import build_search, checked_flags, planned_search, run_search
-from gram_platform.studies.session import exit_with, one_site
+from gram_platform.studies.session import exit_with
 
 NONE = "none"
 
@@ -63,9 +62,8 @@ def run_searched(study: Study, flags: Flags) -> int:
         graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
         flags = with_device(flags, graph.flags.device)
         provide_data((graph,), store)
-    with contextlib.nullcontext() if flags.starts_nothing else one_site(flags.destination, say):
-        ready, _, code = after_searches([(study, flags)])
-        code = worst(code, *(run_study(*each) for each in ready))
+    ready, _, code = after_searches([(study, flags)])
+    code = worst(code, *(run_study(*each) for each in ready))
     if flags.dry_run and not needed.is_complete():
         say("\nof both " + price_line(_with_search(build_graph(study, flags), needed)))
     return code
@@ -195,17 +193,16 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
         device = settled(planned, Store(planned[0].flags.storage).open_for_writing())[0].flags.device
         of_study, of_search = ([(one, with_device(its, device)) for one, its in some] for some in (of_study, of_search))
         graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
-    codes, submitted, ids = [], (*of_study, *of_search), set()
-    with one_site(submitted[0][1].destination, say) if submitted and not flags.dry_run else contextlib.nullcontext():
-        if of_study:
-            code, ids = (_describe_studies if flags.dry_run else _run_studies)(of_study, graphs)
-            codes.append(code)
-        for search, search_flags in of_search:
-            named = search.of_preset(search_flags.preset)
-            if named.identify(build_search(named, search_flags)) in ids:
-                continue  # some study began with it
-            say(f"\n{search.title}")
-            codes.append(run_search(search, search_flags))
+    codes, ids = [], set()
+    if of_study:
+        code, ids = (_describe_studies if flags.dry_run else _run_studies)(of_study, graphs)
+        codes.append(code)
+    for search, search_flags in of_search:
+        named = search.of_preset(search_flags.preset)
+        if named.identify(build_search(named, search_flags)) in ids:
+            continue  # some study began with it
+        say(f"\n{search.title}")
+        codes.append(run_search(search, search_flags))
     if planned and flags.dry_run:
         say("\nof all " + price_line(planned))
     return worst(*codes)

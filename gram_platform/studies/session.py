@@ -1,14 +1,13 @@
 """Starts and ends a command: its exit code, Ray and how nodes execute there, cordoned machines, the site."""
 
 import atexit
-import contextlib
 import gc
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -115,20 +114,6 @@ def machine_hours(store: Store, node: Node) -> float:
 
 SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone
 SITE_TIMEOUT_S = 600.0
-
-
-@contextlib.contextmanager
-def one_site(destination: Destination, say: Callable[[str], None]) -> Iterator[None]:
-    """Builds the site once after the block, and not inside it."""
-    before = os.environ.get(SITE_VARIABLE)
-    os.environ[SITE_VARIABLE] = "0"
-    try:
-        yield
-    finally:
-        os.environ.pop(SITE_VARIABLE)
-        if before is not None:
-            os.environ[SITE_VARIABLE] = before
-    refresh_site(destination, say)
 
 
 def refresh_site(destination: Destination, say: Callable[[str], None]) -> None:
