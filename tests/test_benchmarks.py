@@ -125,7 +125,7 @@ def test_training(tmp_path):
     overheads = measured["step overheads tiny"]
     assert {"optimizer", "clipping", "routing", "data loading", "logging"} <= overheads.details.keys()
     shares = [overheads.details[part] for part in (*step_shares.OVERHEADS, "forward", "backward and accumulation")]
-    assert 0.5 < sum(shares) <= 1.0
+    assert 0.2 < sum(shares) <= 1.0  # half of it or more where nothing else runs
     assert 0 < overheads.value < sum(shares)
     assert all(min(m.values) > 0 for m in measured.values())
 

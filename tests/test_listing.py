@@ -21,7 +21,7 @@ from gram_platform.studies.session import cordons_noted
 from tests.conftest import ROOT
 
 SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
-EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"all", "bench"}
+EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"all", "bench", "one_run"}
 
 
 def printed(capsys, *arguments: str) -> str:

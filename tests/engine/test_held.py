@@ -82,6 +82,6 @@ def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other,
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: (waits.append(s), other.fail(*DIVERGED)))
     monkeypatch.setattr(trials, "time", clock)
     with pytest.raises(TrainingDiverged, match="loss nan at step 7"):
-        trials._NodeRunner(execution, Resources(), False).result(node)
+        trials._NodeRunner(execution, Resources(), False, {}).result(node)
     assert waits == [trials.HELD_RETRY_S]
     assert len(Store(execution.storage).run(node.id).attempts.list()) == 1
