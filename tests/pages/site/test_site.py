@@ -210,6 +210,32 @@ FACTS = ({"result": 5}, {"result": None}, {"timing": 5}, {"tags": 5}, {"config":
 TIMING = {"elapsed_s": "x", "num_ranks": [], "ended": "x", "device": 5, "num_threads": {}}
 
 
+def test_pages_of_an_earlier_version_are_removed_and_nothing_else(storage_copy):
+    site, page = storage_copy / "site", {"made_from": "1bc4e40b914b7ea4", "leaves": None}
+    former = {"index.html": page, "studies/scaling.html": page, "page.css": "57356db0d0ca2408", "../store.json": page}
+    kept = ("studies/mine.html", "notes.html", "../store.json")
+    (site / "studies").mkdir()
+    for name in (*former, *kept):
+        (site / name).write_text("{}")
+    (site / "manifest.json").write_text(json.dumps(former))
+    build_site(Store(storage_copy), None)
+    assert all((site / name).read_text() == "{}" for name in kept)
+    assert not any((site / name).exists() for name in ("studies/scaling.html", "page.css", "manifest.json"))
+    assert "Scaling" in text(site / "index.html")
+    (site / "manifest.json").write_text('{"name": "an application of mine"}')
+    build_site(Store(storage_copy), None)
+    assert (site / "manifest.json").exists()
+
+
+def test_a_folder_in_the_place_of_a_page_is_set_aside(storage_copy):
+    page = storage_copy / "site" / "claims.html"
+    page.unlink()
+    page.mkdir()
+    with pytest.warns(RuntimeWarning, match="folder"):
+        build_site(Store(storage_copy), None)
+    assert "All claims" in text(page)
+
+
 def test_cached_facts_of_another_shape_are_read_again(storage_copy):
     path, index = storage_copy / "site" / "facts.json", storage_copy / "site" / "index.html"
     whole, expected = json.loads(path.read_text()), index.read_text()
