@@ -42,9 +42,16 @@ NOTHING_AHEAD: Mapping[str, int] = {}
 
 
 def storage_place(storage: str) -> str:
-    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram; ValueError for a file."""
+    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram.
+
+    ValueError for a file, and for a place below a folder that this user may not enter.
+    """
     place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
-    if Path(place).is_file():
+    try:
+        is_file = Path(place).is_file()
+    except PermissionError as error:
+        raise invalid("storage", place, f"a folder that can be read ({error})") from error
+    if is_file:
         raise invalid("storage", place, "a folder, found a file")
     return place
 
@@ -176,6 +183,10 @@ class Store:
     def list_data(self) -> list[str]:
         """Lists the data_ids of all packed corpora, sorted."""
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
+
+    def has_data(self, data_id: str) -> bool:
+        """Tells whether a corpus is packed here: its manifest is written last."""
+        return self.data_dir(data_id).exists(MANIFEST)
 
     def _check_version(self) -> None:
         try:

@@ -246,8 +246,8 @@ def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, 
 
 def _as_packed(recipe: CorpusRecipe, store: Store) -> CorpusRecipe:
     """Returns the recipe, or the same text in the order in which an earlier version has packed it in this storage."""
-    former, packed = replace(recipe, permuted=not recipe.permuted), store.list_data()
-    return former if former.data_id in packed and recipe.data_id not in packed else recipe
+    former = replace(recipe, permuted=not recipe.permuted)
+    return former if store.has_data(former.data_id) and not store.has_data(recipe.data_id) else recipe
 
 
 def settings_of(preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:

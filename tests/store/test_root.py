@@ -10,6 +10,7 @@ import pytest
 from gram_platform.config import Evaluation, View
 from gram_platform.store import CorruptFile, RunDirectory, Store
 from gram_platform.store.folders import RemoteFolder
+from gram_platform.store.root import storage_place
 from tests.store.training import START, final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -27,8 +28,11 @@ def test_read_only_directory_is_named():
             os.setuid(65534)  # root may write everywhere
         with pytest.raises(ValueError, match=r"storage=.*Permission denied"):
             Store(folder).open_for_writing()
+        with pytest.raises(ValueError, match=r"storage=.*/closed/x': expected a folder that can be read"):
+            storage_place(f"{folder}/closed/x")
 
     with tempfile.TemporaryDirectory() as folder:
+        os.mkdir(f"{folder}/closed", 0o000)
         os.chmod(folder, 0o555)
         process = in_process(open_it, folder)
         process.join()

@@ -21,6 +21,8 @@ def test_a_storage_goes_on_with_the_data_that_it_has(tmp_path):
     new = build_graph(STUDY, flags)
     store = Store(tmp_path).open_for_writing()
     former = replace(new.recipe, permuted=True)
+    (store.data_root / former.data_id).mkdir(parents=True)  # as of an upload that was interrupted
+    assert build_graph(STUDY, flags).data_id == new.data_id
     prepare(former, store.data_root).verify()
     found = build_graph(STUDY, flags)
     assert (found.data_id, found.entries[0].config.data.data_id) == (former.data_id, former.data_id)

@@ -10,7 +10,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.site.claims import claims_page
 from gram_platform.pages.site.facts import Facts, read_facts
-from gram_platform.pages.site.folder import write_changed, writing
+from gram_platform.pages.site.folder import remove_former, write_changed, writing
 from gram_platform.pages.site.index import LINKED, REPORT_FILE, Addresses, index_page
 from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
@@ -38,6 +38,7 @@ def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Fac
     """
     folder, num_written = _site_folder(store, out), 0
     with writing(folder):
+        remove_former(folder)
         facts = facts or read_facts(store, folder)
         addresses, note = _addresses(facts, tracking_uri, f"{STUDIES}/" if out else f"../{STUDIES}/")
         titles = {study.name: (study.title, addresses.file(study, REPORT_FILE)) for study in facts.studies}

@@ -4,10 +4,12 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import has_shape, invalid
 from gram_platform.store import Folder
+from gram_platform.store.files import CorruptFile, is_safe_name
 from gram_platform.store.folders import LocalFolder
 
+MANIFEST = "manifest.json"  # of a site that an earlier version has built
 UNWRITABLE = (PermissionError, FileExistsError, NotADirectoryError)
 
 
@@ -38,8 +40,28 @@ def _unwritable(path: str, error: OSError) -> ValueError:
 
 def write_changed(folder: Folder, files: Mapping[str, bytes]) -> int:
     """Writes the files whose bytes differ from those that are there; returns their number."""
-    present = set(folder.list())
-    changed = [name for name, data in files.items() if name not in present or folder.read(name) != data]
+    changed = [name for name, data in files.items() if _differs(folder, name, data)]
     for name in changed:
         folder.write(name, files[name], durable=False)
     return len(changed)
+
+
+def _differs(folder: Folder, name: str, data: bytes) -> bool:
+    try:
+        return folder.read(name) != data
+    except (FileNotFoundError, CorruptFile):  # something that is no file has its name: a write sets it aside
+        return True
+
+
+def remove_former(folder: Folder) -> None:
+    """Removes the pages that an earlier version has built here, as its manifest lists them: nobody updates them."""
+    former = folder.read_spare(
+        MANIFEST, {str: lambda made: isinstance(made, str) or has_shape(made, {"made_from": str})}
+    )
+    if "index.html" not in former:  # the manifest of something else
+        return
+    for address in former:
+        *folders, name = address.split("/")
+        if all(map(is_safe_name, (*folders, name))):
+            folder.child(*folders).remove(name)
+    folder.remove(MANIFEST)

@@ -63,7 +63,9 @@ def _table(title: str, text: str, rows: Sequence[Mapping]) -> Section:
 
 
 def _study_row(study: StudyFacts, facts: Facts, addresses: Addresses) -> dict:
-    note = "shows every complete node" if facts.is_shown(study) else f"older than its nodes: gram report {study.name}"
+    # an earlier version did not write what a report shows, and a submission that begins does not know it yet
+    age = "older" if study.record.shown else "perhaps older"
+    note = "shows every complete node" if facts.is_shown(study) else f"{age} than its nodes: gram report {study.name}"
     return {
         "study": study.title,
         "study_url": addresses.file(study, REPORT_FILE),

@@ -100,14 +100,15 @@ def test_a_report_that_is_older_than_its_nodes_is_said_to_be_so(storage_copy):
     folder, index = storage_copy / "studies" / "stories", storage_copy / "site" / "index.html"
     lost = rows_of(index, "Not complete")[0][2]
     record = json.loads((folder / "study.json").read_text())
-    for changed in (
-        {**record, "entries": [entry for entry in record["entries"] if entry["id"] != record["entries"][0]["id"]]},
-        {name: value for name, value in record.items() if name != "shown"},  # of an earlier version
+    fewer = [entry for entry in record["entries"] if entry["id"] != record["entries"][0]["id"]]
+    for age, changed in (
+        ("older", {**record, "entries": fewer}),
+        ("perhaps older", {name: value for name, value in record.items() if name != "shown"}),  # of an earlier version
     ):
         (folder / "study.json").write_text(json.dumps(changed))
         build_site(Store(storage_copy), None)
         rows = {row[0]: row[-1] for row in rows_of(index, "Studies")}
-        assert rows["Stories with holes"] == "older than its nodes: gram report stories"
+        assert rows["Stories with holes"] == f"{age} than its nodes: gram report stories"
         assert rows["Scaling <of> sizes"] == "shows every complete node"
     main(["report", "stories", "--storage", str(storage_copy)])
     build_site(Store(storage_copy), None)
@@ -208,6 +209,32 @@ def test_only_what_has_changed_is_written(storage_copy):
 
 FACTS = ({"result": 5}, {"result": None}, {"timing": 5}, {"tags": 5}, {"config": []}, {"progress": 5}, {"failure": 5})
 TIMING = {"elapsed_s": "x", "num_ranks": [], "ended": "x", "device": 5, "num_threads": {}}
+
+
+def test_pages_of_an_earlier_version_are_removed_and_nothing_else(storage_copy):
+    site, page = storage_copy / "site", {"made_from": "1bc4e40b914b7ea4", "leaves": None}
+    former = {"index.html": page, "studies/scaling.html": page, "page.css": "57356db0d0ca2408", "../store.json": page}
+    kept = ("studies/mine.html", "notes.html", "../store.json")
+    (site / "studies").mkdir()
+    for name in (*former, *kept):
+        (site / name).write_text("{}")
+    (site / "manifest.json").write_text(json.dumps(former))
+    build_site(Store(storage_copy), None)
+    assert all((site / name).read_text() == "{}" for name in kept)
+    assert not any((site / name).exists() for name in ("studies/scaling.html", "page.css", "manifest.json"))
+    assert "Scaling" in text(site / "index.html")
+    (site / "manifest.json").write_text('{"name": "an application of mine"}')
+    build_site(Store(storage_copy), None)
+    assert (site / "manifest.json").exists()
+
+
+def test_a_folder_in_the_place_of_a_page_is_set_aside(storage_copy):
+    page = storage_copy / "site" / "claims.html"
+    page.unlink()
+    page.mkdir()
+    with pytest.warns(RuntimeWarning, match="folder"):
+        build_site(Store(storage_copy), None)
+    assert "All claims" in text(page)
 
 
 def test_cached_facts_of_another_shape_are_read_again(storage_copy):
