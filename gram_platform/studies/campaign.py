@@ -58,7 +58,8 @@ def run_searched(study: Study, flags: Flags) -> int:
         return run_study(study, flags)
     if not (flags.dry_run or needed.is_complete()):
         _require_ray(flags, needed.named)
-    if not flags.starts_nothing:  # errors of the study must come before the search, and the price of both
+    if not flags.starts_nothing:
+        # Errors of the study must come before the search, and the price of both.
         store = Store(flags.storage).open_for_writing()
         graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
         flags = with_device(flags, graph.flags.device)
@@ -91,7 +92,7 @@ class NeededSearch:
         return f"{self.search.name} {self.search_id}"
 
     def is_complete(self) -> bool:
-        """Tells whether the storage has all trials."""
+        """Returns whether the storage has all trials."""
         return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
 
 
@@ -203,7 +204,8 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
         for search, search_flags in of_search:
             named = search.of_preset(search_flags.preset)
             if named.identify(build_search(named, search_flags)) in ids:
-                continue  # some study began with it
+                continue
+            # Some study began with it.
             say(f"\n{search.title}")
             codes.append(run_search(search, search_flags))
     if planned and flags.dry_run:
