@@ -1,4 +1,4 @@
-"""Waiting for a process that was told to end, and what is known of it when it does not."""
+"""Waiting for a process that was asked to end, and what is known of it when it does not."""
 
 import contextlib
 import signal

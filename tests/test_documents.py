@@ -44,6 +44,7 @@ WORDS += ["study", "preset", "method", "profile", "measurement"]
 WORDS += ["run", "step", "route", "plan", "attack"]
 WORDS += ["view", "evaluation", "compute ratio", "interval"]
 WORDS += ["node", "driver", "slot", "storage", "attempt", "lease"]
+WORDS += ["stop request", "resume", "free resources", "reserved", "cordoned"]
 CODE_BLOCK = re.compile(r"^```.*?\n.*?^```|(?:^    [^\n]*\n)+", re.MULTILINE | re.DOTALL)
 CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")

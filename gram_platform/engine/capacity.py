@@ -15,35 +15,44 @@ from gram_platform.engine.ray_private import largest_cluster, machine_types
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 
-REPORT_TIMEOUT_S = 10.0  # autoscalers report every five seconds
+# Autoscalers report every five seconds.
+REPORT_TIMEOUT_S = 10.0
 # On the driver's machine: of the driver, and of a run of several ranks (a gang: all start or none), which keeps there
 # the process that waits for it and Ray Train's controller and actors, 1.1 GB of own memory measured
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 5 * GIB // 4
-MOST_UNREPORTED = 256  # processes asked for at once where an autoscaler does not report its maximum
-ASK_EVERY_S = 2.0  # for the cluster's resources: Ray Tune wants to know many times a second
+# Most processes requested at once where an autoscaler does not report its maximum.
+MOST_UNREPORTED = 256
+# The cluster's resources are kept so long: Ray Tune asks for them many times a second.
+ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
-STRICT_PACK = "STRICT_PACK"  # Ray's placement strategy: all on one machine
-ROUNDING = 1e-9  # of sums of shares of a GPU
-PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0  # with ranks that wait for a machine
-WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0  # with ranks for which fewer would do [ours]
+# Ray's placement strategy: all bundles on one machine.
+STRICT_PACK = "STRICT_PACK"
+# The rounding error allowed in sums of shares of a GPU.
+ROUNDING = 1e-9
+# How long ranks wait before a machine is reserved for them, on clusters of fixed size and on
+# others.
+PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0
+# How long a run waits for extra ranks when fewer would be enough [ours].
+WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0
 
 
 class Admission:
-    """Tells how much may be asked of the cluster that Ray is connected to, and which machine ranks wait for."""
+    """Computes what may be requested from the connected Ray cluster, and which machine to reserve for a waiting run."""
 
     def __init__(self, resources: Resources):
         self.resources = resources
-        self._present: Mapping[str, float] = {}  # resources
+        self._present: Mapping[str, float] = {}
         self._can_grow, self._most_gangs = False, 1
         self._ask_again = 0.0
-        self._since: dict[str, float] = {}  # by placement group, when it was first seen waiting
-        self._next_look, self._cleared = 0.0, ""
+        # When each placement group was first seen waiting.
+        self._since: dict[str, float] = {}
+        self._next_look, self._reserved_machine = 0.0, ""
 
-    def room(self, num_ranks: Iterable[int] = (), may_wait: bool = True) -> "Room":
-        """Returns the room beside nodes of so many ranks that are asked for already.
+    def free_resources(self, num_ranks: Iterable[int] = (), may_wait: bool = True) -> "FreeResources":
+        """Returns what may be requested beside nodes of so many ranks, which have been requested already.
 
         That is what the cluster has if its size is fixed; if it can grow, the maximum that it reports, else no limit:
-        Ray queues what has no room yet, which shows its autoscaler the demand. `--max-gpus` is a limit on both.
+        Ray queues what does not fit yet, which shows its autoscaler the demand. `--max-gpus` is a limit on both.
         `may_wait=False`: only what the cluster has now.
         """
         resources = self.resources
@@ -59,19 +68,19 @@ class Admission:
         if resources.max_gpus:
             name, of_rank = ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
             free[name] = min(free[name], resources.max_gpus * of_rank)
-        room = Room(resources, free, most, self._most_gangs)
+        unclaimed = FreeResources(resources, free, most, self._most_gangs)
         for ranks in num_ranks:
-            room.subtract(ranks)
-        return room
+            unclaimed.subtract(ranks)
+        return unclaimed
 
-    def machine_to_clear(self, busy: Mapping[str, int]) -> str:
-        """Returns the machine that should take no more tasks until ranks that wait long are placed; "" if none do.
+    def machine_to_reserve(self, busy: Mapping[str, int]) -> str:
+        """Returns the machine to keep free for a run of several ranks that has waited too long, or "".
 
-        Ranks of one run want one machine; without this they would wait while other work keeps a part of every machine.
+        Its ranks need one machine; without this they would wait while other work keeps a part of every machine.
         `busy`: the number of tasks on every machine that has processes of this driver.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
-            return self._cleared
+            return self._reserved_machine
         now = time.monotonic()
         self._next_look = now + LOOK_FOR_GROUPS_S
         groups = {i: g for i, g in placement_group_table().items() if g["strategy"] == STRICT_PACK}
@@ -81,30 +90,31 @@ class Admission:
         overdue = [group for group, since in self._since.items() if now - since >= patience_s]
         gpus = {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]}
         if not overdue:
-            self._cleared = ""
-        elif self._cleared not in gpus:  # none yet, or it has died
+            self._reserved_machine = ""
+        elif self._reserved_machine not in gpus:
+            # None is reserved yet, or the reserved one has died.
             asked = sum(bundle.get("GPU", 0.0) for bundle in groups[overdue[0]]["bundles"].values())
             large_enough = [machine for machine in busy if gpus.get(machine, 0.0) >= asked]
-            self._cleared = min(large_enough, key=busy.get, default="")
-        return self._cleared
+            self._reserved_machine = min(large_enough, key=busy.get, default="")
+        return self._reserved_machine
 
 
-class Room:
-    """The CPUs and GPUs that are free to be asked for, and how many processes and gangs more there may be."""
+class FreeResources:
+    """The CPUs, GPUs, processes and gangs that may still be requested."""
 
     def __init__(self, resources: Resources, free: dict[str, float], num_processes: float, num_gangs: int):
         self.resources, self.free, self.num_processes, self.num_gangs = resources, free, num_processes, num_gangs
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Takes the room of a node if it is there. The first node is always taken: Ray tells what it waits for."""
+        """Subtracts a node if it fits; returns whether it did. The first always does: Ray says what it waits for."""
         asked = self.resources.asked(num_ranks).items()
-        has_room = (
+        fits = (
             self.num_processes >= num_ranks
             and (num_ranks == 1 or self.num_gangs > 0)
             and all(self.free[name] >= amount - ROUNDING for name, amount in asked)
         )
-        if not (has_room or self.is_untouched):
+        if not (fits or self.is_untouched):
             return False
         self.subtract(num_ranks)
         return True
@@ -161,7 +171,7 @@ def slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Tells whether the cluster has no autoscaler; also where one has not reported yet. Asks without waiting."""
+    """Returns whether the cluster has no autoscaler; also where one has not reported yet. Asks without waiting."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -182,28 +192,28 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
     return widest
 
 
-def require_room(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
+def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError naming the flag when the cluster can never hold `widest` ranks, which would wait for ever.
 
     Only on a cluster of fixed size is that certain; an autoscaler that has just started gets the time to report.
     Autoscalers rarely report their limit: then `say` gets a warning.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    room = max(sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster()))
-    if room >= widest:
+    capacity = max(sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster()))
+    if capacity >= widest:
         return
-    error = _shortage(widest, resources, machines, room)
+    error = _shortage(widest, resources, machines, capacity)
     await_report()
     if has_fixed_size():
         raise error
     say(f"waiting for machines that the cluster may yet start: {error}")
 
 
-def _shortage(widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], room: int) -> ValueError:
-    """Makes the error that says what the cluster lacks: GPUs, CPUs for one rank's threads, or room for all ranks."""
+def _shortage(widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int) -> ValueError:
+    """Makes the error that says what the cluster lacks: GPUs, CPUs for one rank's threads, or all of them."""
     threads = round(resources.cpus_per_rank)
-    if room:
-        return invalid("num_workers", widest, f"at most {room}, the ranks of {threads} CPUs that fit on this cluster")
+    if capacity:
+        return invalid("num_workers", widest, f"at most {capacity}, the ranks of {threads} CPUs that fit here")
     of_device = [machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank]
     if not of_device:
         return invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")

@@ -1,4 +1,4 @@
-"""Finds the Ray of a command: joins one that answers, or starts one on this machine; tells when it is gone.
+"""Finds the Ray of a command: joins one that answers, or starts one on this machine; notes when it is gone.
 
 Nothing here waits long: whether an address answers is asked first, with a time limit, because `ray.init` repeats its
 attempts for a quarter of an hour.
@@ -29,12 +29,15 @@ from gram_platform.engine.ray_private import address_of, address_record, refusal
 
 ADDRESS = "RAY_ADDRESS"
 FOLDER = "RAY_TMPDIR"
-PROBE_S = 5.0  # for an address to answer
-JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0  # for Ray's own start of a driver, start of a cluster, end of a driver
+# Time-out of an address's answer.
+PROBE_S = 5.0
+# Time-outs of joining a Ray, of starting one, and of leaving it.
+JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 # the path of a socket has at most 107 bytes
 MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
-SESSION = re.compile(r"/session_[\d_-]+")  # the folder of a Ray, in the command lines of its processes
+# The folder of a Ray, in the command lines of its processes.
+SESSION = re.compile(r"/session_[\d_-]+")
 CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
 CURE += "studies need none"
 CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
@@ -72,7 +75,8 @@ def join(given: str, **options: object) -> None:
     try:
         address = address_of(given)
         refused = refusal(address, _token(is_named=True), PROBE_S)
-    except (ValueError, OSError) as error:  # ConnectionError for `auto` without any
+    except (ValueError, OSError) as error:
+        # `auto` raises ConnectionError where no Ray runs.
         refused = str(error)
     if refused:
         raise invalid(ADDRESS, given, f"a Ray that can be joined ({refused}); {CURE}")
@@ -113,7 +117,8 @@ def _initialise(what: str, **options: object) -> None:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     atexit.register(leave)
-    require_ray()  # which remembers its processes
+    # It remembers Ray's processes.
+    require_ray()
 
 
 def leave() -> None:
@@ -129,7 +134,7 @@ def _size() -> str:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Ends the process if the block takes longer: Ray may wait for ever, and heeds no signal then."""
+    """Ends the process if the block takes longer: Ray may wait for ever, and handles no signal then."""
 
     def end() -> None:
         say(f"error: {what} within {seconds:.0f} s; {CURE}", sys.stderr)
@@ -157,7 +162,8 @@ def _found() -> str:
         address = address_of(None)
         is_ours = record.stat().st_uid in (0, os.getuid())
         refused = refusal(address, _token(is_named=False), PROBE_S) if is_ours else "another user's"
-    except (ValueError, OSError) as error:  # no address, or a file that cannot be read
+    except (ValueError, OSError) as error:
+        # No address, or a file that cannot be read.
         refused = str(error)
     if refused:
         say(f"passed over the Ray {address} that {record} names: {refused}", sys.stderr)
@@ -209,7 +215,8 @@ def _checked_folder(folder: Path) -> Path:
         raise invalid(FOLDER, str(folder), expected)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        inner = folder / "ray"  # Ray makes it, for all users
+        # Ray makes this folder accessible to all users.
+        inner = folder / "ray"
         with tempfile.TemporaryFile(dir=inner if inner.exists() else folder):
             return folder.absolute()
     except OSError as error:
@@ -219,7 +226,8 @@ def _checked_folder(folder: Path) -> Path:
 # ----------------------------------------------------------------------------------------------------------- lost Rays
 
 
-_processes: dict[str, list[psutil.Process]] = {}  # by the Ray id of this machine; none that cannot be seen from here
+# Ray's processes on this machine by its Ray id; empty where they cannot be seen.
+_processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:

@@ -14,7 +14,9 @@ from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import SUBMIT_AGAIN
 
-MAX_REPLACEMENTS = 3  # of cordoned machines that a cluster is asked for, one after another, until one passes
+# Replacements of cordoned machines that a cluster is asked for, one after another, until one
+# passes.
+MAX_REPLACEMENTS = 3
 
 
 class Cordon:
@@ -23,11 +25,14 @@ class Cordon:
     def __init__(self, resources: Resources, on_cordon: Callable[[ProbeReport], None] = lambda report: None):
         """`on_cordon` is called with the report of each machine that is cordoned."""
         self.resources, self._on_cordon = resources, on_cordon
-        self.reports: dict[str, ProbeReport] = {}  # of cordoned machines
+        self.reports: dict[str, ProbeReport] = {}
         self._passed: set[str] = set()
-        self.changed = 0.0  # when the last machine was cordoned, by the monotonic clock
-        self._failures_in_a_row = 0  # of machines, since one passed for the first time
-        self._is_fixed: bool | None = None  # whether the cluster can grow is asked once, when it matters
+        # When the last machine was cordoned, by the monotonic clock.
+        self.changed = 0.0
+        # Machines that failed since one passed for the first time.
+        self._failures_in_a_row = 0
+        # None until it is asked, once.
+        self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
         """Notes the outcome of a probe; returns whether the device works."""
@@ -49,23 +54,23 @@ class Cordon:
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, naming machines and probes, when the cluster lacks room for the ranks."""
-        if self.lacks_room(num_ranks):
+        """Raises ClusterLost, naming machines and probes, when the cluster lacks capacity for the ranks."""
+        if self.lacks_capacity(num_ranks):
             found = "\n".join(f"  {report}" for report in self.reports.values())
-            what = "a device that works" if num_ranks == 1 else f"room for {num_ranks} ranks on devices that work"
+            what = "a device that works" if num_ranks == 1 else f"capacity for {num_ranks} ranks on devices that work"
             raise ClusterLost(f"this cluster has no machine with {what}:\n{found}\n{SUBMIT_AGAIN}")
 
-    def lacks_room(self, num_ranks: int) -> bool:
-        """Tells whether the machines that are not cordoned have no room for the ranks, and never will.
+    def lacks_capacity(self, num_ranks: int) -> bool:
+        """Returns whether the ranks do not fit on the machines that are not cordoned, and never will.
 
         False before a machine is cordoned: waiting for machines has no time limit.
         """
-        if not self.reports or self._room() >= num_ranks:
+        if not self.reports or self._capacity() >= num_ranks:
             return False
         if self._is_fixed is None:
             self._is_fixed = has_fixed_size()
         return self._is_fixed or not self.may_grow
 
-    def _room(self) -> int:
+    def _capacity(self) -> int:
         """Counts the ranks that fit on the machines that are not cordoned."""
         return sum(slots(self.resources, machine) for machine in usable_machines(self.resources))

@@ -1,4 +1,4 @@
-"""Tells the errors of a device from all others, and whether a device works: a product on it in a fresh process.
+"""Separates errors of a device from all others, and probes a device: a product on it in a fresh process.
 
 After an error of its device a process is of no use: later calls fail too. Whether the device is, only a fresh process
 can tell. `python -m gram_platform.engine.devices cuda` is one; its exit code is 1 if the device does not work.
@@ -38,19 +38,24 @@ DEVICE_ERRORS = (
     "No CUDA GPUs are available",
     "Torch not compiled with CUDA enabled",
 )
-SIDE = 128  # of the matrices of a probe: all sums are exact in every precision
-PRODUCT_S = 120.0  # then a device that does not answer has failed
+# The side of a probe's matrices: all sums are exact in every precision.
+SIDE = 128
+# A device that does not answer within this time has failed.
+PRODUCT_S = 120.0
 
 
 @dataclass(frozen=True)
 class ProbeReport:
     """The outcome of a product on a device in a fresh process."""
 
-    machine: str  # Ray's id, which is new after each start of Ray there; "" without Ray
+    # Ray's id of the machine, new after each start of Ray there; "" without Ray.
+    machine: str
     host: str
     address: str
-    device: str  # cpu, or cuda and the numbers of the GPUs that the process sees
-    failure: str = ""  # "": the device works
+    # "cpu", or "cuda" and the numbers of the GPUs that the process sees.
+    device: str
+    # "" when the device works.
+    failure: str = ""
 
     def __str__(self) -> str:
         return f"machine {self.host} ({self.address}): a product on {self.device} failed ({self.failure})"
@@ -60,7 +65,8 @@ class DeviceError(RuntimeError):
     """A task's device failed; `probe` is the outcome of a product on it afterwards."""
 
     def __init__(self, message: str, probe: ProbeReport):
-        super().__init__(message, probe)  # both, to be pickled
+        # Pickling needs both arguments.
+        super().__init__(message, probe)
         self.probe = probe
 
     def __str__(self) -> str:
@@ -69,7 +75,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Tells whether a device failed, directly or as the cause of the error; a lack of memory is no such failure."""
+    """Returns whether a device failed, directly or as the cause of the error; a lack of memory is no such failure."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -116,7 +122,8 @@ def probe_afresh(device: str) -> ProbeReport:
     try:
         said, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:
-        probe.kill()  # and no wait for its end: a process inside a broken driver may have none
+        # Does not wait for its end: a process inside a broken driver may never end.
+        probe.kill()
         return _report(device, f"no answer in {2 * PRODUCT_S:.0f} s")
     lines = said.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
     return _report(device, lines[-1] if probe.returncode else "")
@@ -142,7 +149,8 @@ def _failure_of_product(device: str, may_be_full: bool = False) -> str:
         else:
             said[0] = ""
 
-    start_thread("probe", work).join(PRODUCT_S)  # a broken driver may never answer
+    # A broken driver may never answer.
+    start_thread("probe", work).join(PRODUCT_S)
     return said[0]
 
 
@@ -162,4 +170,5 @@ if __name__ == "__main__":
     failed = _failure_of_product(sys.argv[1], may_be_full=True)
     if failed:
         say(failed)
-    os._exit(1 if failed else 0)  # also while the thread waits for the device
+    # Exits even while the thread waits for the device.
+    os._exit(1 if failed else 0)

@@ -28,14 +28,15 @@ from gram_platform.engine.ray_private.libraries import PlacementGroupTrainer, on
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
-NO_LIMIT_S = 1e7  # ranks wait for machines without a limit, as slots do; Ray's default is one minute
+# Ranks wait for machines without a limit, as slots do; Ray's default is one minute.
+NO_LIMIT_S = 1e7
 
 
 def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
     """Trains the run on Ray Train workers, as its placement says, unless it has a result; returns the result.
 
     Each start tries the placement's divisions in turn, the most ranks first: a run that loses ranks goes on with fewer,
-    and with more after a later restart. Ranks that were told to stop, or crashed, are started
+    and with more after a later restart. Ranks that were asked to stop, or crashed, are started
     again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
     restart cannot change are raised at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
     TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure.
@@ -55,14 +56,16 @@ def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Exec
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
-            if is_elastic and isinstance(error, ray.train.ControllerError):  # no place for so many
+            if is_elastic and isinstance(error, ray.train.ControllerError):
+                # No place for so many ranks.
                 continue
             left = list(more)
             _raise_permanent(failures, directory)
             crashes = crashes.another(directory.committed_step())
             if crashes.number < MAX_CRASHES:
                 continue
-            killed = (f for f in failures if isinstance(f, OutOfMemoryError))  # by Ray's memory monitor
+            # Ray's memory monitor killed these.
+            killed = (f for f in failures if isinstance(f, OutOfMemoryError))
             _raise_permanent([OutOfMemory(memory_advice(f, division)) for f in killed], directory)
             raise
         left = list(more)
@@ -73,7 +76,8 @@ def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Exec
 
 def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
     """Lists the error of each failed rank, or Ray's error about the rank's process."""
-    failures = getattr(error, "worker_failures", {})  # absent where the group did not start
+    # Absent where the group did not start.
+    failures = getattr(error, "worker_failures", {})
     return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
 
 
@@ -144,7 +148,8 @@ class _RankBackend(TorchConfig().backend_cls):
 
 @dataclass
 class _RankConfig(TorchConfig):
-    execution: Execution | None = None  # of the ranks, for their probe
+    # The ranks' execution, for their probe.
+    execution: Execution | None = None
 
     @property
     def backend_cls(self) -> type:
@@ -165,10 +170,10 @@ def _device_of_rank(on_gpu: bool) -> str:
 def _train_worker(config: Mapping) -> RanksStopped | None:
     execution = config["execution"]
     with device_errors_probed(_device_of_rank(execution.device == "cuda")):
-        return train_rank(run_from_plain(config["run"]), execution, tell_ray_train)
+        return train_rank(run_from_plain(config["run"]), execution, report_to_ray_train)
 
 
-def tell_ray_train(progress: Mapping[str, Any]) -> bool:
+def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
     """Reports a rank's progress; returns whether a machine of the run's ranks will be taken away.
 
     Both calls wait until every rank has made them.

@@ -29,8 +29,10 @@ from gram_platform.store import Store
 from gram_platform.store.views import load_view
 from gram_platform.train.evaluate import profile_losses, sample_continuations, token_losses, uniforms
 
-Task = tuple[Node, ...]  # executed by one process at once: a node, or evaluations with common work
-Measured = tuple[dict, dict[str, torch.Tensor]]  # fields of the result, and tensors beside it
+# What one process executes at once: a node, or evaluations with common work.
+Task = tuple[Node, ...]
+# The result's fields, and tensors stored beside it.
+Measured = tuple[dict, dict[str, torch.Tensor]]
 
 
 def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:
@@ -50,7 +52,7 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 def execute_profiles(
     evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Does as `execute_evaluation` for each, bit for bit, but reads the weights once. Several have equal `common_work`.
+    """Like `execute_evaluation` for each, bit for bit, but reads the weights once. Several have equal `common_work`.
 
     The elapsed time is shared evenly between those that are measured now.
     """
@@ -127,7 +129,8 @@ def _continuations(evaluations: Sequence[Continuations], corpus: PackedCorpus, m
     A continuation ends with the end-of-text token if it was drawn. `surprisals` are mean -log probabilities of the
     drawn tokens, in nats.
     """
-    from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer  # only this needs a tokenizer
+    # Only this needs a tokenizer.
+    from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
     fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}

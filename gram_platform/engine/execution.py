@@ -1,4 +1,4 @@
-"""Says how and where nodes are executed: storage, device, threads, checkpoints, and the placement of each node."""
+"""How and where nodes are executed: storage, device, threads, checkpoints, and the placement of each node."""
 
 import os
 import socket
@@ -19,10 +19,13 @@ from gram_platform.train.data import PlanReader, Separator
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"  # buffers in KiB, and their number
+# The value is the size of cuBLAS's buffers in KiB, and their number.
+CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
-NODE_ID = "ray.io/node-id"  # Ray's label with the id of a machine
-LONGEST_INTERVAL_S = 1800.0  # between two checkpoints: what a machine that dies may cost [ours]
+# Ray's label with the id of a machine.
+NODE_ID = "ray.io/node-id"
+# Most seconds between two checkpoints: the work that a machine's death may cost [ours].
+LONGEST_INTERVAL_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,14 @@ class Division:
     """How a run's micro-batches are divided over ranks and into passes, and what a rank then needs."""
 
     num_ranks: int = 1
-    num_passes: int = 1  # in which a rank runs its share of a micro-batch
-    num_merged: int = 1  # micro-batches of one route in one pass
-    memory_bytes: int = 0  # of the fullest rank, as the planner counts; 0: it has not counted
-    advice: str = ""  # what the planner counts, and what would need less memory
+    # Passes in which a rank runs its share of a micro-batch.
+    num_passes: int = 1
+    # Micro-batches of one route in one pass.
+    num_merged: int = 1
+    # The planner's estimate for the fullest rank; 0 without an estimate.
+    memory_bytes: int = 0
+    # The planner's estimate in words, and what would need less memory.
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,12 +54,13 @@ class Placement:
 
     @property
     def fewest(self) -> Division:
-        """The division over the fewest ranks, with which a run starts where there is no room for more."""
+        """The division over the fewest ranks, with which a run starts where more do not fit."""
         return self.divisions[-1]
 
 
 ON_ONE_RANK = Placement()
-ALL_ON_ONE_RANK: Mapping[str, Placement] = {}  # the placements, by id, of nodes that have one rank each
+# Placements by id, for nodes that have one rank each.
+ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 
 @dataclass(frozen=True)
@@ -62,15 +70,22 @@ class Execution:
     storage: str
     num_threads: int = 1
     placement: Placement = ON_ONE_RANK
-    checkpoint_every_s: float = 30.0  # 0: after every step, which waits until the step before is written
-    commit_share: float = 0.0  # of the time that commits may take; 0: commit by `checkpoint_every_s` alone
+    # 0 checkpoints after every step, which waits until the step before is written.
+    checkpoint_every_s: float = 30.0
+    # Share of the time that commits may take; 0 commits by `checkpoint_every_s` alone.
+    commit_share: float = 0.0
     lease_s: float = 30.0
     device: str = "cpu"
-    collective_timeout_s: float = 600.0  # then ranks that wait for one another give up and are started again
-    stall_timeout_s: float = 7200.0  # then a run of one rank without a step, or an evaluation, starts again
-    activation_checkpointing: bool = False  # recompute blocks in the backward pass: less memory, more time
-    compiled: bool = False  # by torch.compile; slower on CPUs, not measured on a GPU yet
-    deterministic: bool = False  # no algorithm whose sums have no fixed order; CPUs have none anyway
+    # Ranks that wait longer for one another give up and start again.
+    collective_timeout_s: float = 600.0
+    # A run of one rank without a step for so long, or an evaluation without an end, starts again.
+    stall_timeout_s: float = 7200.0
+    # Recomputes blocks in the backward pass: less memory, more time.
+    activation_checkpointing: bool = False
+    # Uses torch.compile: slower on CPUs, not measured on a GPU yet.
+    compiled: bool = False
+    # Refuses algorithms whose sums have no fixed order; CPUs have none anyway.
+    deterministic: bool = False
 
     def commit_interval(self, commit_s: float) -> float:
         """Returns the seconds between two commits, of which the last stopped training for `commit_s`."""
@@ -84,7 +99,8 @@ class Execution:
     def set_up_torch(self) -> None:
         """Sets the threads and the determinism of this process; call it before the first product on a GPU."""
         torch.set_num_threads(self.num_threads)
-        if torch.are_deterministic_algorithms_enabled() != self.deterministic:  # setting it imports torch's compiler
+        if torch.are_deterministic_algorithms_enabled() != self.deterministic:
+            # Setting it imports torch's compiler.
             torch.use_deterministic_algorithms(self.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False
         if self.deterministic:
@@ -117,11 +133,16 @@ class Resources:
     """What Ray reserves for a rank or a run, and what the cluster may be asked for."""
 
     cpus_per_rank: float = 1.0
-    gpus_per_rank: float = 0.0  # 1 on GPUs
-    gpus_per_run: float = 0.0  # of a run of one rank, and of an evaluation; less than 1: several share a GPU
-    gpus_per_machine: int = 8  # of the machines that an autoscaler starts for several ranks
-    max_gpus: int = 0  # to ask for at once (CPU slots where there are no GPUs); 0: no limit but the cluster's
-    cordoned: tuple[str, ...] = ()  # ids of machines that take no process, see `Cordon`
+    # 1 on GPUs, else 0.
+    gpus_per_rank: float = 0.0
+    # For a run of one rank or an evaluation; below 1 several share a GPU.
+    gpus_per_run: float = 0.0
+    # GPUs of the machines that an autoscaler starts for several ranks.
+    gpus_per_machine: int = 8
+    # Most GPUs requested at once (CPU slots where there are no GPUs); 0 for no limit.
+    max_gpus: int = 0
+    # Ids of machines that take no process, see `Cordon`.
+    cordoned: tuple[str, ...] = ()
 
     @property
     def label_selector(self) -> dict[str, str]:
@@ -157,7 +178,8 @@ def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]
     place = open_folder(storage).child(*folder)
     if isinstance(place, RemoteFolder):
         return place.path, PyFileSystem(FSSpecHandler(place.filesystem))
-    place.require_folders()  # Ray would write through a link
+    # Ray would write through a link.
+    place.require_folders()
     return place.path, None
 
 

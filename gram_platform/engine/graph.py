@@ -13,7 +13,7 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import Unavailable
-from gram_platform.engine.capacity import Admission, Room
+from gram_platform.engine.capacity import Admission, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport
@@ -80,10 +80,14 @@ class _Graph:
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, placements)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        self.ended: list[Node] = []  # nodes that another driver has ended, not reported yet
-        self.stalls: dict[str, str] = {}  # node id -> why its process was killed
-        self.lacked_memory: dict[str, ProbeReport | None] = {}  # node id -> where its memory did not suffice
-        self.last_step: dict[str, tuple[int, float]] = {}  # node id -> step, and since when
+        # Nodes that another driver has ended, not reported yet.
+        self.ended: list[Node] = []
+        # Why a node's process was killed, by node id.
+        self.stalls: dict[str, str] = {}
+        # Where a node's memory did not suffice, by node id.
+        self.lacked_memory: dict[str, ProbeReport | None] = {}
+        # A node's last step and when it was first seen, by node id.
+        self.last_step: dict[str, tuple[int, float]] = {}
         self.next_look = 0.0
 
     def advance(self, may_start: bool = True) -> bool:
@@ -102,8 +106,8 @@ class _Graph:
             self.cordon.require_machines()
         for task in gangs:
             self._note(self._submit_gang(task), task)
-        cleared = self.admission.machine_to_clear(self.slots.machines_in_use())
-        self.slots.want(len(others), cleared)
+        reserved = self.admission.machine_to_reserve(self.slots.machines_in_use())
+        self.slots.request(len(others), reserved)
         for task in others:
             if not self.slots.idle:
                 break
@@ -130,24 +134,24 @@ class _Graph:
 
         ClusterLost when all others have ended, and those that are left need machines that are cordoned.
         """
-        room, chosen, too_wide = None, [], 0
+        free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
             for task in tasks:
-                if ranks > 1 and self.cordon.lacks_room(ranks):
+                if ranks > 1 and self.cordon.lacks_capacity(ranks):
                     too_wide = ranks
                     break
-                room = room or self._room()
-                if not room.take(ranks):
+                free = free or self._free_resources()
+                if not free.take(ranks):
                     break
                 chosen.append(task)
         if not (chosen or self.in_flight or self.waiting.are_delayed):
             self.cordon.require_machines(too_wide)
         return chosen
 
-    def _room(self) -> Room:
-        """Returns the room beside the tasks in flight, on machines that are not cordoned."""
+    def _free_resources(self) -> FreeResources:
+        """Returns the resources that the tasks in flight leave free on machines that are not cordoned."""
         self.admission.resources = self.cordon.resources
-        return self.admission.room(map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow)
+        return self.admission.free_resources(map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow)
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
@@ -194,7 +198,8 @@ class _Graph:
             try:
                 self.slots.started(reference)
             except RayError as error:
-                if self.in_flight or self.slots.idle:  # one machine is at fault, and others work
+                if self.in_flight or self.slots.idle:
+                    # One machine is at fault, and others work.
                     return []
                 text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row: {error}\n{SUBMIT_AGAIN}"
                 raise ClusterLost(text) from error
@@ -222,14 +227,16 @@ class _Graph:
                 self.waiting.again(node, 0.0, alone=True)
                 return False
             if is_out_of_memory(error.cause) and node.id not in self.lacked_memory:
-                self.lacked_memory[node.id] = place  # another process may have taken the memory there
+                # Another process may have taken the memory there.
+                self.lacked_memory[node.id] = place
                 self.waiting.again(node)
                 return False
             self.waiting.failed(node, failure_message(error.cause))
             return True
         except LocalRayletDiedError as error:
             raise ClusterLost(CLUSTER_LOST) from error
-        except RayError as error:  # the process died, its machine did, or it was killed for its memory
+        except RayError as error:
+            # The process died, its machine did, or it was killed for its memory.
             return self._record_crash(node, error, place.machine if place else "")
         self.waiting.done(node)
         return True

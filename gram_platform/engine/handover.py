@@ -41,17 +41,20 @@ from gram_platform.store.folders import open_folder
 from gram_platform.store.listing import FOLDERS
 from gram_platform.store.root import open_corpus, provide_corpus
 
-HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)  # in an attempt's folder, also when set aside: an archive leaves them out
-MOST_BYTES_UNPACKED = 2**30  # of a file of an archive
+# Entries of an attempt's folder that an archive leaves out, also when set aside.
+HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
+# Most bytes that a file of an archive may unpack to.
+MOST_BYTES_UNPACKED = 2**30
 SAY_EVERY_S = 15.0
 
 
 def _are_tags(value: object) -> bool:
-    """Tells whether a JSON value names a node: texts by name, with those that each node has."""
+    """Returns whether a JSON value names a node: texts by name, with those that each node has."""
     return has_shape(value, {str: str}) and has_shape(value, dict.fromkeys(("method", "size", "seed"), str))
 
 
-NODES_SHAPE = {  # of a file of nodes
+# The shape of a file of nodes.
+NODES_SHAPE = {
     "corpora": dict,
     "nodes": [{"id": str, "kind": str, "config": dict, "tags": _are_tags}],
 }

@@ -25,7 +25,7 @@ from gram_platform.engine.life import (
     failure_message,
 )
 from gram_platform.engine.node import execute_run
-from gram_platform.engine.process import TerminationNotice, is_out_of_memory, termination_notice
+from gram_platform.engine.process import StopRequest, is_out_of_memory, stop_on_signal
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
@@ -51,12 +51,12 @@ def run_in_process(
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
-    watched = _Notice(lambda: on_change(progress, None), poll_s, limit_s)
-    with termination_notice(watched, _signals()) as notice:
+    watched = _PollingRequest(lambda: on_change(progress, None), poll_s, limit_s)
+    with stop_on_signal(watched, _signals()) as stop_request:
         while waiting and may_start():
-            if notice.given:
-                notice.exit()
-            for node in _execute_next(waiting, progress, execution, placements, notice):
+            if stop_request.received:
+                stop_request.exit()
+            for node in _execute_next(waiting, progress, execution, placements, stop_request):
                 on_change(progress, node)
     return progress
 
@@ -66,7 +66,7 @@ def _execute_next(
     progress: Progress,
     execution: Execution,
     placements: Mapping[str, Placement],
-    notice: TerminationNotice,
+    stop_request: StopRequest,
 ) -> Sequence[Node]:
     """Executes the next task, and records its end or how it is tried again; returns the nodes that ended.
 
@@ -83,7 +83,7 @@ def _execute_next(
     execution = execution.placed(placements.get(task[0].id, ON_ONE_RANK))
     try:
         with device_errors_probed(execution.device):
-            progress.warnings[task[0].id] = execute_task(task, execution, notice=notice)
+            progress.warnings[task[0].id] = execute_task(task, execution, stop_request=stop_request)
     except DeviceError as error:
         raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
     except LeaseHeld:
@@ -109,7 +109,7 @@ def execute_task(
     task: Sequence[Node],
     execution: Execution,
     resources: Resources | None = None,
-    notice: TerminationNotice | None = None,
+    stop_request: StopRequest | None = None,
 ) -> list[str]:
     """Executes a node, or evaluations with common work; returns the warnings. Arguments as `execute_node`."""
     configs, tags = [node.config for node in task], [node.names for node in task]
@@ -118,7 +118,7 @@ def execute_task(
         if len(task) > 1:
             execute_profiles(configs, tags, execution)
         else:
-            execute_node(configs[0], tags[0], execution, resources, notice)
+            execute_node(configs[0], tags[0], execution, resources, stop_request)
     return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
 
 
@@ -127,25 +127,26 @@ def execute_node(
     tags: Mapping[str, str],
     execution: Execution,
     resources: Resources | None = None,
-    notice: TerminationNotice | None = None,
+    stop_request: StopRequest | None = None,
 ) -> dict:
     """Executes a node and returns its result: a run of several ranks on Ray Train workers, other nodes here.
 
-    `resources`: of Ray; None where every node has one rank. `notice`: of the caller, as in `execute_run`. Raises
+    `resources`: of Ray; None where every node has one rank. `stop_request`: of the caller, as in `execute_run`. Raises
     LeaseHeld, before any worker is requested, while another process works on the run.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)
     if execution.num_ranks == 1:
-        return execute_run(config, tags, execution, notice)
+        return execute_run(config, tags, execution, stop_request)
     assert resources is not None, f"run {config.run_id} has {execution.num_ranks} ranks"
     execution.store().run(config.run_id).require_free()
-    from gram_platform.engine.dispatch import execute_sharded_run  # imported here: Ray Train and FSDP take a second
+    # Imported here: Ray Train and FSDP take a second.
+    from gram_platform.engine.dispatch import execute_sharded_run
 
     return execute_sharded_run(config, tags, execution, resources)
 
 
-class _Notice(TerminationNotice):
+class _PollingRequest(StopRequest):
     """Also ends the process after `limit_s`, and calls `poll` every `poll_s` while a run asks, in the run's thread."""
 
     def __init__(self, poll: Callable[[], None], poll_s: float, limit_s: float):
@@ -154,14 +155,14 @@ class _Notice(TerminationNotice):
         self._deadline, self._polled = time.monotonic() + limit_s, -math.inf
 
     @property
-    def given(self) -> bool:
+    def received(self) -> bool:
         now = time.monotonic()
         if now >= self._deadline:
-            self.give(TIME_IS_UP)
+            self.receive(TIME_IS_UP)
         if now - self._polled >= self._poll_s:
             self._polled = now
             self._poll()
-        return super().given
+        return super().received
 
 
 def _signals() -> tuple[int, ...]:
@@ -171,5 +172,5 @@ def _signals() -> tuple[int, ...]:
 
 
 def has_gpu() -> bool:
-    """Tells whether torch can use a GPU of this machine."""
+    """Returns whether torch can use a GPU of this machine."""
     return torch.cuda.is_available()

@@ -29,7 +29,8 @@ from gram_platform.train.loop import TrainingDiverged
 
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
-DIVERGENCE = {"kind": State.DIVERGED}  # the details of a recorded failure
+# The details of a recorded failure.
+DIVERGENCE = {"kind": State.DIVERGED}
 SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
@@ -39,14 +40,19 @@ class Progress:
 
     nodes: Sequence[Node]
     done: set[str] = field(default_factory=set)
-    running: dict[str, float] = field(default_factory=dict)  # node id -> Unix time of its submission
-    failed: dict[str, str] = field(default_factory=dict)  # node id -> message
-    blocked: dict[str, list[str]] = field(default_factory=dict)  # can never start -> the failed or blocked ids it needs
-    reused: int = 0  # nodes that were complete before
-    warnings: dict[str, list[str]] = field(default_factory=dict)  # node id -> its process's warnings
+    # When a node was submitted (Unix time), by node id.
+    running: dict[str, float] = field(default_factory=dict)
+    # Messages by node id.
+    failed: dict[str, str] = field(default_factory=dict)
+    # Nodes that can never start, each with the failed or blocked ids that it needs.
+    blocked: dict[str, list[str]] = field(default_factory=dict)
+    # Nodes that were complete before.
+    reused: int = 0
+    # The warnings of a node's process, by node id.
+    warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.dependants: dict[str, list[Node]] = defaultdict(list)  # node id -> the nodes that need it
+        self.dependants: dict[str, list[Node]] = defaultdict(list)
         for node in self.nodes:
             for needed in node.needs:
                 self.dependants[needed].append(node)
@@ -55,7 +61,7 @@ class Progress:
         """Records a failed node; returns the ids of the nodes that this blocks: all that need it, directly or not."""
         self.failed[node_id] = message
         culprits = [node_id]
-        for culprit in culprits:  # grows
+        for culprit in culprits:
             needing = [node.id for node in self.dependants.get(culprit, ()) if node.id not in self.done]
             culprits += [i for i in needing if i not in self.blocked]
             for i in needing:
@@ -67,8 +73,10 @@ class Progress:
 class Crashes:
     """Where one node has crashed since its last checkpoint."""
 
-    machines: tuple[str, ...] = ()  # Ray's id of each crash's machine; "" where it is unknown
-    step: int = 0  # of the last checkpoint
+    # Ray's id of each crash's machine; "" where it is unknown.
+    machines: tuple[str, ...] = ()
+    # The step of the last checkpoint.
+    step: int = 0
 
     @property
     def number(self) -> int:
@@ -152,7 +160,8 @@ class NodeLifecycle:
         return self._crashes[node.id].number < MAX_CRASHES
 
 
-Place = tuple[float, int]  # in a queue: minus the longest path from a node, then its number
+# A place in a queue: minus the longest path from a node, then its number.
+Place = tuple[float, int]
 
 
 class WaitingNodes:
@@ -173,13 +182,20 @@ class WaitingNodes:
         `placements`: of nodes, by id, with their ranks and how long they are expected to take.
         """
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
-        self._first = 0  # the lowest number of a node that waits again
-        self._tasks: dict[object, list[Node]] = {}  # key of a task that can start -> its nodes
-        self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}  # (kind, -ranks) -> sorted (place, key)
-        self._open: dict[str, int] = {}  # node id -> how many nodes that it needs are not done
-        self._delayed: list[tuple[float, Place, Node]] = []  # heap: (monotonic time, place, node)
-        self._held: set[str] = set()  # delayed nodes that another driver works on
-        self._alone: set[str] = set()  # evaluations whose common task failed: each is a task now
+        # The lowest number of a node that waits again.
+        self._first = 0
+        # The nodes of each task that can start, by its key.
+        self._tasks: dict[object, list[Node]] = {}
+        # Sorted (place, key) pairs by (kind, -ranks).
+        self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
+        # How many nodes that a node needs are not done, by node id.
+        self._open: dict[str, int] = {}
+        # A heap of (monotonic time, place, node).
+        self._delayed: list[tuple[float, Place, Node]] = []
+        # Delayed nodes that another driver works on.
+        self._held: set[str] = set()
+        # Evaluations whose common task failed: each is a task now.
+        self._alone: set[str] = set()
         ends = dict.fromkeys(progress.done, "") | lifecycle.ends(n for n in progress.nodes if n.id not in progress.done)
         progress.done.update(node_id for node_id, end in ends.items() if end == "")
         progress.reused = len(progress.done)
@@ -205,8 +221,8 @@ class WaitingNodes:
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start): evaluations first, then runs, the widest first.
 
-        Evaluations are short and fill the table; narrow runs would take the room of wide ones. Of equally wide runs the
-        one comes first from which the longest path to an end remains. `start` what is started.
+        Evaluations are short and fill the table; narrow runs would take the resources of wide ones. Of equally wide
+        runs the one with the longest path to an end comes first. `start` what is started.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -316,7 +332,7 @@ def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False)
 
 
 def is_divergence(failure: Mapping | None) -> bool:
-    """Tells whether a run failed with a non-finite loss."""
+    """Returns whether a run failed with a non-finite loss."""
     return failure is not None and failure.get("details", {}).get("kind") == DIVERGENCE["kind"]
 
 

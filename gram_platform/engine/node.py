@@ -23,10 +23,10 @@ from gram_platform.engine.process import (
     BackgroundJob,
     OutOfMemory,
     ResourceUsage,
-    TerminationNotice,
+    StopRequest,
     is_out_of_memory,
     memory_advice,
-    termination_notice,
+    stop_on_signal,
 )
 from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
@@ -42,7 +42,7 @@ from gram_platform.train.evaluate import require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
 
-NUM_TRAIN_RECORDS = 100  # of training metrics in a run, equally spaced
+NUM_TRAIN_RECORDS = 100
 
 
 def record_interval(run: RunConfig) -> int:
@@ -115,13 +115,13 @@ class MetricsSummary:
 
 
 def execute_run(
-    run: RunConfig, tags: Mapping[str, str], execution: Execution, notice: TerminationNotice | None = None
+    run: RunConfig, tags: Mapping[str, str], execution: Execution, stop_request: StopRequest | None = None
 ) -> dict:
     """Trains the run from the last checkpoint unless it has a result; returns the result.
 
     Raises LeaseHeld while another process works on it or may do so, ValueError for other data than its checkpoint's,
     and, recorded as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM,
-    or the caller's `notice`, ends the process after the current step, with a checkpoint of it.
+    or the caller's `stop_request`, ends the process after the current step, with a checkpoint of it.
     """
     execution.set_up_torch()
     directory = execution.store().run(run.run_id)
@@ -130,14 +130,14 @@ def execute_run(
     if (result := directory.result()) is not None:
         return result
     corpus = execution.corpus_of(run)
-    noticed = termination_notice() if notice is None else contextlib.nullcontext(notice)
-    with noticed as notice, directory.start_attempt(owner(), execution.lease_s) as attempt, freed_memory_kept():
-        if (result := directory.result()) is not None:  # another driver has completed it meanwhile
+    handled = stop_on_signal() if stop_request is None else contextlib.nullcontext(stop_request)
+    with handled as stop_request, directory.start_attempt(owner(), execution.lease_s) as attempt, freed_memory_kept():
+        if (result := directory.result()) is not None:
             return result
         try:
             with starting_point(run, execution) as start:
                 learner = new_learner(Learner, run, execution, start)
-            return RunExecution(run, corpus, attempt, execution, learner, notice).finish()
+            return RunExecution(run, corpus, attempt, execution, learner, stop_request).finish()
         except TrainingDiverged as error:
             attempt.fail(str(error), DIVERGENCE)
             raise
@@ -179,11 +179,12 @@ class RunExecution:
         self,
         run: RunConfig,
         corpus: PackedCorpus,
-        attempt: Attempt | None,  # None on ranks other than 0
+        attempt: Attempt | None,
         execution: Execution,
         learner: Learner,
-        notice: TerminationNotice,
+        stop_request: StopRequest,
     ):
+        """`attempt`: None on ranks other than 0."""
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         self.plan = Plan(run)
         self.reader = plan_reader(run, corpus)
@@ -194,14 +195,14 @@ class RunExecution:
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
             say(f"run {run.run_id}: {self.attention} attention in {run.precision}")
-        self.learner, self.notice = learner, notice
+        self.learner, self.stop_request = learner, stop_request
         self.summary = MetricsSummary(run)
         self.usage = ResourceUsage(execution.device)
         self.background = BackgroundJob()
         self.step = 0
-        self.records: list[dict] = []  # since the last commit
+        self.records: list[dict] = []
         self.final: dict[str, float] = {}
-        self.num_stale, self.evaluation_s = 0, 0.0  # evaluations since the best one; seconds in all of them
+        self.num_stale, self.evaluation_s = 0, 0.0
 
     @property
     def identity(self) -> dict:
@@ -217,11 +218,11 @@ class RunExecution:
                     break
                 if self._should_commit(record.step):
                     self.commit(record.step)
-                    self._stop_if_told()
+                    self._stop_if_requested()
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Tells whether the run stops early: no better evaluation for long, or MaxEnt's forget loss is low enough."""
+        """Returns whether the run stops early: no better evaluation for long, or MaxEnt's forget loss is low enough."""
         is_unlearnt = self.run.objective.stop_below > 0.0 and record.forgetting <= self.run.objective.stop_below
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale
 
@@ -234,7 +235,7 @@ class RunExecution:
             raise invalid("data", self.identity, f"the data and plan of the run's checkpoint, {stored}")
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
-        self.summary.load_state(resumed.state.get("summary", {}))  # absent in checkpoints of earlier versions
+        self.summary.load_state(resumed.state.get("summary", {}))
         self.evaluation_s = resumed.state.get("evaluation_s", 0.0)
         self.step = resumed.step
         return resumed.step
@@ -253,7 +254,8 @@ class RunExecution:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
                 losses = self.evaluate()
-                for domain, loss in losses.items():  # after the last step nothing else would detect it
+                for domain, loss in losses.items():
+                    # After the last step nothing else would detect it.
                     where = f"step {record.step}, domain {domain!r}"
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
                 metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
@@ -293,24 +295,25 @@ class RunExecution:
             self.num_stale += 1
 
     def _should_commit(self, step: int) -> bool:
-        """Tells whether to checkpoint: when due, or when the process was told to end; not at the last step."""
-        return (self._is_due() or self.notice.given) and step < self.run.num_steps
+        """Returns whether to checkpoint: when due, or when the process was asked to stop; not at the last step."""
+        return (self._is_due() or self.stop_request.received) and step < self.run.num_steps
 
     def _is_due(self) -> bool:
-        """Tells whether to checkpoint: not before the former one is written, since training should not wait for it."""
+        """Returns whether to checkpoint: not before the former one is written, which training should not wait for."""
         interval_s = self.execution.commit_interval(self._commit_s)
         return time.monotonic() - self._last_commit >= interval_s and not (interval_s and self.background.is_busy)
 
-    def _stop_if_told(self) -> None:
-        """Ends the process after a commit if it was told to; raises the error of a checkpoint that is not written."""
-        if self.notice.given:
+    def _stop_if_requested(self) -> None:
+        """Ends the process after a commit if it was asked to stop; raises the error of a checkpoint that failed."""
+        if self.stop_request.received:
             self.background.wait()
-            self.notice.exit()
+            self.stop_request.exit()
 
     def commit(self, step: int) -> None:
         """Copies the state and starts writing a checkpoint in the background; it exists once that has ended."""
         started = time.monotonic()
-        self.background.wait()  # the copies of the state are overwritten now
+        # Waits, because the copies of the state are overwritten now.
+        self.background.wait()
         state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
         pieces, copied = self.learner.pieces(), self.learner.staging.wait
@@ -327,7 +330,7 @@ class RunExecution:
         fields = {
             **self.identity,
             "num_steps": self.step,
-            "num_tokens": int(Fraction(self.step, self.run.num_steps) * self.run.num_tokens),  # less if stopped early
+            "num_tokens": int(Fraction(self.step, self.run.num_steps) * self.run.num_tokens),
             "parameters": total_parameters(self.run.model),
             "compute_units": plan_compute_units(self.run, self.step),
             "hardware_flops": run_flops(self.run, self.step),

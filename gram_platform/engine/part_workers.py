@@ -20,11 +20,13 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
 from gram_platform.engine.local_cluster.head import num_cpus as num_cores
 
-PACK = "pack"  # a custom resource of Ray: a machine for fetching and packing offers one for each of its cores
+# A custom resource of Ray: a machine for fetching and packing offers one for each of its cores.
+PACK = "pack"
 # 1: the cluster's autoscaler starts such machines from none. The cluster's files set it, because no autoscaler of Ray
-# tells a driver which machines it could start.
+# shows a driver which machines it could start.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
-IN_FLIGHT = 512  # tasks given to Ray at once: what an autoscaler sees
+# Tasks submitted to Ray at once: the demand that an autoscaler sees.
+IN_FLIGHT = 512
 LOOK_AT_PARTS_EVERY_S = 1.0
 
 
@@ -66,7 +68,7 @@ def placement(anywhere: bool) -> TaskPlacement | None:
 
 
 def _has_pack_machines() -> bool:
-    """Tells whether the cluster has machines for packing, or will start them, which one of fixed size never does."""
+    """Returns whether the cluster has machines for packing, or will start them, which one of fixed size never does."""
     starts = os.environ.get(STARTS_PACK_MACHINES, "")
     if starts not in ("", "0", "1"):
         raise invalid(STARTS_PACK_MACHINES, starts, "1 where the cluster starts machines for packing, else 0")
@@ -94,15 +96,16 @@ def _spread(
     shared, left, running = ray.put(function), enumerate(tasks), {}
     try:
         while True:
-            room = place.at_once - len(running)
-            running |= {call.remote(shared, task): index for index, task in islice(left, room)}
+            num_free = place.at_once - len(running)
+            running |= {call.remote(shared, task): index for index, task in islice(left, num_free)}
             if not running:
                 return
             require_ray()
             for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_AT_PARTS_EVERY_S)[0]:
                 yield running.pop(reference), _result(reference)
     except ClusterLost:
-        running.clear()  # to cancel would wait for the head
+        # To cancel them would wait for the head.
+        running.clear()
         raise
     finally:
         for reference in running:
@@ -117,5 +120,6 @@ def _result(reference: ray.ObjectRef) -> object:
         raise error.cause from error
     except LocalRayletDiedError as error:
         raise ClusterLost(CLUSTER_LOST) from error
-    except RayError as error:  # its process died again and again
+    except RayError as error:
+        # Its process died again and again.
         raise Stopped(f"a part of the corpus could not be packed on Ray: {error}. {SUBMIT_AGAIN}") from error

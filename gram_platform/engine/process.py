@@ -16,7 +16,8 @@ from gram_platform.train.data import gpu_of_this_thread, start_thread
 
 try:
     import psutil
-except ImportError:  # a machine that only trains needs none
+except ImportError:
+    # A machine that only trains needs none.
     psutil = None
 
 # in the messages of torch's errors that have no class of this kind: of its CPUs' allocator, CUDA and its libraries
@@ -29,7 +30,7 @@ class OutOfMemory(RuntimeError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether an allocation failed, in Python, numpy, torch or CUDA."""
+    """Returns whether an allocation failed, in Python, numpy, torch or CUDA."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS)
@@ -53,7 +54,8 @@ class BackgroundJob:
 
     def __exit__(self, kind: type | None, *_) -> None:
         self._executor.shutdown(wait=True)
-        if kind is None:  # otherwise the block's error is raised
+        if kind is None:
+            # Otherwise the block's error is raised.
             self.wait()
 
     @property
@@ -72,8 +74,10 @@ class BackgroundJob:
             job.result()
 
 
-SYSTEM = "system/"  # prefix of MLflow's names of a machine's metrics
-SYSTEM_EVERY_S = 10.0  # MLflow's own interval
+# The prefix of MLflow's names of a machine's metrics.
+SYSTEM = "system/"
+# MLflow's own interval.
+SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
@@ -84,7 +88,8 @@ class ResourceUsage:
         self.peak_bytes = 0
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
         with contextlib.suppress(Exception):
-            _processors(self.device)  # the first value of a process means nothing
+            # The first value of a process means nothing.
+            _processors(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -105,7 +110,8 @@ class ResourceUsage:
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
         values: dict[str, float] = {}
         for measure in (_processors, _memory, *((_gpu_memory, _gpu_use) if self.device.type == "cuda" else ())):
-            with contextlib.suppress(Exception):  # no psutil or NVML, a GPU that is divided, a container's limits
+            with contextlib.suppress(Exception):
+                # Not every machine has psutil and NVML; a GPU may be divided, a container limited.
                 values |= measure(self.device)
         return {SYSTEM + name: value for name, value in values.items()}
 
@@ -145,38 +151,40 @@ def resident_bytes() -> int:
         return psutil.Process().memory_info().rss
 
 
-POLL_S = 10.0  # between two requests to Ray
+# Between two requests to Ray.
+POLL_S = 10.0
 
 
-class TerminationNotice:
-    """Tells whether this process shall end, by a signal or because Ray drains its machine. Runs ask at every step.
+class StopRequest:
+    """A request to stop this process: a signal, or a drain of its machine by Ray. Runs look at it after every step.
 
-    `asks_ray=False`: somebody else asks Ray, and calls `give`.
+    `asks_ray=False`: the caller asks Ray, and calls `receive`.
     """
 
     def __init__(self, asks_ray: bool = True) -> None:
         self._asks_ray = asks_ray
-        self._given = self._is_asking = False
+        self._received = self._is_asking = False
         self._code = 128 + signal.SIGTERM
         self._next_poll = time.monotonic() + POLL_S
 
-    def give(self, code: int = 128 + signal.SIGTERM) -> None:
-        """Gives the notice; `code` becomes the exit code."""
-        self._given, self._code = True, code
+    def receive(self, code: int = 128 + signal.SIGTERM) -> None:
+        """Notes the request; `code` becomes the exit code."""
+        self._received, self._code = True, code
 
     @property
-    def given(self) -> bool:
-        """Whether the notice was given. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
-        if self._asks_ray and not (self._given or self._is_asking) and time.monotonic() >= self._next_poll:
+    def received(self) -> bool:
+        """Whether it was received. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
+        if self._asks_ray and not (self._received or self._is_asking) and time.monotonic() >= self._next_poll:
             self._is_asking = True
             start_thread("draining", self._ask)
-        return self._given
+        return self._received
 
     def _ask(self) -> None:
         try:
             if is_draining():
-                self.give()
-        finally:  # after an error too, it is asked again
+                self.receive()
+        finally:
+            # After an error, too, the next look asks again.
             self._next_poll = time.monotonic() + POLL_S
             self._is_asking = False
 
@@ -186,7 +194,7 @@ class TerminationNotice:
 
 
 def is_draining() -> bool:
-    """Tells whether Ray drains this machine, as before an announced preemption; False in a process without Ray."""
+    """Returns whether Ray drains this machine, as before an announced preemption; False in a process without Ray."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -196,45 +204,46 @@ def is_draining() -> bool:
 
     try:
         return ray.get_runtime_context().get_node_id() in draining_machines()
-    except RaySystemError:  # the head is away, and may come back
+    except RaySystemError:
+        # The head is away, and may come back.
         return False
 
 
 @contextlib.contextmanager
-def termination_notice(
-    notice: TerminationNotice | None = None, signals: Sequence[int] = (signal.SIGTERM,)
-) -> Iterator[TerminationNotice]:
-    """Notes the first of the signals while the block runs, so that the work goes on; the second acts as before it.
+def stop_on_signal(
+    stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
+) -> Iterator[StopRequest]:
+    """The first of the signals is a stop request and the work goes on; a second one runs the previous handler.
 
-    Only a main thread can handle signals. In another thread the notice is that of `note_sigterm`, if the process called
-    it.
+    Only a main thread can handle signals. Another thread gets the request of `note_sigterm`, if it was called.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield notice or _process_notice or TerminationNotice()
+        yield stop_request or _request_of_process or StopRequest()
         return
-    notice = notice or TerminationNotice()
-    restore = _give_at_first(notice, signals)
+    stop_request = stop_request or StopRequest()
+    restore = _receive_first(stop_request, signals)
     try:
-        yield notice
+        yield stop_request
     finally:
         restore()
 
 
-_process_notice: TerminationNotice | None = None  # of a process that trains in a second thread
+# The request of a process that trains in a second thread.
+_request_of_process: StopRequest | None = None
 
 
 def note_sigterm() -> None:
     """Notes the first SIGTERM from now on. Call it in the main thread of a process that trains in a second one.
 
-    That is a worker of Ray Train, which says itself that a machine is drained (`dispatch.tell_ray_train`).
+    That is a worker of Ray Train, which says itself that a machine is drained (`dispatch.report_to_ray_train`).
     """
-    global _process_notice
-    _process_notice = TerminationNotice(asks_ray=False)
-    _give_at_first(_process_notice, (signal.SIGTERM,))
+    global _request_of_process
+    _request_of_process = StopRequest(asks_ray=False)
+    _receive_first(_request_of_process, (signal.SIGTERM,))
 
 
-def _give_at_first(notice: TerminationNotice, signals: Sequence[int]) -> Callable[[], None]:
-    """Gives the notice at the first of the signals, and then restores their handlers; returns what restores them."""
+def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
+    """Notes the first of the signals as the request and restores their handlers; returns a function that does so."""
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 
     def restore() -> None:
@@ -243,7 +252,7 @@ def _give_at_first(notice: TerminationNotice, signals: Sequence[int]) -> Callabl
 
     def note(number: int, frame: object) -> None:
         restore()
-        notice.give(128 + number)
+        stop_request.receive(128 + number)
 
     for number in signals:
         signal.signal(number, note)

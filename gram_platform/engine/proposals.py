@@ -15,7 +15,8 @@ from gram_platform.config.identity import short_hash
 from gram_platform.config.space import Space
 from gram_platform.engine.trials import Outcome, Point
 
-NUM_RANDOM_TRIALS = 10  # of a study, before its sampler looks at results; Optuna's default
+# Random trials of a study before its sampler looks at results: Optuna's default.
+NUM_RANDOM_TRIALS = 10
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Proposal:
 
 
 class Source(Protocol):
-    """Proposes trials, and is told how they ended."""
+    """Proposes trials, and receives their outcomes."""
 
     @property
     def num_left(self) -> int:
@@ -36,7 +37,7 @@ class Source(Protocol):
 
     @property
     def is_independent(self) -> bool:
-        """Whether the next proposal would be the same whatever the results of the trials that are running."""
+        """Whether the next proposal ignores the results of running trials, as a list of points does."""
 
     def next(self) -> Proposal | None:
         """Proposes the next trial, None when there are no more."""
@@ -66,10 +67,11 @@ class PointList:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to optimise; the sampler is told `worst` for a diverged trial."""
+    """A metric to optimise; the sampler gets `worst` for a diverged trial."""
 
     metric: str
-    direction: str  # minimize or maximize
+    # "minimize" or "maximize".
+    direction: str
     worst: float
 
 
@@ -80,10 +82,14 @@ class Group:
     name: str
     fixed: Point
     study: optuna.Study
-    num_trials: int  # that shall be complete at the end
-    storage: optuna.storages.BaseStorage | None = None  # of the study, to take up trials
-    num_started: int = 0  # by this driver
-    adopted: list[int] = field(default_factory=list)  # numbers of trials that a dead driver left running
+    # Trials that shall be complete at the end.
+    num_trials: int
+    # The study's database, which resuming a trial needs.
+    storage: optuna.storages.BaseStorage | None = None
+    # Trials that this driver started.
+    num_started: int = 0
+    # Numbers of the trials that a dead driver left running.
+    resumable: list[int] = field(default_factory=list)
 
     @property
     def num_complete(self) -> int:
@@ -94,21 +100,21 @@ class Group:
 
     def begin(self) -> int:
         """Looks for trials that a dead driver left running; returns how many are left to propose."""
-        self.adopted = [trial.number for trial in self._of(TrialState.RUNNING)]
+        self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
-    def taken_up(self) -> optuna.Trial:
+    def resumed(self) -> optuna.Trial:
         """Returns the next trial that a dead driver left running."""
         assert self.storage is not None, "only a database outlives a driver"
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        number = self.adopted.pop(0)
+        number = self.resumable.pop(0)
         return optuna.Trial(self.study, self.storage.get_trial_id_from_study_id_trial_number(study_id, number))
 
 
 class OptunaSource:
     """Proposes trials of one or more Optuna studies, first of the study with most trials left.
 
-    Trials that a dead driver left running are adopted: each is proposed again with its parameters, and its finished
+    Trials that a dead driver left running are resumed: each is proposed again with its parameters, and its finished
     nodes are reused. So the history has no duplicates and no trials that run for ever. There must be one driver at a
     time. A failed trial stays failed and is not counted.
     """
@@ -120,32 +126,32 @@ class OptunaSource:
     @property
     def num_left(self) -> int:
         """Counts the trials that are left to propose."""
-        return sum(max(self._left[group.name], len(group.adopted)) for group in self.groups)
+        return sum(max(self._left[group.name], len(group.resumable)) for group in self.groups)
 
     @property
     def is_independent(self) -> bool:
-        """Whether the next trial is adopted, or one of the sampler's first, which are random."""
+        """Whether the next trial is a resumed one, or one of the sampler's first, which are random."""
         group = self._next_group()
-        if group is None or group.adopted:
+        if group is None or group.resumable:
             return True
         return len(group.study.get_trials(deepcopy=False)) < NUM_RANDOM_TRIALS
 
     def _next_group(self) -> Group | None:
-        open_groups = [g for g in self.groups if g.adopted or self._left[g.name] > 0]
+        open_groups = [g for g in self.groups if g.resumable or self._left[g.name] > 0]
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
         group = self._next_group()
         if group is None:
             return None
-        trial = group.taken_up() if group.adopted else group.study.ask()
+        trial = group.resumed() if group.resumable else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
         point = {p.name: _suggest(trial, p) for p in self.space.parameters}
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Tells Optuna; does nothing for an ended trial, which another driver has adopted and told alike."""
+        """Tells Optuna; no-op if the trial has ended: another driver resumed it and reported the same outcome."""
         group, trial = proposal.key
         with contextlib.suppress(UpdateFinishedTrialError):
             self._tell(group.study, trial, outcome)
@@ -178,7 +184,8 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequ
     """
     directions = [objective.direction for objective in objectives]
     study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
-    if not study.metric_names:  # Optuna's own pages would say "Objective 0"
+    if not study.metric_names:
+        # Optuna's pages would say "Objective 0".
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names([objective.metric for objective in objectives])

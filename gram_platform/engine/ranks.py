@@ -19,10 +19,10 @@ from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.node import RunExecution, new_learner, starting_point
 from gram_platform.engine.process import (
     OutOfMemory,
-    TerminationNotice,
+    StopRequest,
     is_out_of_memory,
     memory_advice,
-    termination_notice,
+    stop_on_signal,
 )
 from gram_platform.model.cpu import freed_memory_kept
 from gram_platform.model.pieces import Piece
@@ -36,29 +36,32 @@ from gram_platform.train.loop import StepRecord, TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
-LARGE_WEIGHTS_BYTES = 4 * 2**30  # from this size on, final weights are written in shards
-LONG_WORK_TIMEOUT_S = 2 * 3600.0  # while a rank fetches data or weights, or writes the result; not for steps
+# Final weights of this size or larger are written in shards.
+LARGE_WEIGHTS_BYTES = 4 * 2**30
+# Time-out while a rank fetches data or weights, or writes the result; not for steps.
+LONG_WORK_TIMEOUT_S = 2 * 3600.0
 LEFT = "left"
 REPORT_EVERY_S = 5.0
-Tell = Callable[[Mapping[str, Any]], bool]  # reports progress; tells whether a rank's machine will be taken away
+# Reports progress; returns whether a rank's machine will be taken away.
+Report = Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Why all ranks stopped without a result: the run diverged, or a rank was told to end and the step is committed."""
+    """Why all ranks stopped without a result: the run diverged, or a rank was asked to stop (with a checkpoint)."""
 
     reason: str
     message: str
 
 
-class _ToldToStop(Exception):
-    """Ends the training on all ranks after a commit, because one was told to end."""
+class _StopOfAllRanks(Exception):
+    """Ends the training on all ranks after a commit, because one was asked to stop."""
 
 
-def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -> RanksStopped | None:
+def train_rank(run: RunConfig, execution: Execution, report: Report | None = None) -> RanksStopped | None:
     """Trains this rank's part of a run in an initialised process group; None when the run is complete.
 
-    `tell` is called every `REPORT_EVERY_S`, equally often on all ranks, in a thread.
+    `report` is called every `REPORT_EVERY_S`, equally often on all ranks, in a thread.
     Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
     OutOfMemory with advice on a rank that runs out of memory.
     """
@@ -66,9 +69,9 @@ def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -
     patient = _patient_group()
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
-        with termination_notice() as notice, freed_memory_kept():
+        with stop_on_signal() as stop_request, freed_memory_kept():
             is_superseded = _broadcast_from_rank_0(attempt and attempt.superseded, patient)
-            reports = Reports(tell, notice)
+            reports = Reports(report, stop_request)
             stopped = None if is_superseded else _train(run, execution, attempt, reports, patient)
     except Exception as error:
         if not is_out_of_memory(error):
@@ -77,7 +80,8 @@ def train_rank(run: RunConfig, execution: Execution, tell: Tell | None = None) -
     finally:
         if attempt is not None:
             attempt.release()
-    dist.barrier(patient)  # gloo can abort when one rank leaves before the others
+    # Gloo can abort when one rank leaves before the others.
+    dist.barrier(patient)
     return stopped
 
 
@@ -99,11 +103,12 @@ def _train(
             dist.barrier(patient)
             rank = ShardedExecution(run, corpus, attempt, execution, start, reports, patient)
         rank.finish()
-    except TrainingDiverged as error:  # on every rank alike
+    except TrainingDiverged as error:
+        # Every rank raises it.
         if attempt is not None:
             attempt.fail(str(error), DIVERGENCE)
         return RanksStopped(State.DIVERGED, str(error))
-    except _ToldToStop as error:
+    except _StopOfAllRanks as error:
         return RanksStopped(LEFT, str(error))
     return None
 
@@ -121,34 +126,35 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
             time.sleep(1.0)
 
 
-class Reports(TerminationNotice):
-    """Tells about this rank's progress in a thread, because telling waits for the other ranks and for Ray's head.
+class Reports(StopRequest):
+    """Reports this rank's progress in a thread, because a report waits for the other ranks and for Ray's head.
 
-    All ranks must tell equally often: they vote when, and none starts while another one is still telling.
+    All ranks must report equally often: they vote when, and none starts while a report of another one is under way.
     """
 
-    def __init__(self, tell: Tell | None, notice: TerminationNotice):
-        """`notice`: of this rank's process."""
+    def __init__(self, report: Report | None, stop_request: StopRequest):
+        """`stop_request`: of this rank's process."""
         super().__init__(asks_ray=False)
-        self._tell, self._notice = tell, notice
+        self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S
-        self.is_busy = False  # stays True after an error, which ends the reports of all ranks and not the training
+        # Stays True after an error, which ends the reports of all ranks and not the training.
+        self.is_busy = False
 
     @property
-    def given(self) -> bool:
-        return self._given or self._notice.given
+    def received(self) -> bool:
+        return self._received or self._of_process.received
 
     @property
     def is_due(self) -> bool:
-        return self._tell is not None and time.monotonic() >= self._next
+        return self._report is not None and time.monotonic() >= self._next
 
     def start(self, progress: Mapping[str, float]) -> None:
         self._next, self.is_busy = time.monotonic() + REPORT_EVERY_S, True
         start_thread("reports", self._run, progress)
 
     def _run(self, progress: Mapping[str, float]) -> None:
-        if self._tell(progress):
-            self.give()
+        if self._report(progress):
+            self.receive()
         self.is_busy = False
 
 
@@ -158,8 +164,10 @@ class VotingLearner(ShardedLearner):
     One rank's vote decides for all ranks, after the same step.
     """
 
-    votes: Callable[[], Sequence[bool]]  # of this rank; set before the first step
-    decisions: tuple[bool, ...] = ()  # of the last step, equal on all ranks
+    # This rank's votes; set before the first step.
+    votes: Callable[[], Sequence[bool]]
+    # The last step's decisions, equal on all ranks.
+    decisions: tuple[bool, ...] = ()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         votes = torch.tensor(self.votes(), dtype=values.dtype)
@@ -169,9 +177,9 @@ class VotingLearner(ShardedLearner):
 
 
 class ShardedExecution(RunExecution):
-    """One rank's execution: rank 0 keeps the attempt, decides about it and tells the other ranks.
+    """One rank's execution: rank 0 keeps the attempt, decides about it and sends its decisions to the other ranks.
 
-    Checkpoints and reports follow rank 0's clock. When one rank is told to end, all ranks end.
+    Checkpoints and reports follow rank 0's clock. When one rank is asked to stop, all ranks stop.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):
@@ -182,7 +190,8 @@ class ShardedExecution(RunExecution):
         self.attempts = execution.store().run(run.run_id).attempts
         self.reports, self.patient = reports, patient
         self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
-        self.writers = _patient_group()  # for the background thread, which works while steps communicate
+        # For the background thread, which works while steps communicate.
+        self.writers = _patient_group()
 
     def _load_checkpoint(self) -> Resumed | None:
         """Reads the newest checkpoint that is whole for every rank, each its own rows; rank 0 chooses which to try."""
@@ -209,29 +218,34 @@ class ShardedExecution(RunExecution):
         return resumed
 
     def _votes(self) -> tuple[bool, bool, bool, bool]:
-        """Votes: is a checkpoint due, was this rank told to end, is a report due, and is one still under way.
+        """Votes: is a checkpoint due, was this rank asked to stop, is a report due, and is one still under way.
 
         Rank 0's clock decides what is due.
         """
         is_first = self.learner.rank == 0
-        return is_first and self._is_due(), self.notice.given, is_first and self.reports.is_due, self.reports.is_busy
+        return (
+            is_first and self._is_due(),
+            self.stop_request.received,
+            is_first and self.reports.is_due,
+            self.reports.is_busy,
+        )
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
         for record in super()._steps(first_step):
             *_, is_due, is_busy = self.learner.decisions
             if is_due and not is_busy:
-                told = {"step": record.step, "num_steps": self.run.num_steps, "loss": float(np.mean(record.losses))}
-                self.reports.start(told | {"tokens_per_second": self.summary.tokens_per_second})
+                progress = {"step": record.step, "num_steps": self.run.num_steps, "loss": float(np.mean(record.losses))}
+                self.reports.start(progress | {"tokens_per_second": self.summary.tokens_per_second})
             yield record
 
     def _should_commit(self, step: int) -> bool:
-        is_due, is_told, *_ = self.learner.decisions
-        return (is_due or is_told) and step < self.run.num_steps
+        is_due, is_requested, *_ = self.learner.decisions
+        return (is_due or is_requested) and step < self.run.num_steps
 
-    def _stop_if_told(self) -> None:
+    def _stop_if_requested(self) -> None:
         if self.learner.decisions[1]:
             self.background.wait()
-            raise _ToldToStop(f"left after step {self.step}")
+            raise _StopOfAllRanks(f"left after step {self.step}")
 
     def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
         """Writes this rank's shard; when all ranks have, rank 0 writes the manifest."""

@@ -1,9 +1,9 @@
 """Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
-Ray Tune places trials, reuses their processes and restarts crashed ones. A searcher of the platform proposes trials and
-applies limits. A search goes on from Optuna's database and the storage; Tune's results, in `<storage>/tune`, are for
-reading alone. Many processes start at once, because Tune gives a trial that waits for its process the next free one and
-cancels the start: started one by one, there would never be more than one process where a trial is shorter than a start.
+Ray Tune places trials, reuses their processes and restarts crashed ones. Our searcher proposes trials and enforces
+limits. A search is resumed from Optuna's database and the storage; nothing reads Tune's results in `<storage>/tune`.
+Many starts overlap, because Tune gives a waiting trial the next free process and cancels its pending start: one by one,
+trials shorter than a start would never use more than one process.
 """
 
 import logging
@@ -42,13 +42,19 @@ from gram_platform.engine.trials import Outcome, Problem, committed, reservation
 from gram_platform.methods.nodes import Node
 
 TUNE = {
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",  # processes started at once; Ray Tune's default for a searcher is 1
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # it would make an interrupted search look like one that has ended
-    "TUNE_GLOBAL_CHECKPOINT_S": "30",  # how much of Tune's results a driver that is killed may lose
-    "RAY_AIR_NEW_OUTPUT": "0",  # the driver prints progress
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",  # a process that ends raises an error
+    # Starts so many processes at once; Ray Tune's default for a searcher is 1.
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",
+    # Tune's handler would make an interrupted search look like one that has ended.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    # Most seconds of Tune's results that a killed driver may lose.
+    "TUNE_GLOBAL_CHECKPOINT_S": "30",
+    # The driver prints progress.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    # A process that ends raises an error.
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
-TUNE_FOLDER = "tune"  # of the storage
+# The storage's folder of Tune's results.
+TUNE_FOLDER = "tune"
 treat_memory_kill_as_crash()
 
 
@@ -56,11 +62,16 @@ treat_memory_kill_as_crash()
 class Tuning:
     """How many trials run at once, and when the next may start."""
 
-    name: str  # of the folder of Ray Tune's files
-    max_concurrent: int = 0  # 0: as many as the cluster holds or may hold
-    may_start: Callable[[], bool] = lambda: True  # before each trial: False once a limit is reached
-    require_lead: Callable[[], None] = lambda: None  # raises Stopped when another driver leads the search
-    retry_diverged: bool = False  # train diverged runs again
+    # The name of the folder of Tune's files.
+    name: str
+    # 0 for as many as the cluster holds or may hold.
+    max_concurrent: int = 0
+    # Called before each trial; False once a limit is reached.
+    may_start: Callable[[], bool] = lambda: True
+    # Raises Stopped when another driver leads the search.
+    require_lead: Callable[[], None] = lambda: None
+    # Trains diverged runs again.
+    retry_diverged: bool = False
 
 
 def run_trials(
@@ -103,7 +114,8 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
         tune_config=tune.TuneConfig(
             search_alg=searcher,
             scheduler=scheduler,
-            num_samples=sys.maxsize,  # the searcher says when it is finished
+            # The searcher says when it is finished.
+            num_samples=sys.maxsize,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
@@ -111,8 +123,10 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
             name=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
             storage_path=place,
             storage_filesystem=filesystem,
-            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # runs have theirs in the storage
-            failure_config=tune.FailureConfig(max_failures=-1),  # the scheduler stops a trial that has failed
+            # Runs have their checkpoints in the storage.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            # The scheduler stops a trial that has failed.
+            failure_config=tune.FailureConfig(max_failures=-1),
             stop=_EndOfSearch(searcher),
             verbose=0,
         ),
@@ -122,7 +136,7 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
 # ----------------------------------------------------------------------------------------------------- searcher
 
 
-class _Unpickled:
+class _NotPickled:
     """Keeps an object in this process: Ray Tune pickles its searcher and stopper for a restore that is never used."""
 
     def __reduce__(self):
@@ -132,7 +146,7 @@ class _Unpickled:
         return self
 
 
-class _EndOfSearch(_Unpickled, tune.Stopper):
+class _EndOfSearch(_NotPickled, tune.Stopper):
     """Ends all running trials when the search ends with an error; their checkpoints stay."""
 
     def __init__(self, searcher: "_Searcher"):
@@ -145,18 +159,19 @@ class _EndOfSearch(_Unpickled, tune.Stopper):
         return self._searcher.has_failed()
 
 
-class _Scheduler(_Unpickled, FIFOScheduler):
-    """Places trials, tells the searcher why their processes ended, and stops those that have failed.
+class _Scheduler(_NotPickled, FIFOScheduler):
+    """Places trials, reports to the searcher why their processes ended, and stops those that have failed.
 
-    Ray Tune starts a trial again whenever its process ended. It tells this object of each report, then of the end of
-    the process, and of the trial before it starts it for the first time or again.
+    Ray Tune starts a trial again whenever its process ended. It calls this object with each report, then at the end of
+    the process, and before it starts the trial for the first time or again.
     """
 
     def __init__(self, searcher: "_Searcher", reserved, cordon: Cordon):
         """`reserved`: returns what Ray reserves for a trial whose nodes have these placements."""
         super().__init__()
         self._searcher, self._reserved, self._cordon = searcher, reserved, cordon
-        self._last_reports: dict[str, Mapping[str, Any]] = {}  # of processes that are ending
+        # Reports of processes that are ending.
+        self._last_reports: dict[str, Mapping[str, Any]] = {}
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
         if ends_process(result):
@@ -175,7 +190,8 @@ class _Scheduler(_Unpickled, FIFOScheduler):
             return
         if not isinstance(trial.placement_group_factory, TrialResources):
             self._place(trial)
-        trial.config["cordoned"] = list(self._cordon.resources.cordoned)  # for the ranks of a sharded trial
+        # For the ranks of a sharded trial.
+        trial.config["cordoned"] = list(self._cordon.resources.cordoned)
 
     def _place(self, trial, avoided: str = "") -> None:
         reserved = self._reserved(trial.config["placements"].values())
@@ -187,7 +203,7 @@ def _death(trial) -> dict[str, Any]:
     return plain_crash(error_of_trial(trial))
 
 
-class _Searcher(_Unpickled, Searcher):
+class _Searcher(_NotPickled, Searcher):
     """Adapts a source to Ray Tune."""
 
     def __init__(self, source: Source, tuning: Tuning, placements_of, admission: Admission, patience, on_start, on_end):
@@ -196,14 +212,18 @@ class _Searcher(_Unpickled, Searcher):
         self._source, self._tuning, self._placements_of, self._admission = source, tuning, placements_of, admission
         self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end
-        self._ranks: dict[str, int] = {}  # of running trials
-        self._widest = 1  # of the trials so far: the next one's is known only when it is drawn
+        # Ranks of running trials.
+        self._ranks: dict[str, int] = {}
+        # Most ranks of any trial yet; the next trial's count is unknown until it is proposed.
+        self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
-        self._over: dict[str, Outcome] = {}  # failed trials, which Ray Tune shall not start again
-        self.error: Exception | None = None  # kept here: Ray Tune would turn it into text, and blame the trial
+        # Failed trials, which Ray Tune shall not start again.
+        self._over: dict[str, Outcome] = {}
+        # Kept here, because Ray Tune would turn it into text and blame the trial.
+        self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Tells whether the search ends with an error; asked at every step and before each trial."""
+        """Returns whether the search ends with an error; asked at every step and before each trial."""
         try:
             require_ray()
             self._tuning.require_lead()
@@ -215,7 +235,7 @@ class _Searcher(_Unpickled, Searcher):
     def suggest(self, trial_id: str) -> dict | str | None:
         if self.has_failed() or not self._tuning.may_start():
             return Searcher.FINISHED
-        if not self._has_room():
+        if not self._fits():
             return None
         proposal = self._source.next()
         if proposal is None:
@@ -227,8 +247,8 @@ class _Searcher(_Unpickled, Searcher):
         self._on_start(proposal)
         return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
-    def _has_room(self) -> bool:
-        """Tells whether one more trial may be handed to Ray: it can start, or need not know the others' results.
+    def _fits(self) -> bool:
+        """Returns whether Ray may get one more trial: it can start now, or its proposal ignores running trials.
 
         A trial that depends on results is proposed only when it can start: then Optuna knows all earlier ones, and
         limits apply. On a cluster that can grow the others wait in Ray's queue, which starts machines for
@@ -240,7 +260,7 @@ class _Searcher(_Unpickled, Searcher):
         if 0 < most <= len(self._running):
             return False
         may_wait = (bool(most) or self._source.is_independent) and self._patience.cordon.may_grow
-        return self._admission.room(self._ranks.values(), may_wait).take(self._widest)
+        return self._admission.free_resources(self._ranks.values(), may_wait).take(self._widest)
 
     def on_trial_result(self, trial_id: str, result: dict) -> None:
         """Does nothing: `_Scheduler` sees each report."""
@@ -259,7 +279,7 @@ class _Searcher(_Unpickled, Searcher):
             self.error = error
 
     def is_over(self, trial_id: str) -> bool:
-        """Tells whether a trial shall not start again."""
+        """Returns whether a trial shall not start again."""
         return trial_id in self._over
 
     def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
@@ -271,12 +291,14 @@ class _Searcher(_Unpickled, Searcher):
             if probe := reported_probe(result):
                 self._patience.cordon.note(probe)
         if outcome is None:
-            return  # it ended with the search; the next driver adopts it
+            # It ended with the search; the next driver resumes it.
+            return
         try:
             self._source.tell(proposal, outcome)
             self._on_end(outcome)
         except Exception as error:
-            self.error = error  # raised after Ray Tune has ended
+            # Raised after Ray Tune has ended.
+            self.error = error
 
     def save(self, checkpoint_path: str) -> None:
         """Writes an empty file: the source keeps the state."""

@@ -25,12 +25,18 @@ from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-PlainNode = tuple[str, Mapping, Mapping[str, str]]  # kind, plain config and tags of a node
-IDLE_S = 10.0  # a slot without work is kept: the next node is often ready in a moment
-MAX_FAILED_STARTS = 4  # of slots, one after another
-MOST_S_TO_NEXT_START = 60.0  # after failed starts
-LAST_STARTS_S = 60.0  # in which a process starts on a machine that was chosen before it was cordoned
-FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)  # errors of a task that say nothing about its process
+# A node's kind, plain config and tags.
+PlainNode = tuple[str, Mapping, Mapping[str, str]]
+# A slot without work is kept so long: the next node is often ready in a moment.
+IDLE_S = 10.0
+# Failed starts of slots, one after another.
+MAX_FAILED_STARTS = 4
+# Most seconds until the next start after failed ones.
+MOST_S_TO_NEXT_START = 60.0
+# Seconds in which a process may start on a machine that was chosen before it was cordoned.
+LAST_STARTS_S = 60.0
+# Errors of a task that say nothing about its process.
+FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
 
 
 def plain_nodes(task: Task) -> list[PlainNode]:
@@ -62,7 +68,10 @@ class Slot:
                 return execute_plain(nodes, execution, resources)
             finally:
                 if execution.device == "cuda":
-                    torch.cuda.empty_cache()  # another process may share the GPU
+                    torch.cuda.empty_cache()
+
+
+# Another process may share the GPU.
 
 
 class SlotPool:
@@ -71,31 +80,36 @@ class SlotPool:
     def __init__(self, execution: Execution, cordon: Cordon):
         self.execution, self.cordon = execution, cordon
         self.starting: dict[ray.ObjectRef, ActorHandle] = {}
-        self.idle: dict[ActorHandle, float] = {}  # since when, by the monotonic clock
+        # Since when each slot is idle, by the monotonic clock.
+        self.idle: dict[ActorHandle, float] = {}
         self.busy: dict[ray.ObjectRef, ActorHandle] = {}
-        self.places: dict[ActorHandle, ProbeReport] = {}  # of idle and busy slots
-        self._asked: dict[ActorHandle, Resources] = {}  # for starting slots
-        self._cleared = ""
+        # The places of idle and busy slots.
+        self.places: dict[ActorHandle, ProbeReport] = {}
+        # The resources requested for starting slots.
+        self._asked: dict[ActorHandle, Resources] = {}
+        self._reserved_machine = ""
         self._failed_starts = 0
-        self._next_start = 0.0  # by the monotonic clock
+        # By the monotonic clock.
+        self._next_start = 0.0
 
-    def want(self, number: int, cleared: str = "") -> None:
+    def request(self, number: int, reserved: str = "") -> None:
         """Sets how many slots should be free for work: starts missing ones, and ends surplus ones (idle ones later).
 
-        `cleared`: a machine that is kept free for ranks. Its slots end without a further task, and meanwhile no slot is
-        started on any machine. After a failed start none is started for 1, 2, 4 s and so on.
+        `reserved`: a machine that is kept free for a run of several ranks. Its slots end without a further task, and
+        meanwhile no slot is started on any machine. After a failed start none is started for 1, 2, 4 s and so on.
         """
         now = time.monotonic()
-        self._cleared = cleared
-        for slot in [slot for slot in self.idle if cleared and self.places[slot].machine == cleared]:
+        self._reserved_machine = reserved
+        for slot in [slot for slot in self.idle if reserved and self.places[slot].machine == reserved]:
             self._end_idle(slot)
-        for reference in [] if self.may_come else self._outdated():  # they wait for a machine that may not be theirs
+        for reference in [] if self.may_come else self._outdated():
+            # They may wait for a machine that is not theirs.
             self._end(self.starting.pop(reference))
-        for _ in range(0 if cleared or now < self._next_start else number - len(self.idle) - len(self.starting)):
+        for _ in range(0 if reserved or now < self._next_start else number - len(self.idle) - len(self.starting)):
             slot = Slot.options(**self.cordon.resources.of_slot).remote()
             self._asked[slot] = self.cordon.resources
             self.starting[slot.probe.remote(self.execution)] = slot
-        surplus = len(self.starting) if cleared else len(self.idle) + len(self.starting) - number
+        surplus = len(self.starting) if reserved else len(self.idle) + len(self.starting) - number
         for reference in list(self.starting)[::-1][: max(0, surplus)]:
             self._end(self.starting.pop(reference))
         surplus = len(self.idle) - number
@@ -162,7 +176,8 @@ class SlotPool:
             suitable = list(self.idle)
         if not suitable:
             return None
-        slot = suitable[-1]  # the one used last: the others may end
+        # The slot used last: the others may end.
+        slot = suitable[-1]
         del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
         reference = named.remote(plain_nodes(task), self.execution.placed(placement), self.cordon.resources)
@@ -178,7 +193,7 @@ class SlotPool:
         if slot is None:
             return None
         place = self.places[slot]
-        if _has_survived(reference) and place.machine != self._cleared:
+        if _has_survived(reference) and place.machine != self._reserved_machine:
             self.idle[slot] = time.monotonic()
         else:
             self._end(slot)
@@ -202,10 +217,11 @@ class SlotPool:
 
 
 def _has_survived(reference: ray.ObjectRef) -> bool:
-    """Tells whether the process that executed an ended task is still there, and fit for another one."""
+    """Returns whether the process that executed an ended task is still there, and fit for another one."""
     try:
         ray.get(reference)
-    except RayTaskError as error:  # raised by the task itself
+    except RayTaskError as error:
+        # The task itself raised it.
         return isinstance(error.cause, FORESEEN)
     except RayError:
         return False

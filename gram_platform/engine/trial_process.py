@@ -18,10 +18,13 @@ from gram_platform.engine.process import is_out_of_memory
 from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.trials import Outcome, Problem, execute_trial, trial_ranks
 
-SCORED = "scored"  # the names of the metrics in a trial's last report
+# The names of the metrics in a trial's last report.
+SCORED = "scored"
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
-CRASH, LACKS_MEMORY = "crash", "lacks_memory"  # the facts of a crash
-OF_DEVICE = "probe/"  # the prefix of the facts about the process's device
+# The facts of a crash.
+CRASH, LACKS_MEMORY = "crash", "lacks_memory"
+# The prefix of the facts about the process's device.
+OF_DEVICE = "probe/"
 
 
 class Trial(tune.Trainable):
@@ -33,8 +36,10 @@ class Trial(tune.Trainable):
 
     def setup(self, config: dict, **shared) -> None:
         self._shared, self._config = shared, config
-        self._probe: ProbeReport | None = None  # of this process's device, once a trial needs it
-        self._is_over = False  # a trial has failed or crashed here
+        # The report about this process's device, once a trial needs it.
+        self._probe: ProbeReport | None = None
+        # True once a trial has failed or crashed here.
+        self._is_over = False
 
     def _executed(self, problem: Problem, execution: Execution, resources: Resources, cordoned, **trial) -> Outcome:
         """Executes a trial. The first on this process's device probes it before; raises DeviceError."""
@@ -57,7 +62,8 @@ class Trial(tune.Trainable):
             raise RuntimeError("this process takes no more trials")
         try:
             report = plain_result(self._executed(**self._config, **self._shared))
-        except BaseException as error:  # SystemExit too: this machine is drained
+        except BaseException as error:
+            # SystemExit, too: Ray drains this machine.
             report = plain_crash(error)
         self._is_over = ends_process(report)
         return report | plain_probe(self._probe)
@@ -99,7 +105,7 @@ def plain_result(outcome: Outcome) -> dict[str, Any]:
 
 
 def ends_process(result: Mapping[str, Any]) -> bool:
-    """Tells whether a report is of a failure or a crash, after which its process takes no further trial."""
+    """Returns whether a report is of a failure or a crash, after which its process takes no further trial."""
     return CRASH in result or result.get("state") == State.FAILED
 
 

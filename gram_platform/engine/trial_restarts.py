@@ -25,7 +25,7 @@ class Patience:
     def __init__(self, cordon: Cordon, committed_of: Callable[[Point], int]):
         """`committed_of`: counts the steps of a point's runs that are saved."""
         self.cordon, self._committed_of = cordon, committed_of
-        self._crashes: dict[str, Crashes] = {}  # by trial
+        self._crashes: dict[str, Crashes] = {}
         self._lacked_memory: set[str] = set()
 
     def failure(self, trial: str, point: Point, report: Mapping[str, Any]) -> str:

@@ -23,8 +23,10 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-PROCESS_BYTES = GIB  # of a worker before it holds a model: Python, torch, Ray, the page cache's mapping
-MEMORY_STEP = GIB // 4  # requests are rounded up to it, so that trials of similar sizes reuse processes
+# Memory of a worker before it holds a model: Python, torch, Ray, the page cache's mapping.
+PROCESS_BYTES = GIB
+# Requests are rounded up to it, so that trials of similar sizes reuse processes.
+MEMORY_STEP = GIB // 4
 
 
 class Problem(Protocol):
@@ -43,18 +45,25 @@ class Outcome:
 
     name: str
     point: Point
-    state: str  # of `State`: complete, diverged or failed
-    started: float  # Unix time
+    # A value of `State`: complete, diverged or failed.
+    state: str
+    # Unix time.
+    started: float
     elapsed_s: float
-    trained_s: float = 0.0  # in nodes that were executed now
-    rank_s: float = 0.0  # the same, summed over ranks
-    metrics: Mapping[str, float] = field(default_factory=dict)  # of a complete trial
+    # Seconds in nodes that were executed now.
+    trained_s: float = 0.0
+    # The same, summed over ranks.
+    rank_s: float = 0.0
+    # A complete trial's metrics.
+    metrics: Mapping[str, float] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    message: str = ""  # why it is not complete
+    # Why the trial is not complete.
+    message: str = ""
     num_executed: int = 0
     num_reused: int = 0
-    process: str = ""  # host:pid that it ran in
+    # host:pid of the trial's process.
+    process: str = ""
 
 
 def execute_trial(
@@ -82,7 +91,8 @@ def execute_trial(
         metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
     except TrainingDiverged as error:
         state, message = State.DIVERGED, str(error)
-    except Exception as error:  # one trial must not end a search; the run's directory has the error too
+    except Exception as error:
+        # One trial must not end a search; the run's directory has the error too.
         if is_device_error(error) or is_out_of_memory(error) or isinstance(error, Unavailable):
             raise
         state = State.FAILED
@@ -148,7 +158,8 @@ class _NodeRunner:
                 return execute_node(node.config, node.names, execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
-                self.lifecycle.require_not_diverged(node)  # it may have diverged in the other process
+                # It may have diverged in the other process.
+                self.lifecycle.require_not_diverged(node)
 
 
 # ------------------------------------------------------------------------------------------------- placement

@@ -77,7 +77,7 @@ def simulated_cluster(texts: Sequence[str]) -> SimulatedCluster:
 
 @dataclass(frozen=True)
 class Task:
-    """A node as the estimate sees it: `work_s` on all its `ranks` at once; no checkpoints without their bytes."""
+    """A node for the estimate; `work_s` is wall time with all `ranks`, no checkpoints without `checkpoint_bytes`."""
 
     id: str
     needs: frozenset[str]

@@ -51,7 +51,8 @@ class Attempt:
         self._folder = run.attempts.child(attempt_id)
         self._chain: list[dict] = []
         self._step = -1
-        self._earlier_s = 0.0  # seconds of the attempts that this one continues, up to the commit
+        # Seconds of the attempts that this one continues, up to the commit.
+        self._earlier_s = 0.0
         self._started = time.time()
         self._clock = time.monotonic()
         self._last_step = self._clock
@@ -88,7 +89,8 @@ class Attempt:
                 return self._continue_from(read(self._attempts, step, attempt_id))
             except (CorruptFile, FileNotFoundError) as error:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
-                if folder.child(step_name(step)).exists(MANIFEST):  # otherwise another attempt has just pruned it
+                if folder.child(step_name(step)).exists(MANIFEST):
+                    # Otherwise another attempt has just pruned it.
                     folder.set_aside(step_name(step), error)
             except OSError as error:
                 unreadable = error
@@ -121,7 +123,7 @@ class Attempt:
     def commit_shards(
         self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
-        """Does as `commit`, with shards that are already written to this attempt's folder.
+        """Like `commit`, for shards already written to this attempt's folder.
 
         `files`: the SHA-256 by name that `write_shard` returned, of all ranks.
         """
@@ -169,7 +171,7 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Does as `complete`, with weights whose shards are already written: `files` as in `commit_shards`.
+        """Like `complete`, for weights already written as shards: `files` as in `commit_shards`.
 
         `weights_sha256` is `hash_tensors` of the whole weights.
         """
@@ -188,7 +190,8 @@ class Attempt:
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
-        if not (self.run.has_weights() or self.run.weights_were_removed()):  # somebody took this attempt for ended
+        if not (self.run.has_weights() or self.run.weights_were_removed()):
+            # Another process took this attempt for ended.
             save()
         self._remove_superfluous(result)
         self.release()
@@ -243,5 +246,5 @@ class Attempt:
             remove_weights(self._folder)
 
     def _is_working(self) -> bool:
-        """Tells whether the last step is recent; the lease of an attempt that hangs expires."""
+        """Returns whether the last step is recent; the lease of an attempt that hangs expires."""
         return time.monotonic() - self._last_step < LONGEST_STEP_S

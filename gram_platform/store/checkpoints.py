@@ -10,15 +10,23 @@ from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
-CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"  # in an attempt's folder
+# Names in an attempt's folder.
+CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
-MANIFEST = "manifest.json"  # written last: the files beside it count from then on
-CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]  # shape of segments
-RECORD = {"step": int, "time": float, "metrics": {str: lambda value: isinstance(value, int | float)}}  # NaN is one
+# Written last: the files beside it count from then on.
+MANIFEST = "manifest.json"
+# The shape of a chain of segments.
+CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]
+# The shape of a record; NaN is a number.
+RECORD = {"step": int, "time": float, "metrics": {str: lambda value: isinstance(value, int | float)}}
 MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}
-VALIDATION, BEST = "validation/loss/", "best/loss/"  # + domain: metrics at a run's evaluation points
-NORM = "norm/"  # + gradient/<set> or weights/<set>: metrics for the storage alone, they would crowd MLflow's table
-PROBE = NORM + "probe/"  # + <domain>/<module>: see `train.learner.probed_norms`
+# Prefixes, before a domain, of the metrics at a run's evaluation points.
+VALIDATION, BEST = "validation/loss/", "best/loss/"
+# The prefix of `gradient/<set>` and `weights/<set>`: metrics for the storage alone, too many for
+# MLflow's table.
+NORM = "norm/"
+# The prefix of `<domain>/<module>`: see `train.learner.probed_norms`.
+PROBE = NORM + "probe/"
 
 # ----------------------------------------------------------------------------------------------- checkpoints
 
@@ -43,7 +51,8 @@ def newest_manifest(attempts: Folder) -> dict | None:
         try:
             manifest = attempts.child(attempt_id, CHECKPOINTS, step_name(step)).read_sealed(MANIFEST, MANIFEST_SHAPE)
         except CorruptFile:
-            continue  # the attempt that continues the run sets it aside with a warning
+            continue
+        # The attempt that continues the run sets it aside with a warning.
         if manifest is not None:
             return manifest
     return None
@@ -56,7 +65,8 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
-            folder.child(step_name(step)).remove(MANIFEST)  # first, so that a half-removed checkpoint does not exist
+            # The manifest goes first, so that a half-removed checkpoint does not exist.
+            folder.child(step_name(step)).remove(MANIFEST)
             folder.remove(step_name(step))
 
 
@@ -81,7 +91,8 @@ def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], 
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
-    lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)  # NaN is allowed
+    # NaN is allowed.
+    lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)
     data = "".join(line + "\n" for line in lines).encode()
     name = f"{steps[0]:09d}-{steps[-1]:09d}.jsonl"
     attempt.child("segments").write(name, data)
@@ -113,7 +124,7 @@ def last_step(chain: Sequence[dict]) -> int:
 
 
 def has_weights(attempt: Folder) -> bool:
-    """Tells whether the attempt has completely written weights."""
+    """Returns whether the attempt has completely written weights."""
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
 
 
@@ -133,7 +144,8 @@ def remove_weights(attempt: Folder) -> int:
     """Removes the attempt's weights, finished or not; returns the bytes that became free."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
-    shards.remove(MANIFEST)  # first, so that half-removed weights do not exist
+    # The manifest goes first, so that half-removed weights do not exist.
+    shards.remove(MANIFEST)
     attempt.remove(SHARDS)
     if attempt.exists(WEIGHTS):
         num_bytes += attempt.size(WEIGHTS)

@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
-TENSORS_HASH = "tensors_sha256"  # in the result: the hash of the tensors' file
-WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})  # shape of a result that has weights
-NUMBERS = {str: float}  # shape of losses by domain and metrics by name
+# The result's field with the hash of the tensors' file.
+TENSORS_HASH = "tensors_sha256"
+# The shape of a result that has weights.
+WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})
+# The shape of losses by domain and of metrics by name.
+NUMBERS = {str: float}
 TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str, "device": str}
 WRONG_HASH = "its hash is not the result's"
 
@@ -48,8 +51,10 @@ class NodeDirectory:
 
     kind: str
     id_field: str
-    result_shape: Mapping = MappingProxyType({})  # fields of the result that are read here, beside the id
-    result_numbers: Mapping = MappingProxyType({})  # shapes of fields that reports read; each may be absent
+    # The shapes of the result's fields that are read here, beside the id.
+    result_shape: Mapping = MappingProxyType({})
+    # The shapes of fields that reports read; each may be absent.
+    result_numbers: Mapping = MappingProxyType({})
 
     def __init__(self, folder: Folder, node_id: str) -> None:
         self.folder = folder
@@ -204,7 +209,8 @@ class EvaluationDirectory(NodeDirectory):
         A store opened for writing sets corrupted ones aside, and the result with them: submitting again then makes
         them again.
         """
-        from gram_platform.store.tensors import hash_tensors, load_tensors  # imported here: it imports torch
+        # Imported here: it imports torch.
+        from gram_platform.store.tensors import hash_tensors, load_tensors
 
         digest = (self.result() or {}).get(TENSORS_HASH)
         if not isinstance(digest, str):
@@ -228,7 +234,7 @@ class EvaluationDirectory(NodeDirectory):
 
 
 def _has_fields(value: object, shapes: Mapping) -> bool:
-    """Tells whether a JSON value is an object whose fields, of those in `shapes`, have these shapes (`has_shape`)."""
+    """Returns whether a JSON value is an object whose fields, of those in `shapes`, have these shapes (`has_shape`)."""
     if not isinstance(value, Mapping):
         return False
     return all(has_shape(value[name], shape) for name, shape in shapes.items() if name in value)
@@ -291,7 +297,8 @@ class ImportDirectory(NodeDirectory):
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
         """Yields the weights, verified, read from disk one by one; CorruptFile when they were altered."""
-        from gram_platform.store.shards import open_weights  # imported here: it imports torch
+        # Imported here: it imports torch.
+        from gram_platform.store.shards import open_weights
 
         result = self.require_result()
         with open_weights(self.folder) as tensors:

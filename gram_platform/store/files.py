@@ -33,7 +33,7 @@ def safe_name(field: str, name: str) -> str:
 
 
 def is_safe_name(name: Any) -> bool:
-    """Tells whether `name` can be a file or folder of the storage; files of other names are ignored."""
+    """Returns whether `name` can be a file or folder of the storage; files of other names are ignored."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
@@ -90,7 +90,8 @@ class Folder:
             return parse_json(self.read(name), shape)
         except FileNotFoundError:
             return None
-        except CorruptFile:  # names the file
+        except CorruptFile:
+            # Its message names the file.
             raise
         except ValueError as error:
             raise CorruptFile(f"{self.path}/{name} is not the JSON expected: {error}") from error
@@ -133,7 +134,8 @@ class Folder:
         done = " and set aside" if self.writable else ""
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
-            with contextlib.suppress(FileNotFoundError):  # another process has set it aside
+            with contextlib.suppress(FileNotFoundError):
+                # Another process has set it aside.
                 self.rename(name, f"{name}.corrupt-{number}")
         warn(f"{self.path}/{name} is corrupted{done}: {reason}", stacklevel=2)
 
@@ -147,14 +149,17 @@ class Folder:
 
 # --------------------------------------------------------------------------------------------------- retries
 
-PATIENCE_S = 300.0  # of retries
+# How long calls are retried.
+PATIENCE_S = 300.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-SILENCE_S = 600.0  # between two warnings of one process
+# Between two warnings of one process.
+SILENCE_S = 600.0
 
 _NAMES = "EIO ESTALE EAGAIN EBUSY EINTR ETIMEDOUT EPIPE ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN ESHUTDOWN "
 _NAMES += "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO"
 TRANSIENT_ERRNOS = frozenset(getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name))
-TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}  # HTTP: time-outs, throttling, server errors
+# HTTP's time-outs, throttling and server errors.
+TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
 # connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore, azure-core): by name, because
 # the libraries need not be installed, and not all are OSErrors
 _CLASSES = "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError EndpointConnectionError "
@@ -172,7 +177,7 @@ _last_warned = -SILENCE_S
 
 
 def is_transient(error: BaseException) -> bool:
-    """Tells whether the same call may succeed a little later."""
+    """Returns whether the same call may succeed a little later."""
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:

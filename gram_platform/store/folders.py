@@ -85,7 +85,8 @@ class LocalFolder(Folder):
         try:
             with self._look(lambda: open(self.file(name), "rb", opener=_open_plain)) as file:
                 return file.read()
-        except NotADirectoryError as error:  # a file has the folder's name
+        except NotADirectoryError as error:
+            # A file has the folder's name.
             raise FileNotFoundError(self.file(name)) from error
 
     @persistent
@@ -123,7 +124,8 @@ class LocalFolder(Folder):
                 os.link(temporary, path)
             except FileExistsError:
                 return False
-            except OSError as error:  # no hard links here: of two first writers, the last one wins
+            except OSError as error:
+                # Without hard links the last of two first writers wins.
                 if is_transient(error):
                     raise
                 if self.exists(name):
@@ -139,7 +141,7 @@ class LocalFolder(Folder):
 
     @persistent
     def exists(self, name: str) -> bool:
-        """Tells whether anything has the name. Raises where a mount fails; `os.path.exists` would say no."""
+        """Returns whether anything has the name. Raises where a mount fails; `os.path.exists` would say no."""
         if not self._is_here():
             return False
         try:
@@ -181,7 +183,8 @@ class LocalFolder(Folder):
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(path)
-            except (IsADirectoryError, PermissionError):  # of a folder; a failing mount, asked first, would say no
+            except (IsADirectoryError, PermissionError):
+                # It is a folder. A failing mount, asked first, would deny that.
                 if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
                     raise
                 remove_whole(path)
@@ -192,7 +195,8 @@ class LocalFolder(Folder):
         if not self._is_here():
             return
         for path in Path(self.path).glob(".*.tmp"):
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # its writer has just published it
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                # Its writer has just published it.
                 if time.time() - os.stat(path, follow_symlinks=False).st_mtime >= older_than_s:
                     path.unlink()
 
@@ -283,7 +287,7 @@ class LocalFolder(Folder):
         return None
 
     def _is_here(self) -> bool:
-        """Tells whether only folders lead here; warns of a link or a pipe among them."""
+        """Returns whether only folders lead here; warns of a link or a pipe among them."""
         obstacle = self._obstacle()
         if obstacle is not None and obstacle[1] != A_FILE:
             warn(f"{obstacle[0]} is {obstacle[1]}: {LEFT_OUT}", 5)
@@ -299,7 +303,8 @@ def _open_plain(path: str, flags: int) -> int:
     try:
         descriptor = _open_without_link(path, flags)
     except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):  # of a link, and of a socket
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            # A link or a socket.
             raise
         raise _not_plain(path, kind_of(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

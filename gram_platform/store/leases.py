@@ -1,6 +1,7 @@
 """Leases with heartbeats: which process works on a run, or leads a search, at the moment.
 
-A lease only saves work: with a wrong one two attempts train the same bytes, on CPUs. An owner that could not renew its
+A lease avoids duplicate work and is not needed for correctness: two attempts at a run give the same result, on CPUs bit
+for bit. An owner that could not renew its
 lease for longer than it lasts, because the storage failed or the machine slept, ends: see `LeaseLost`.
 
 A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last heartbeat. So a clock
@@ -34,11 +35,16 @@ LEASE_SHAPE = {
     "released": bool,
 }
 HEARTBEAT_INTERVAL_S = 1.0
-SHORTEST_LEASE_S = 10.0  # that an owner must have missed: tests have leases that expire at once
+# A lease must be unrenewed for at least this long to be overdue: tests have leases that expire at
+# once.
+SHORTEST_LEASE_S = 10.0
 RENEWALS_A_LEASE = 3
-LONGEST_STEP_S = 3600.0  # an attempt that is silent for longer hangs, and its lease may expire
-LONGEST_LEASE_S = 3600.0  # a stored one that would last longer is none
-GONE_AFTER_S = 2 * LONGEST_STEP_S  # a lease of another machine that is this old: nobody works on the attempt any more
+# An attempt without a step for longer hangs, and its lease may expire.
+LONGEST_STEP_S = 3600.0
+# A stored lease that would last longer is none.
+LONGEST_LEASE_S = 3600.0
+# Nobody works any more on an attempt of another machine whose lease is this old.
+GONE_AFTER_S = 2 * LONGEST_STEP_S
 
 
 class LeaseHeld(RuntimeError):
@@ -52,7 +58,8 @@ class LeaseHeld(RuntimeError):
         return f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})"
 
     def __reduce__(self):
-        return type(self), (self.run_id, self.lease)  # without this Ray cannot pickle it and reports a crash
+        # Without this Ray cannot pickle it and reports a crash.
+        return type(self), (self.run_id, self.lease)
 
 
 class LeaseLost(LeaseHeld):
@@ -97,11 +104,11 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Tells whether the lease was not renewed for longer than it lasts; only a contested one is renewed then."""
+        """Returns whether the lease was not renewed for longer than it lasts; only a contested one is renewed then."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
-        """Tells whether another process has taken the lease over."""
+        """Returns whether another process has taken the lease over."""
         lease = read_lease(self._folder)
         return lease is not None and any(lease[key] != self.fields[key] for key in ("place", "pid", "process_start"))
 
@@ -120,7 +127,8 @@ class Lease:
                 return
             now = time.monotonic()
             if not (self._unwritten or self._is_working()):
-                self._renewed = _boot_time()  # it is left to expire, and the owner may come back
+                # The lease may expire, and the owner may come back.
+                self._renewed = _boot_time()
             elif self._unwritten or now - written >= renewal_s:
                 self._write()
                 written = now
@@ -136,7 +144,8 @@ class Lease:
                 self._folder.write_json(LEASE, self.fields, durable=False)
                 self._renewed = started
         except OSError as error:
-            with self._writing:  # `release` and the thread may fail at once
+            with self._writing:
+                # `release` and the thread may fail at once.
                 warning, self._warning = self._warning, ""
             if warning:
                 warn(f"{warning}: {error}", stacklevel=2)
@@ -168,14 +177,14 @@ def read_lease(folder: Folder) -> dict | None:
 
 
 def is_fresh(lease: dict | None) -> bool:
-    """Tells whether the lease's owner can be assumed at work."""
+    """Returns whether the lease's owner can be assumed at work."""
     if not lease or lease["released"] or _process_is_gone(lease):
         return False
     return abs(time.time() - lease["time"]) <= lease["lease_seconds"]
 
 
 def has_ended(lease: dict | None) -> bool:
-    """Tells whether the lease's owner has ended, so that its half-written files can be removed.
+    """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
     A living process of this machine has not, however long it slept. One of another machine is taken for ended by the
     time of its last heartbeat: if it wakes up, it writes again what was removed.

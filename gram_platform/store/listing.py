@@ -17,7 +17,8 @@ from gram_platform.store.folders import RemoteFolder
 INDEX = "index.json"
 INDEX_SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}, "config_sha256": str}}
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-THREADS = 32  # that wait for an object store
+# Threads that wait for an object store.
+THREADS = 32
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")

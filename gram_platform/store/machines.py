@@ -7,8 +7,10 @@ from typing import Any
 from gram_platform.config.identity import has_shape
 from gram_platform.store.root import Store
 
-CORDONED = "cordoned.json"  # in the study's folder; absent where no machine was left out
-MOST_SECONDS = 2**37  # Unix times above it have no date
+# A file in the study's folder; absent where no machine was left out.
+CORDONED = "cordoned.json"
+# Unix times above it have no date.
+MOST_SECONDS = 2**37
 
 
 def _is_time(value: Any) -> bool:
@@ -33,7 +35,7 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 
 def cordoned_lines(store: Store, study: str) -> list[str]:
-    """Says in a sentence of each machine since when the study's last submission left it out, and why."""
+    """Returns a sentence for each machine that the study's last submission left out: since when, and why."""
     return [f"Left out since {_date(found['time'])} UTC: {found['message']}." for found in read_cordoned(store, study)]
 
 

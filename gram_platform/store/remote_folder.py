@@ -13,8 +13,10 @@ import fsspec
 from gram_platform.config.identity import hash_file
 from gram_platform.store.files import Folder, is_safe_name, persistent, safe_name
 
-CHUNK_BYTES = 16 * 2**20  # of a download: a lost connection repeats one chunk
-CONNECTIONS = 8  # of a download: one alone leaves most of a machine's network unused
+# A download's chunk, which a lost connection repeats.
+CHUNK_BYTES = 16 * 2**20
+# A download's connections: one alone leaves most of a machine's network unused.
+CONNECTIONS = 8
 
 
 class RemoteFolder(Folder):

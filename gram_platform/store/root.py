@@ -33,9 +33,11 @@ from gram_platform.store.runs import RunDirectory
 from gram_platform.store.streaming import fetch_ahead, fetched_rows, full_disk_explained
 
 if TYPE_CHECKING:
-    from gram_platform.corpora.parts import Workers  # imports tokenizers, as `pack` does
+    from gram_platform.corpora.parts import Workers
+# Imports tokenizers, as `pack` does.
 
-LAYOUT = 1  # version of the storage's file layout
+# The version of the storage's file layout.
+LAYOUT = 1
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
 NOTHING_AHEAD: Mapping[str, int] = {}
@@ -81,7 +83,8 @@ class Store:
         self._check_version()
         folder = open_folder(self.root, writable=True)
         if isinstance(folder, LocalFolder):
-            folder.require_plain_entries()  # of folders below, each is looked at when it is used
+            # Of folders below, each is looked at when it is used.
+            folder.require_plain_entries()
         probe = f"probe-{secrets.token_hex(4)}"
         try:
             folder.write(probe, bytes(2**16), durable=False)
@@ -94,7 +97,8 @@ class Store:
         if free_bytes < min_free_bytes:
             expected = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found {free_bytes / 2**20:,.0f} MiB"
             raise invalid("storage", self.root, expected)
-        self._check_version()  # another process may have created it since
+        # Another process may have created it since.
+        self._check_version()
         self._folder = folder
         return self
 
@@ -215,7 +219,8 @@ def provide_corpus(
     `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this process packs. Raises the
     errors of `prepare` and `open_corpus`.
     """
-    from gram_platform.corpora.pack import prepare  # imported here: a machine that only trains needs no tokenizers
+    # Imported here: a machine that only trains needs no tokenizers.
+    from gram_platform.corpora.pack import prepare
 
     if store.is_local:
         return prepare(recipe, store.data_root, progress, workers)
@@ -226,7 +231,8 @@ def provide_corpus(
     except (FileNotFoundError, CorruptCorpus):
         packed = prepare(recipe, store.data_root, progress, workers)
         _upload(packed, stored, progress or silent)
-    return open_corpus(store, recipe.data_id)  # of two drivers at once, both read the last upload
+    # Of two drivers at once, both read the last upload.
+    return open_corpus(store, recipe.data_id)
 
 
 def open_corpus(store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
@@ -322,9 +328,11 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
             (partial / MANIFEST).write_bytes(text)
             PackedCorpus.open(partial)
     except ValueError:
-        shutil.rmtree(partial)  # the next fetch starts over
+        # The next fetch starts over.
+        shutil.rmtree(partial)
         raise
-    if open_complete(target) is not None:  # other data, of an earlier storage at the same URL
+    if open_complete(target) is not None:
+        # It is other data, of an earlier storage at the same URL.
         shutil.rmtree(target)
     publish(partial, target)
     return PackedCorpus.open(target)

@@ -30,9 +30,12 @@ from gram_platform.store.directories import NUMBERS, RESULT, WEIGHTS_HASH, WRONG
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
-ATTEMPT, MOST_ATTEMPTS = re.compile("[0-9]{1,9}(-.*)?"), 10**9 - 1  # ids of attempts; the highest number in one
-REMOVED = "weights-removed.json"  # beside the result
-FAILURE = {"message": str, "details": dict}  # shapes of failure.json and complete.json
+# Ids of attempts, and the highest number in one.
+ATTEMPT, MOST_ATTEMPTS = re.compile("[0-9]{1,9}(-.*)?"), 10**9 - 1
+# A file beside the result.
+REMOVED = "weights-removed.json"
+# The shapes of failure.json and of complete.json.
+FAILURE = {"message": str, "details": dict}
 FINISH = {"result": {"run_id": str, "weights_sha256": str}, "segments": CHAIN, "elapsed_s": float}
 SIZES = dict.fromkeys(("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops"), float)
 TIMES = {"elapsed_s": float, "tokens_per_second": float}
@@ -63,7 +66,8 @@ class RunDirectory(NodeDirectory):
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
         """Starts an attempt with a lease of `owner`; LeaseHeld while another attempt's lease is fresh."""
-        from gram_platform.store.attempts import Attempt  # imported here: it imports torch
+        # Imported here: it imports torch.
+        from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
             self.require_free()
@@ -129,8 +133,8 @@ class RunDirectory(NodeDirectory):
     def records(self) -> list[dict]:
         """Reads the committed metric records in order, no step twice.
 
-        They are the complete attempt's, else those up to the newest checkpoint. A segment that was altered on disk is
-        left out with a warning.
+        Returns the complete attempt's records, or the records up to the newest checkpoint. A segment that was altered
+        on disk is left out with a warning.
         """
         head = self._head()
         records = []
@@ -142,7 +146,7 @@ class RunDirectory(NodeDirectory):
         return records
 
     def lost_history(self) -> str:
-        """Says what of a complete run's records cannot be read; "" while all can."""
+        """Names what of a complete run's records cannot be read; "" if all can."""
         head = self._head()
         if head is None:
             return f"no attempt in {self.attempts.path} has a {FINISHED}"
@@ -162,7 +166,8 @@ class RunDirectory(NodeDirectory):
         if result is not None or not self.folder.writable:
             return result
         for attempt_id, finished in self.finished_attempts():
-            if has_weights(self.attempts.child(attempt_id)):  # `drop_weights` may have removed them
+            if has_weights(self.attempts.child(attempt_id)):
+                # `drop_weights` may have removed them.
                 with self._intact_weights(attempt_id, finished["result"]) as tensors:
                     if tensors is None:
                         continue
@@ -228,17 +233,18 @@ class RunDirectory(NodeDirectory):
         return present
 
     def has_weights(self) -> bool:
-        """Tells whether an attempt has weights; unlike `weights`, reads none."""
+        """Returns whether an attempt has weights; unlike `weights`, reads none."""
         return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:
-        """Tells whether `drop_weights` was called: missing weights are then no loss."""
+        """Returns whether `drop_weights` was called: missing weights are then no loss."""
         return self.folder.exists(REMOVED)
 
     def _without_weights(self) -> ValueError:
         reason = "no attempt has weights of this hash"
         for attempt_id, _ in self.finished_attempts():
-            self.attempts.child(attempt_id).set_aside(FINISHED, reason)  # else it would restore the result
+            # Otherwise it would restore the result.
+            self.attempts.child(attempt_id).set_aside(FINISHED, reason)
         self.folder.set_aside(RESULT, reason)
         expected = f"a run with intact weights; to train this one again, {self.remedy}"
         return invalid("run_id", self.run_id, expected)
@@ -249,7 +255,8 @@ class RunDirectory(NodeDirectory):
         ValueError when the run is not complete, because it would be trained again.
         """
         self.require_result()
-        self.folder.write_json(REMOVED, {"time": time.time()})  # first: weights missing without it are made again
+        # Written first: weights that are missing without it are made again.
+        self.folder.write_json(REMOVED, {"time": time.time()})
         return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
 
     def num_superfluous(self) -> int:
@@ -263,14 +270,16 @@ class RunDirectory(NodeDirectory):
         clear_debris(self.attempts)
         result = self.result()
         winner_id = None if result is None else self.winner(result)
-        if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):  # else it tidies up itself
+        if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):
+            # An attempt that goes on tidies up itself.
             clear_weights(self.attempts, winner_id)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
         """Yields an attempt's weights if their hash is the result's; None when they are gone, or set aside."""
-        from gram_platform.store.shards import open_weights  # imported here: it imports torch
+        # Imported here: it imports torch.
+        from gram_platform.store.shards import open_weights
 
         with contextlib.ExitStack() as stack:
             intact, reason = None, ""
@@ -278,7 +287,8 @@ class RunDirectory(NodeDirectory):
                 tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
                 is_intact = tensors.sha256() == result["weights_sha256"]
                 intact, reason = (tensors, "") if is_intact else (None, WRONG_HASH)
-            except FileNotFoundError:  # a second attempt has just removed its weights
+            except FileNotFoundError:
+                # A second attempt has just removed its weights.
                 pass
             except ValueError as error:
                 reason = str(error)

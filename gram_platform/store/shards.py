@@ -33,9 +33,12 @@ from gram_platform.store.checkpoints import (
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
-Range = tuple[int, int]  # rows [first, stop)
-RowsOf = Callable[[str, tuple[int, ...]], Range]  # name, full shape -> the rows to read
-Layout = Mapping[str, StoredRows]  # a shard's rows by the tensor's name
+# Rows [first, stop).
+Range = tuple[int, int]
+# Returns the rows to read of a tensor, from its name and full shape.
+RowsOf = Callable[[str, tuple[int, ...]], Range]
+# A shard's rows by the tensor's name.
+Layout = Mapping[str, StoredRows]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Resumed:
     """A checkpoint that a run continues from: step, tensors and state; the manifest lists the history."""
 
     step: int
-    pieces: dict[str, Piece]  # the requested rows
+    # The requested rows.
+    pieces: dict[str, Piece]
     state: dict
     manifest: dict
 
@@ -144,7 +148,8 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
                 missing[name] -= stop - first
     if lacking := sorted(name for name, count in missing.items() if count):
         raise CorruptFile(f"{folder.path}: its shards lack rows of {lacking[:4]}")
-    for name in wanted.keys() - pieces.keys():  # of a tensor with fewer rows than ranks this rank has none
+    for name in wanted.keys() - pieces.keys():
+        # A tensor may have fewer rows than ranks, and none for this one.
         stored = next(layout[name] for layout in layouts.values() if name in layout)
         pieces[name] = stored.empty(*wanted[name])
     return pieces

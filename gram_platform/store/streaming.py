@@ -23,8 +23,10 @@ from gram_platform.store.folders import LocalFolder
 from gram_platform.store.listing import concurrently
 from gram_platform.store.remote_folder import CONNECTIONS, RemoteFolder
 
-CONNECTIONS_AHEAD = 4  # of what is fetched before a run reads it
-NUM_LOCKS = 64  # blocks share them, so that a machine keeps few files
+# Connections for what is fetched before a run reads it.
+CONNECTIONS_AHEAD = 4
+# Blocks share locks, so that a machine keeps few files.
+NUM_LOCKS = 64
 
 
 class FetchedBlocks:
@@ -35,9 +37,11 @@ class FetchedBlocks:
         self.path, self.block_bytes, self.num_bytes = path, block_bytes, num_bytes
         self._hashes, self._fetch = hashes, fetch
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # closes it together with this object
+        # The file closes it together with this object.
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
         if os.fstat(self._file.fileno()).st_size < num_bytes:
-            os.ftruncate(self._file.fileno(), num_bytes)  # longer only: a process that maps a file cut short is killed
+            os.ftruncate(self._file.fileno(), num_bytes)
+        # Never shortens: a process that maps a file cut short is killed.
         self._is_here = np.zeros(len(hashes), dtype=bool)
         self._locks = LocalFolder(str(path.parent), writable=True)
 
@@ -53,7 +57,8 @@ class FetchedBlocks:
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
-                if not self._is_intact(number):  # another process or thread may have fetched it meanwhile
+                if not self._is_intact(number):
+                    # Another process or thread may have fetched it meanwhile.
                     self._fill(number)
         self._is_here[number] = True
 
@@ -82,7 +87,8 @@ class FetchedBlocks:
             raise invalid("storage", str(self.path), f"intact data, found another block {number} in the storage")
         view = memoryview(block)
         with full_disk_explained(self.path.parent):
-            while view:  # one call may write less
+            while view:
+                # One call may write less.
                 written = os.pwrite(self._file.fileno(), view, start)
                 view, start = view[written:], start + written
 
@@ -108,7 +114,8 @@ class FetchedRows:
     def _blocks_of(self, rows: np.ndarray) -> list[int]:
         size = self.blocks.block_bytes
         first, last = rows * self._row_bytes // size, ((rows + 1) * self._row_bytes - 1) // size
-        between = np.arange((self._row_bytes - 1) // size + 2)  # a row's first block and those that it may reach into
+        # A row's first block and those that it may reach into.
+        between = np.arange((self._row_bytes - 1) // size + 2)
         return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
 
     def first(self, num_rows: int) -> list[int]:
@@ -168,5 +175,5 @@ def full_disk_explained(place: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        expected = f"room for the data, found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
+        expected = f"enough free space, found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
         raise invalid("storage", str(place), expected) from error

@@ -19,8 +19,10 @@ from safetensors.torch import load_file, save_file
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.model.pieces import Piece, num_rows
 
-FILE_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # as safetensors spells them
-HEADER_ALIGNMENT = 8  # of the data's first byte, as the format's reference writer has it
+# Names of dtypes in safetensors.
+FILE_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+# The alignment of the data's first byte, as in the format's reference writer.
+HEADER_ALIGNMENT = 8
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -81,7 +83,8 @@ def open_tensors(path: str | os.PathLike) -> Iterator[safe_open]:
         raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
 
 
-Shapes = Mapping[str, tuple[int, ...]]  # by tensor name
+# Shapes by tensor name.
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def write_stream(
@@ -103,7 +106,8 @@ def write_stream(
             assert (found, tuple(tensor.shape)) == (name, shape), f"{found} {tuple(tensor.shape)} in place of {name}"
             file.write(memoryview(tensor.detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy()))
             progress(tensor.numel() * dtype.itemsize)
-            del tensor  # before the next one is made
+            # Freed before the next one is made.
+            del tensor
         file.flush()
         os.fsync(file.fileno())
 
@@ -142,7 +146,8 @@ class DiskTensors(Mapping):
     def __getitem__(self, name: str) -> torch.Tensor:
         file, stored = self.holders[name][0]
         if stored is None:
-            return file.get_tensor(name).clone()  # `get_tensor` returns a view of the memory map
+            # `get_tensor` returns a view of the memory map.
+            return file.get_tensor(name).clone()
         return self.rows(name, 0, num_rows(stored.shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:

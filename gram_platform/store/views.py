@@ -85,5 +85,5 @@ def view_model(store: Store, view: View) -> ModelConfig:
 
 
 def _is_of(domain: str, name: str) -> bool:
-    """Tells whether a parameter belongs to the domain's module."""
+    """Returns whether a parameter belongs to the domain's module."""
     return parameter_set(name) == module_set(domain)

@@ -22,9 +22,11 @@ from gram_platform.studies.choice import Choice
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
 from gram_platform.studies.flags import Flags
 
-BEST = "best.json"  # in the folder of a MaxEnt search
+# A file in the folder of a MaxEnt search.
+BEST = "best.json"
 DEFAULT_MAXENT = Unlearning()
-SAFE_SHARE = 0.9  # of the sequences expected of a recipe, which is not packed yet
+# The share used of the sequences expected of a recipe that is not packed yet.
+SAFE_SHARE = 0.9
 # Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat [ours]
 EPOCH_TOLERANCE = 0.05
 
@@ -38,11 +40,14 @@ class Graph:
 
     study: Study
     preset: Preset
-    flags: Flags  # of a search: SearchFlags
-    recipes: Mapping[str, tuple[CorpusRecipe, ...]]  # of each size: one, or one for every way to divide the labels
+    # For a search SearchFlags.
+    flags: Flags
+    # The recipes of each size: one, or one for every way to divide the labels.
+    recipes: Mapping[str, tuple[CorpusRecipe, ...]]
     settings: tuple[Setting, ...]
     entries: tuple[Node, ...] = ()
-    law_doubts: tuple[str, ...] = ()  # why the law that --trust-law lets set rates and batches should not set them
+    # Why the law that --trust-law lets set rates and batches should not set them.
+    law_doubts: tuple[str, ...] = ()
 
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -85,7 +90,8 @@ class Graph:
     def costs(self) -> tuple[dict, ...]:
         """The cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
-        variants_of: dict[tuple, list[str]] = {}  # by size and cost
+        # Variants by size and cost.
+        variants_of: dict[tuple, list[str]] = {}
         for (size, name), setting in settings.items():
             for cost in method_costs(setting, self.methods_of(setting)):
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
@@ -296,9 +302,10 @@ def require_memory(nodes: Iterable[Node], ranks: Ranks) -> None:
 
 
 def is_complete(store: Store, search_id: str, num_trials: int) -> bool:
-    """Tells whether a stored MaxEnt search has this many trials, and a best one, of every profile."""
+    """Returns whether a stored MaxEnt search has this many trials, and a best one, of every profile."""
     plain = _read_best(store, search_id)
-    counts = (plain or {}).get("num_trials", {}).values()  # absent in files of earlier versions
+    # Absent in files of earlier versions.
+    counts = (plain or {}).get("num_trials", {}).values()
     return bool(counts) and not plain["missing"] and min(counts) >= num_trials
 
 

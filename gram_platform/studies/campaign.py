@@ -57,7 +57,8 @@ def run_searched(study: Study, flags: Flags) -> int:
         return run_study(study, flags)
     if not (flags.dry_run or needed.is_complete()):
         _require_ray(flags, needed.named)
-    if not flags.starts_nothing:  # errors of the study must come before the search, and the price of both
+    if not flags.starts_nothing:
+        # Errors of the study must come before the search, and the price of both.
         store = Store(flags.storage).open_for_writing()
         graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
         flags = with_device(flags, graph.flags.device)
@@ -89,7 +90,7 @@ class NeededSearch:
         return f"{self.search.name} {self.search_id}"
 
     def is_complete(self) -> bool:
-        """Tells whether the storage has all trials."""
+        """Returns whether the storage has all trials."""
         return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
 
 

@@ -19,7 +19,8 @@ class Choice:
     corpus: str
     core_label: str
     core_tokenizer: bool
-    storage: str  # where fetched text is kept, and what earlier versions have packed
+    # Where fetched text is kept, and what earlier versions have packed.
+    storage: str
     instructions: str = ""
 
 
@@ -36,7 +37,8 @@ class Limits:
     """What a submission may cost: over all submissions, and predicted without the user's word."""
 
     budget: Budget
-    confirm_above: float  # dollars
+    # In dollars.
+    confirm_above: float
     yes: bool
 
     @property

@@ -24,12 +24,14 @@ from gram_platform.store import Folder, Store
 
 LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
-FAMILIES = {  # the origin of a preset's numbers, in a report's words
+# The origin of a preset's numbers, in a report's words.
+FAMILIES = {
     OURS: "a set-up of this platform, not the paper's",
     PAPER_FAMILY: "as the paper's text prints it",
     AS_RUN_FAMILY: "as the authors' published settings have it, where these differ from the paper's text",
 }
-SOURCES = {  # flags that name where numbers of a study are from
+# Flags that name where numbers of a study are from.
+SOURCES = {
     "law": "Learning rates and batches by the law {}.",
     "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
     "start": "Training begins with the imported model {}.",
@@ -45,10 +47,13 @@ NOT_REPRODUCED = (
 class Variant:
     """One value of the quantity that a study varies beside method, size and profile."""
 
-    name: str = ""  # as tables have it; "" in studies that vary nothing else
+    # The name in tables; "" in studies that vary nothing else.
+    name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    methods: tuple[str, ...] = ()  # of the study's; (): all. The baseline is always there
-    num_auxiliary: int = 0  # the first so many auxiliary domains by name, the others counting as core; 0: all
+    # Of the study's methods, (): all. The baseline is always there.
+    methods: tuple[str, ...] = ()
+    # So many auxiliary domains by name, the others counting as core; 0: all.
+    num_auxiliary: int = 0
 
     def serves(self, method: str) -> bool:
         return method == "baseline" or not self.methods or method in self.methods
@@ -64,7 +69,8 @@ class MaxEntRanges:
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
     num_trials: int
-    search: str = "maxent_search"  # name; searches on other data in one storage need other names
+    # Searches on other data in one storage need other names.
+    search: str = "maxent_search"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,22 +79,30 @@ class Preset(Setup):
 
     sizes: dict[str, Size]
     num_seeds: int
-    corpus: str  # of the catalog
-    aux_share: float  # tokens of all auxiliary domains together over core's, spread evenly
-    retain: str = ""  # the domain of the compared profile, if the corpus has it; else its first, or each
-    every_single: bool = False  # compare core alone too, and core with each domain where none is named
-    core_only: bool = False  # compare core alone instead
-    methods: tuple[str, ...] = ()  # (): all of the study
+    corpus: str
+    # Tokens of all auxiliary domains together over core's, spread evenly.
+    aux_share: float
+    # The domain of the compared profile, if the corpus has it; else its first, or each.
+    retain: str = ""
+    # Compares core alone too, and core with each domain where none is named.
+    every_single: bool = False
+    core_only: bool = False
+    methods: tuple[str, ...] = ()
     # sizes whose routed methods accumulate differently, as in the paper
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
-    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_eval_sequences`
-    machine: str = "cpu"  # what --dry-run plans for
-    sample_bytes: int = 4_000_000  # of text on which a tokenizer is trained
-    tokenizer: str = ""  # a tokenizer.json; "": the corpus's, or one trained on it
-    masks_documents: bool = False  # attention does not cross documents
+    eval_sequences_of_size: tuple[tuple[str, int], ...] = ()
+    # The machine that --dry-run plans for.
+    machine: str = "cpu"
+    # Bytes of text on which a tokenizer is trained.
+    sample_bytes: int = 4_000_000
+    # A tokenizer.json; "": the corpus's, or one trained on it.
+    tokenizer: str = ""
+    # Attention does not cross documents.
+    masks_documents: bool = False
     family: str = OURS
-    seeds_of_size: tuple[tuple[str, int], ...] = ()  # overrides `num_seeds`
-    first_seed: int = 0  # a set-up is reported on other seeds than it was chosen on
+    seeds_of_size: tuple[tuple[str, int], ...] = ()
+    # A set-up is reported on other seeds than it was chosen on.
+    first_seed: int = 0
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
     # ranges in which to search MaxEnt's rate and weight of every profile before the study; None: those of `options`
@@ -203,7 +217,8 @@ class Study(Description):
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
-    profile: str = ""  # in figures against the variants, such as "core" or "mean"; "": the compared one
+    # In figures against the variants, such as "core" or "mean"; "": the compared one.
+    profile: str = ""
 
     def folder(self, graph: Any, store: Store) -> Folder:
         """Gives the folder of the study's record. `graph`: the study on its corpora, on which a search's id depends."""
@@ -227,8 +242,10 @@ class Study(Description):
 
 
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
-DECLARED = ("variants", "measurement", "family")  # by a study's Python file alone
-TRIED = ("baseline", "gram")  # methods of every study
+# Fields that a study's Python file alone may set.
+DECLARED = ("variants", "measurement", "family")
+# Methods of every study.
+TRIED = ("baseline", "gram")
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 

@@ -19,7 +19,8 @@ from gram_platform.studies.price import Work, predicted, price, require_approval
 from gram_platform.studies.supply import require_supply
 
 CPU, CUDA = "cpu", "cuda"
-FILE = "devices.json"  # beside the record of a study or a search: the device of each preset on each corpus
+# A file beside the record of a study or a search: the device of each preset on each corpus.
+FILE = "devices.json"
 DEVICES_SHAPE = {str: lambda device: device in (CPU, CUDA)}
 
 
@@ -65,7 +66,8 @@ def _settled_device(graphs: Sequence[Graph], store: Store, work: Sequence[Work],
         connect(flags.verbose)
         if has_fixed_size() and ray.cluster_resources().get("GPU"):
             return CUDA
-        await_report()  # of an autoscaler that has just started
+        # Waits for an autoscaler that has just started.
+        await_report()
         if not has_fixed_size():
             raise _undecided(work)
         device = CPU
@@ -129,7 +131,7 @@ def on_known_device(graph: Graph, store: Store, ended: Collection[str]) -> tuple
 
 
 def price_line(graphs: Sequence[Graph]) -> str:
-    """Says what a submission of one or more graphs has left to execute, as `predicted`, without asking Ray."""
+    """Returns what a submission of one or more graphs has left to execute, as `predicted`, without asking Ray."""
     store = Store(graphs[0].flags.storage)
     ended = ended_of(graphs, store)
     return predicted(work_left((on_known_device(graph, store, ended)[0] for graph in graphs), ended))

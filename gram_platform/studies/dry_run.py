@@ -31,13 +31,16 @@ from gram_platform.studies.device import ended_of, on_known_device
 from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
 from gram_platform.studies.supply import supply_lines
 
-SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")  # of the baselines
+# The table of the baselines.
+SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 PLACEMENT = ("ranks", "sequences", "passes")
 MEMORY_HEADER = ("method", "size", "attention", *PLACEMENT, *MEMORY_PARTS, "peak", "recomputing", "disk")
-LITTLE_MEMORY = GIB // 10  # of a run: its parts are of no interest
-WINDOWS_LOOKED_AT = 200  # of a run, to count its passes
+# The parts of less memory than this are of no interest.
+LITTLE_MEMORY = GIB // 10
+# Windows of a run that are read to count its passes.
+WINDOWS_LOOKED_AT = 200
 
 
 def describe(graph: Graph) -> str:
@@ -144,9 +147,8 @@ def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machi
         f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; sequences: the most of a pass "
         "on each; passes: of an optimizer step, a micro-batch in as few as memory allows, small ones of a route in one",
         "attention: the kernel, which decides what a layer keeps for the backward pass",
-        "peak: what is alive at once, less than the sum of the parts; recomputing: ranks that would do if every block",
-        "kept its input alone and computed the rest again; disk: the most while it trains "
-        f"({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
+        "peak: what is alive at once, less than the sum of the parts; recomputing: ranks needed with activation",
+        f"checkpointing; disk: the most while it trains ({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
     ]
 
 

@@ -17,7 +17,8 @@ from gram_platform.studies.definition import Study, on_responses, read_preset, w
 from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
 
 AUTO_INTERVAL = "auto"
-MAX_TIMEOUT_S = 1e6  # eleven days; torch's clock in nanoseconds can hold it
+# Eleven days; torch's clock in nanoseconds can hold it.
+MAX_TIMEOUT_S = 1e6
 
 
 def _shown(kind: Any, metavar: str) -> Any:
@@ -92,8 +93,8 @@ class CommonFlags:
     activation_checkpointing: bool = False
     """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
     max_hours: float = 0.0
-    """machine hours (a slot's, or a GPU's) of the study's runs or the search's trials, over all submissions: then no
-    more are started"""
+    """stop starting runs or trials after this many machine hours (a slot's, or a GPU's), summed over all
+    submissions"""
     max_cost: float = 0.0
     """the same in dollars, at the price of --machine"""
     confirm_above: float = 500.0
@@ -328,5 +329,8 @@ def _require_common(flags: CommonFlags) -> None:
     if flags.simulate and not flags.dry_run:
         raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
     if flags.max_gpus and flags.ranks.most:
-        raise invalid("num_workers", " ".join(flags.num_workers), "no range beside --max-gpus, which counts the fewest")
-    _ = flags.checkpoint_interval, flags.simulated  # ValueError unless they can be resolved
+        raise invalid(
+            "num_workers", " ".join(flags.num_workers), "one number: a range cannot be combined with --max-gpus"
+        )
+    # Raises ValueError unless they can be resolved.
+    _ = flags.checkpoint_interval, flags.simulated

@@ -22,7 +22,8 @@ PLAIN_EVERY_S, PANEL_EVERY_S = 15.0, 0.5
 GAUGES_EVERY_S = 2.0
 # of Ray's metrics; its exporter puts `ray_` before them
 NODES, RATE, LOSS = "gram_nodes", "gram_tokens_per_second", "gram_training_loss"
-RAY_WAIT_S = 30.0  # without news from the driver, before the view warns
+# Seconds without news from the driver before the view warns.
+RAY_WAIT_S = 30.0
 
 
 class LiveView:
@@ -33,15 +34,20 @@ class LiveView:
         self.store = store
         self.flops = {n.id: run_flops(n.config) for n in nodes if n.is_run}
         self.started = time.time()
-        self.base_flops: float | None = None  # done when the view began
-        self.num_trials = self.num_ended = 0  # of the round of trials that runs now
-        self.trials: dict[str, list[str]] = {}  # running trials: ids of their runs
-        self._next: dict[str, float] = {}  # monotonic time before which something is not shown again
+        # The FLOPs that were done when the view began.
+        self.base_flops: float | None = None
+        # The trials of the round that runs now.
+        self.num_trials = self.num_ended = 0
+        # The ids of the runs of each running trial.
+        self.trials: dict[str, list[str]] = {}
+        # The monotonic time before which something is not shown again.
+        self._next: dict[str, float] = {}
         self._updated, self._over = time.monotonic(), threading.Event()
         self.console = Console(soft_wrap=True)
         self.name = name
         self.gauges: ProgressGauges | None = None
-        self.in_process = in_process  # without Ray; plain lines then leave the terminal to a debugger
+        # Without Ray plain lines leave the terminal to a debugger.
+        self.in_process = in_process
         has_panel = sys.stdout.isatty() and not in_process
         self.live = Live(console=self.console, transient=True, auto_refresh=False) if has_panel else None
 
@@ -93,7 +99,7 @@ class LiveView:
             self.say(line)
 
     def _is_due(self, what: str, every_s: float) -> bool:
-        """Tells whether something that reads all nodes is to be done again; many nodes may end in a second."""
+        """Returns whether something that reads all nodes is to be done again; many nodes may end in a second."""
         is_due = time.monotonic() >= self._next.get(what, 0.0)
         if is_due:
             self._next[what] = time.monotonic() + every_s

@@ -10,7 +10,8 @@ from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
-LIVE_EVERY_S = 20.0  # how often the curves of running nodes are sent
+# How often the curves of running nodes are sent.
+LIVE_EVERY_S = 20.0
 
 
 def open_tracker(tracking_uri: str) -> Tracker:
@@ -42,8 +43,9 @@ class Mirror:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        """Marks the running nodes as killed, when the driver is told to end: they go on when it is submitted again."""
-        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):  # Ctrl-C; SIGTERM: `ray job stop`
+        """Marks the running nodes as killed when the driver is asked to stop: submitted again, it continues them."""
+        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
+            # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
             with contextlib.suppress(TrackingUnavailable):
                 self.tracker.mark_killed(node.id for node in self._running if node.is_run)
 
@@ -61,7 +63,8 @@ class Mirror:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        self.tracker.ask_again()  # nothing is left to be slowed, and it may be back
+        # Nothing is left to be slowed, and the server may be back.
+        self.tracker.ask_again()
         try:
             self.tracker.sync(self.store, ids)
             self.is_away = False

@@ -34,7 +34,7 @@ def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] 
 
 
 def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
-    """Says how many hours the first size took, and what the next would take at the same ratio to the plan, if any.
+    """Returns the hours of the first size, and those of the next at the same ratio to the plan, if any, in words.
 
     `of_size`: the nodes of both sizes.
     """
@@ -58,7 +58,9 @@ class Work:
 
     graph: Graph
     ids: frozenset[str]
-    share: float  # of these nodes that will be executed: below 1 in an Optuna search that has complete trials
+    # The share of these nodes that will be executed: below 1 in an Optuna search that has complete
+    # trials.
+    share: float
 
     def hours(self, machine: Machine) -> float:
         return self.share * planned_hours(self.graph.nodes, machine, self.ids)
@@ -89,7 +91,7 @@ def price(work: Iterable[Work], machine: Machine | None = None) -> tuple[str, fl
 
 
 def predicted(work: Sequence[Work]) -> str:
-    """Says what a submission has left to execute, and its price."""
+    """Returns in words what a submission has left to execute, and its price."""
     if not work:
         return "predicted: nothing is left to execute"
     names = ", ".join(dict.fromkeys(one.graph.study.name for one in work))

@@ -74,9 +74,11 @@ class StudyWork:
         nodes = unique(node for graph in graphs for node in graph.entries)
         self.submission, self.store, self.tracker = Submission(graphs, nodes, store, tracker), store, tracker
         self.graphs, self.flags, self.say = graphs, graphs[0].flags, self.submission.view.say
-        self.hours: dict[str, float] = {}  # machine hours of nodes that have ended, over all submissions
+        # Machine hours of nodes that have ended, over all submissions.
+        self.hours: dict[str, float] = {}
         self.records: list[StudyRecord] = []
-        self.unwritten: dict[tuple[int, str], set[str]] = {}  # (study, size) -> nodes without a result; gone when none
+        # Nodes without a result by (study, size); an entry goes when none is left.
+        self.unwritten: dict[tuple[int, str], set[str]] = {}
 
     def start(self) -> Workplace:
         """Starts the submission, and writes the record of every study."""
@@ -98,7 +100,8 @@ class StudyWork:
         for number, size in enumerate(rungs):
             nodes += [node for node in all_nodes if size in ("", node.size)]
             progress = self.submission.execute(nodes, at, self._on_end, self._may_start)
-            reused += progress.reused - len(done)  # nodes of smaller sizes count as reused in this graph
+            # Nodes of smaller sizes count as reused in this graph.
+            reused += progress.reused - len(done)
             progress.reused, done = reused, set(progress.done)
             if size:
                 of_size = {one: [n for n in all_nodes if n.size == one] for one in rungs[number : number + 2]}
@@ -128,10 +131,12 @@ class StudyWork:
                 full += [] if ids else [part]
         for part in full:
             del self.unwritten[part]
-        for number in dict.fromkeys(number for number, _ in full if self.unwritten):  # the last table: at the end
+        for number in dict.fromkeys(number for number, _ in full if self.unwritten):
+            # The last table is written at the end.
             try:
                 self._write_partial(self.records[number], progress)
-            except Exception as error:  # a table must not stop training; it is tried again at the end
+            except Exception as error:
+                # A table must not stop training; it is tried again at the end.
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_partial(self, record: StudyRecord, progress: Progress) -> None:

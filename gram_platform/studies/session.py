@@ -28,7 +28,8 @@ from gram_platform.studies.flags import CommonFlags
 
 def exit_with(work: Callable[[], int]) -> None:
     """Ends the process with the exit code of `work`, or of the error that ended it; see `exit_codes`."""
-    atexit.register(gc.freeze)  # the collections at shutdown would walk every object of torch and Ray: .8 s of CPU
+    # The collections at shutdown would walk every object of torch and Ray, which takes .8 s of CPU.
+    atexit.register(gc.freeze)
     outlive_output()
     with exit_codes(SUBMIT_AGAIN):
         code = work()
@@ -70,11 +71,12 @@ def start_ray(flags: CommonFlags, say: Callable[[str], None]) -> tuple[Execution
     return execution_of(flags, bool(ray.cluster_resources().get("GPU")))
 
 
-DRIVER = "driver"  # the resource of the machines that are meant for drivers, in the files of cluster/
+# The resource of the machines that are meant for drivers, in the files of cluster/.
+DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Says how a job gets a driver's machine, if this one takes no work, as a cluster's head; "" elsewhere.
+    """Returns advice how a job gets a driver's machine, if this one takes no work, as a cluster's head; else "".
 
     The driver works here too, on a machine that is small and whose end would end the cluster.
     """
@@ -112,7 +114,8 @@ def machine_hours(store: Store, node: Node) -> float:
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
-SITE_VARIABLE = "GRAM_SITE"  # 0: studies and searches leave the site alone
+# With the value 0 studies and searches leave the site alone.
+SITE_VARIABLE = "GRAM_SITE"
 SITE_TIMEOUT_S = 600.0
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
-from gram_platform.engine.capacity import require_room, widest_missing
+from gram_platform.engine.capacity import require_capacity, widest_missing
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Placement, Resources
 from gram_platform.engine.graph import run_graph
@@ -32,19 +32,26 @@ class Workplace:
     execution: Execution
     resources: Resources
     cordon: Cordon
-    place: Callable[[Node], Placement]  # of a node that a search proposes
-    placements: Mapping[str, Placement]  # of nodes that are known, by id
+    # Places a node that a search proposes.
+    place: Callable[[Node], Placement]
+    # The placements of known nodes, by id.
+    placements: Mapping[str, Placement]
 
 
 @dataclass(frozen=True)
 class Ended:
     """What a submission has done when nothing is executed any more."""
 
-    counts: str  # of nodes and trials, in words
-    failures: Sequence[str]  # a line for each
-    is_unfinished: bool  # something is left that could be executed
-    hours: float  # that --max-hours limits: machine hours over all submissions
-    has_news: bool  # for the site
+    # The counts of nodes and trials, in words.
+    counts: str
+    # A line for each failure.
+    failures: Sequence[str]
+    # True if something is left that could be executed.
+    is_unfinished: bool
+    # The machine hours that --max-hours limits, over all submissions.
+    hours: float
+    # True if the site is out of date.
+    has_news: bool
 
 
 class Submission:
@@ -57,14 +64,15 @@ class Submission:
         self.view = LiveView(nodes, store, "+".join(self.names), not self.flags.needs_ray)
         self.mirror = Mirror(tracker, store, self.view.say)
         self.progress, self.done_before = Progress(nodes), set[str]()
-        self.ids = {node.id for node in nodes}  # that MLflow shall have
+        # The ids that MLflow shall have.
+        self.ids = {node.id for node in nodes}
         self.started = time.monotonic()
 
     def start(self, planned: Sequence[Node], has_more: bool = False) -> Workplace:
         """Decides where each node that is left is executed; starts Ray if it is needed.
 
         `planned`: the nodes, and others that may be executed; `has_more`: whether there may be nodes that nobody knows
-        yet. ValueError as `require_room` and `note_device`.
+        yet. ValueError as `require_capacity` and `note_device`.
         """
         ends = NodeLifecycle(self.store).ends(self.nodes)
         self.done_before = {node_id for node_id, end in ends.items() if end == ""}
@@ -81,7 +89,7 @@ class Submission:
         missing, place = [n for n in planned if n.id not in self.done_before], partial(placement_of, **how)
         placements = {node.id: place(node) for node in missing}
         if executes and self.flags.needs_ray:
-            require_room(widest_missing(missing, placements, self.store), resources, self.view.say)
+            require_capacity(widest_missing(missing, placements, self.store), resources, self.view.say)
         for graph in self.graphs if executes else ():
             note_device(graph, self.store, execution.device)
         begin_work()
@@ -94,7 +102,7 @@ class Submission:
         on_end: Callable[[Node, Progress], None] = lambda node, progress: None,
         may_start: Callable[[], bool] = lambda: True,
     ) -> Progress:
-        """Executes the nodes that are not done, while `may_start()`; `on_end` is told of each that ends."""
+        """Executes the nodes that are not done, while `may_start()`; `on_end` is called for each that ends."""
 
         def on_change(progress: Progress, ended: Node | None) -> None:
             self.view.update(progress, ended)

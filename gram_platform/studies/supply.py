@@ -19,10 +19,12 @@ class Shortage:
 
     domain: str
     split: str
-    available: int  # an estimate before packing
+    # An estimate before packing.
+    available: int
     needed: int
     sizes: tuple[str, ...]
-    is_certain: bool  # False: depends on the bytes of a token
+    # False where it depends on the bytes of a token.
+    is_certain: bool
 
     @property
     def text(self) -> str:

@@ -25,7 +25,8 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
 
-CALIBRATION_STUDY = "calibration"  # the study that measures the unit
+# The study that measures the unit.
+CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
@@ -53,7 +54,8 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     Sizes of which a node is not complete are left out: the longest baselines, whose errors are small, come first.
     """
     record = readable_record(store, CALIBRATION_STUDY)
-    is_ours = record is not None and record.measurement == Calibration.name  # not another study under this name
+    # Another study may have this name.
+    is_ours = record is not None and record.measurement == Calibration.name
     is_here = is_ours and data_id in ("", record.params.get("data_id"))
     results = read_calibration(record, store, None) if is_here else None
     if results is None:

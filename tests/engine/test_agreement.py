@@ -81,18 +81,18 @@ def train_to_step(rank, num_ranks, run, execution, last):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_notice_to_one_rank_is_a_notice_to_all(execution, run, tmp_path, told):
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_stop_request_to_one_rank_is_one_to_all(execution, run, tmp_path, asked):
     seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
     straight = elsewhere(seldom, tmp_path, "straight")
     create(straight, run)
     run_ranks(2, train, run, straight)
     directory = create(execution, run)
-    with Ranks(2, train_until_told, run, seldom, str(tmp_path)) as started:
+    with Ranks(2, train_until_stopped, run, seldom, str(tmp_path)) as started:
         while (directory.progress() or {"step": 0})["step"] < 3:
             assert started.at_work
             time.sleep(0.005)
-        os.kill(started.processes[told].pid, signal.SIGTERM)
+        os.kill(started.processes[asked].pid, signal.SIGTERM)
         started.join()
     committed = directory.committed_step()
     assert committed >= 3
@@ -105,7 +105,7 @@ def test_a_notice_to_one_rank_is_a_notice_to_all(execution, run, tmp_path, told)
     assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
 
 
-def train_until_told(rank, num_ranks, run, execution, folder):
+def train_until_stopped(rank, num_ranks, run, execution, folder):
     attempts.HEARTBEAT_INTERVAL_S = 0.001
     ended = train_rank(run, execution)
     with open(f"{folder}/{rank}.json", "w") as file:

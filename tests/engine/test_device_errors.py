@@ -64,7 +64,7 @@ def report(failure: str = "", machine: str = "m1", device: str = "cuda 0") -> Pr
     return ProbeReport(machine, "host", "10.0.0.1", device, failure)
 
 
-def test_errors_of_devices_and_of_memory_are_told_apart():
+def test_errors_of_devices_and_of_memory_are_distinguished():
     assert [is_device_error(error) for error in OF_DEVICES] == [True] * len(OF_DEVICES)
     assert not any(map(is_out_of_memory, OF_DEVICES))
     assert [is_out_of_memory(error) for error in OF_MEMORY] == [True] * len(OF_MEMORY)
@@ -283,7 +283,7 @@ def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
     found.require_machines(99)  # waiting has no limit before a machine is cordoned
     assert not found.note(report("no driver"))
     found.require_machines(2)
-    with pytest.raises(ClusterLost, match=r"room for 3 ranks on devices that work:\n  machine host .*no driver"):
+    with pytest.raises(ClusterLost, match=r"3 ranks[^\n]*\n  machine host .*no driver"):
         found.require_machines(3)
     found.note(report("no driver", "m2"))
     with pytest.raises(ClusterLost, match=r"(?s)a device that works:.*no driver.*no driver.*Submit again"):
@@ -304,7 +304,7 @@ def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting
     study.waiting.again(narrow)
     assert study._fitting() == [], "it can start in two seconds"
     study.waiting._delayed.clear()
-    with pytest.raises(ClusterLost, match="room for 4 ranks on devices that work"):
+    with pytest.raises(ClusterLost, match="4 ranks"):
         study._fitting()
 
 
@@ -325,9 +325,9 @@ def test_a_growing_cluster_is_asked_for_three_others(cluster):
     assert found.may_grow
 
 
-def test_room_leaves_out_cordoned_machines(cluster):
+def test_free_resources_leave_out_cordoned_machines(cluster):
     cluster.machines = ["m1", "m2"]
     admission = capacity.Admission(Resources(cordoned=("m1",)))
-    room = admission.room(may_wait=False)
-    assert [room.take(1) for _ in range(3)] == [True, True, False]
+    free = admission.free_resources(may_wait=False)
+    assert [free.take(1) for _ in range(3)] == [True, True, False]
     assert Resources(cordoned=("m1", "m2")).of_slot["label_selector"] == {"ray.io/node-id": "!in(m1,m2)"}

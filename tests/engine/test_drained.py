@@ -1,4 +1,4 @@
-"""Ray is told that a machine will be taken away: what works there leaves with a checkpoint, and goes on elsewhere."""
+"""Ray drains a machine that will be taken away: what works there leaves with a checkpoint, and goes on elsewhere."""
 
 import dataclasses
 import multiprocessing
@@ -18,7 +18,7 @@ from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import result_bytes, strip_clock
 
 pytestmark = pytest.mark.ray
-WARNING_S = 60.0  # between the notice and the end of the machine
+WARNING_S = 60.0  # between the drain and the end of the machine
 
 
 def in_own_process(work: Callable, *args) -> None:
@@ -123,7 +123,7 @@ def test_ranks_leave_together_when_one_of_their_machines_is_drained(execution, s
 
 
 def drain_one_rank(run, execution) -> None:
-    """Nothing but the notice commits; the second group works on the machine that stays and on a new one."""
+    """Nothing but the request commits; the second group works on the machine that stays and on a new one."""
     import ray
 
     directory = Store(execution.storage).run(run.run_id)

@@ -90,4 +90,6 @@ def train_slowly(config) -> RanksStopped | None:
             yield record
 
     node.training_steps = slowly
-    return dispatch.train_rank(dispatch.run_from_plain(config["run"]), config["execution"], dispatch.tell_ray_train)
+    return dispatch.train_rank(
+        dispatch.run_from_plain(config["run"]), config["execution"], dispatch.report_to_ray_train
+    )

@@ -1,4 +1,4 @@
-"""What one node's process does when it is told to end, and when memory is short; how the graph counts crashes."""
+"""What one node's process does when it is asked to stop, and when memory is short; how the graph counts crashes."""
 
 import dataclasses
 import multiprocessing
@@ -17,7 +17,7 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import MAX_CRASHES, Progress
 from gram_platform.engine.node import RunExecution, execute_run
-from gram_platform.engine.process import TerminationNotice, is_out_of_memory, memory_advice
+from gram_platform.engine.process import StopRequest, is_out_of_memory, memory_advice
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.planner import MACHINES, Ranks
@@ -34,11 +34,11 @@ def in_fork(target, *args) -> multiprocessing.Process:
     return process
 
 
-def test_a_notice_leaves_a_checkpoint_and_the_run_continues(run, execution, undisturbed, monkeypatch):
+def test_a_stop_request_leaves_a_checkpoint_and_the_run_continues(run, execution, undisturbed, monkeypatch):
     """SIGTERM commits the step at work, wherever it lies in the interval of a record; the result is the same."""
     straight, records = undisturbed
     monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.001)  # every step can be seen
-    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the notice commits
+    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the request commits
     directory = Store(execution.storage).run(run.run_id)
     steps = [0]
     while len(steps) < 4:
@@ -59,15 +59,15 @@ def test_a_notice_leaves_a_checkpoint_and_the_run_continues(run, execution, undi
     assert strip_clock(directory.records()) == strip_clock(records)
 
 
-def test_a_checkpoint_that_could_not_be_written_is_an_error_of_a_run_that_was_told_to_end(run, execution, monkeypatch):
+def test_a_checkpoint_that_could_not_be_written_is_an_error_of_a_run_that_shall_stop(run, execution, monkeypatch):
     def refuse(*_) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(Attempt, "commit", refuse)
-    notice = TerminationNotice(asks_ray=False)
-    notice.give()
+    request = StopRequest(asks_ray=False)
+    request.receive()
     with pytest.raises(OSError, match="No space left"):
-        execute_run(run, {}, execution, notice)
+        execute_run(run, {}, execution, request)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -82,10 +82,10 @@ def test_ray_is_asked_again_whether_it_drains_the_machine_after_any_error(monkey
 
     monkeypatch.setattr(process, "is_draining", is_draining)
     monkeypatch.setattr(process, "POLL_S", 0.0)
-    notice, deadline = TerminationNotice(), time.monotonic() + 10.0
-    while not notice.given and time.monotonic() < deadline:
+    request, deadline = StopRequest(), time.monotonic() + 10.0
+    while not request.received and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert notice.given
+    assert request.received
 
 
 def test_checkpoints_between_two_records_change_nothing(run, execution, undisturbed, monkeypatch):
@@ -238,7 +238,7 @@ def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then
     def execute_for_a_minute() -> None:
         for second in range(60):
             now[0] = 100.0 + second
-            study.slots.want(2)
+            study.slots.request(2)
             starts.extend(second for _ in study.slots.starting)
             for reference in list(study.slots.starting):
                 study._take_back(reference)

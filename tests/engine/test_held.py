@@ -57,7 +57,7 @@ def test_a_study_takes_over_the_end_that_another_driver_brought_about(node, exec
     study = held_graph(node, execution, monkeypatch)
     other.fail(*DIVERGED)
     assert study.advance()
-    assert study.wait(0.0) == [node]  # is told of, as what ends here is
+    assert study.wait(0.0) == [node]  # is reported, as what ends here is
     assert study.progress.failed == {node.id: "loss nan at step 7"}
     assert not study.advance()
 

@@ -111,7 +111,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
 ):
     """Ctrl-C raises KeyboardInterrupt, with which this process ends with 1."""
     monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.001)  # every step can be seen
-    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the notice commits
+    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the request commits
     node, directory = Node(run, ()), Store(execution.storage).run(run.run_id)
     process = in_fork(run_in_process, [node], seldom)
     deadline = time.monotonic() + 60

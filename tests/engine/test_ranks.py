@@ -33,7 +33,7 @@ TOLERANCE = 1e-4
 
 
 def train(rank, num_ranks, run, execution):
-    attempts.HEARTBEAT_INTERVAL_S = 0.001  # every step is told, so that what a kill loses can be counted
+    attempts.HEARTBEAT_INTERVAL_S = 0.001  # every step is reported, so that what a kill loses can be counted
     assert train_rank(run, execution) is None
 
 
@@ -258,7 +258,7 @@ def test_an_error_while_a_shard_is_written_ends_the_run_on_every_rank(execution,
 
 
 def train_on_a_full_disk(rank, num_ranks, run, execution):
-    """Rank 1's writes fail; every rank must be told."""
+    """Rank 1's writes fail; every rank must learn of it."""
 
     def full(*_):
         raise OSError(28, "No space left on device")

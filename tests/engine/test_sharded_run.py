@@ -1,4 +1,4 @@
-"""A run of two ranks under Ray Train: against one process, killed, told to end, and without enough memory."""
+"""A run of two ranks under Ray Train: against one process, killed, asked to stop, and without enough memory."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def _probes(directory) -> dict[int, dict[str, float]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_group_that_loses_a_rank_or_is_told_to_end(ray_cluster, execution, setting, tmp_path):
+def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, setting, tmp_path):
     """kill -9 of rank 0, then SIGTERM to it: each time all ranks go on from one step, and the bytes are the same."""
     run = longer(plan("gram", setting).runs["all"], 10)
     two = execution.placed(TWO_RANKS)
@@ -99,7 +99,7 @@ class Heard(ray.train.UserCallback):
 
 def worker_that_reports_often(config) -> ranks.RanksStopped | None:
     ranks.REPORT_EVERY_S = 0.2
-    return ranks.train_rank(dispatch.run_from_plain(config["run"]), config["execution"], dispatch.tell_ray_train)
+    return ranks.train_rank(dispatch.run_from_plain(config["run"]), config["execution"], dispatch.report_to_ray_train)
 
 
 @pytest.mark.slow

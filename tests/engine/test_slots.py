@@ -112,7 +112,7 @@ def test_an_evaluation_that_hangs_is_started_again(ray_cluster, execution, setti
     assert len(hung) == 1
 
 
-def test_a_machine_is_cleared_for_ranks_that_wait_long(monkeypatch):
+def test_a_machine_is_reserved_for_ranks_that_wait_long(monkeypatch):
     """Other work would else keep a part of every machine for ever."""
     pair, four = ({k: {"CPU": 1.0, "GPU": 1.0} for k in range(number)} for number in (2, 4))
     groups = {
@@ -127,19 +127,19 @@ def test_a_machine_is_cleared_for_ranks_that_wait_long(monkeypatch):
     monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
     admission, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1, "small": 0}
 
-    def cleared_after(seconds: float) -> str:
+    def reserved_after(seconds: float) -> str:
         now[0] += seconds
-        return admission.machine_to_clear(busy)
+        return admission.machine_to_reserve(busy)
 
-    assert cleared_after(capacity.PATIENCE_S) == ""
+    assert reserved_after(capacity.PATIENCE_S) == ""
     groups["c"] = {"state": "PENDING", "strategy": "STRICT_PACK", "bundles": four}
-    assert cleared_after(10.0) == ""
-    assert cleared_after(capacity.PATIENCE_S) == "y"  # where the least is lost, and the ranks have room
+    assert reserved_after(10.0) == ""
+    assert reserved_after(capacity.PATIENCE_S) == "y"  # where the least is lost, and the ranks fit
     busy["y"] = 4
-    assert cleared_after(10.0) == "y"  # it stays with one machine
+    assert reserved_after(10.0) == "y"  # it stays with one machine
     del busy["y"]
-    assert cleared_after(10.0) == "y"  # also when that has no process left, until the ranks are placed
+    assert reserved_after(10.0) == "y"  # also when that has no process left, until the ranks are placed
     del gpus["y"]
-    assert cleared_after(10.0) == "x"  # it has died
+    assert reserved_after(10.0) == "x"  # it has died
     groups["c"]["state"] = "CREATED"
-    assert cleared_after(10.0) == ""
+    assert reserved_after(10.0) == ""

@@ -202,7 +202,7 @@ def test_a_full_disk_says_what_to_do(stored, packed, monkeypatch):
     rows = open_corpus(Store(stored.url), packed.data_id).train("core")
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(ValueError, match=r"storage=.*room for the data, found a full disk.*GRAM_CACHE"):
+        with pytest.raises(ValueError, match=r"storage=.*enough free space, found a full disk.*GRAM_CACHE"):
             rows[:1]
     assert np.array_equal(rows[:1], packed.train("core")[:1])
 

@@ -33,8 +33,10 @@ from gram_platform.engine.local_cluster.state import (
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWNER_STOP_TIMEOUT_S = 20.0
 MLFLOW_START_TIMEOUT_S = 60.0
-MLFLOW_PORT = 5000  # of `mlflow ui`, where the links of reports point to
-RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"  # else MLflow opens on traces of language models
+# The port of `mlflow ui`, where the links of reports point to.
+MLFLOW_PORT = 5000
+# Without it MLflow opens on traces of language models.
+RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 
 
 def say(text: str) -> None:
@@ -54,7 +56,8 @@ def run(command: list[str], keep: bool) -> int:
     if before:
         say(f"ended {stop(before)} processes left by an earlier demo")
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            # Under `nohup` it stays ignored.
             signal.signal(number, raise_exit)
     code, started = 1, time.monotonic()
     try:
@@ -94,7 +97,8 @@ def keep_logs(cluster: Cluster) -> None:
     logs, target = cluster.ray_folder / "session_latest" / "logs", local_folder() / "ray_logs"
     if logs.is_dir():
         remove_whole(target)
-        shutil.copytree(logs, target, ignore=_special)  # a storage has only files and folders
+        # A storage has only files and folders.
+        shutil.copytree(logs, target, ignore=_special)
         say(f"Ray's logs are in {target}")
 
 
@@ -103,7 +107,8 @@ def _special(folder: str, names: list[str]) -> list[str]:
 
 
 def mlflow_command(database: Path, port: int) -> str:
-    from gram_platform.tracking.database import database_uri  # which takes a second to import
+    # Imported here: it takes a second.
+    from gram_platform.tracking.database import database_uri
 
     binary = Path(sys.executable).parent / "mlflow"
     return shlex.join([str(binary), "ui", "--backend-store-uri", database_uri(database), "--port", str(port)])

@@ -24,10 +24,12 @@ import psutil
 from gram_platform.config.endings import Stopped
 from gram_platform.engine.local_cluster.state import MARK, TEMPORARY, Cluster, default_storage, stop, write_state
 
-HEAD_STORE_BYTES = 256 * 2**20  # holds small values; weights and data go through the storage
+# Holds small values: weights and data go through the storage.
+HEAD_STORE_BYTES = 256 * 2**20
 START_TIMEOUT_S = 120.0
 START_ATTEMPTS = 3
-MAX_TMPDIR_BYTES = 107 - len("/pymp-12345678/listener-12345678")  # 107: the most of a socket's path
+# A socket's path has at most 107 bytes.
+MAX_TMPDIR_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 JOB_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
@@ -55,12 +57,14 @@ def _quotas(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/c
             if controllers and "cpu" not in controllers.split(","):
                 continue
             group = PurePosixPath(path.lstrip("/"))
-            for folder in (group, *group.parents):  # the last is the root, which a container sees as its own group
+            for folder in (group, *group.parents):
+                # The last is the root, which a container sees as its own group.
                 yield from _quota(root / folder) if not controllers else _quota_v1(root / "cpu" / folder)
 
 
 def _quota(folder: Path) -> Iterator[float]:
-    with contextlib.suppress(OSError, ValueError):  # `max`: no quota
+    with contextlib.suppress(OSError, ValueError):
+        # The file says `max` where there is no quota.
         quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
         yield int(quota) / int(period)
 
@@ -68,7 +72,8 @@ def _quota(folder: Path) -> Iterator[float]:
 def _quota_v1(folder: Path) -> Iterator[float]:
     with contextlib.suppress(OSError, ValueError):
         quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-        if quota > 0:  # -1: no quota
+        if quota > 0:
+            # The file says -1 where there is no quota.
             yield quota / period
 
 
@@ -80,10 +85,10 @@ def short_tmpdir() -> dict[str, str]:
 
 def environment(cluster: Cluster) -> dict[str, str]:
     """Returns the environment of every process of the cluster: ours without Ray settings, plus mark, token, storage."""
-    mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1"]))
     return (
-        mine
+        inherited
         | short_tmpdir()
         | {
             MARK: cluster.mark,
@@ -95,7 +100,8 @@ def environment(cluster: Cluster) -> dict[str, str]:
             "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
             "RAY_USAGE_STATS_ENABLED": "0",
             "MLFLOW_DISABLE_TELEMETRY": "true",
-            "SPT_NOENV": "1",  # keeps setproctitle from overwriting the environment, which has the mark
+            # Keeps setproctitle from overwriting the environment, which has the mark.
+            "SPT_NOENV": "1",
         }
     )
 
@@ -140,7 +146,8 @@ def spawn(cluster: Cluster, command: list[str], log: Path) -> subprocess.Popen:
         return subprocess.Popen(
             command,
             env=environment(cluster),
-            cwd=cluster.folder,  # so that a job sees only its upload, not the current directory
+            # A job then sees its upload alone, not the current directory.
+            cwd=cluster.folder,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -179,7 +186,7 @@ def comes_up(cluster: Cluster, head: subprocess.Popen) -> bool:
 
 
 def refuses_strangers(cluster: Cluster) -> bool:
-    """Tells whether a request without the token is refused; Ray before 2.52 knows no token and answers."""
+    """Returns whether a request without the token is refused; Ray before 2.52 knows no token and answers."""
     try:
         open_directly(cluster.address + "/api/jobs/")
     except urllib.error.HTTPError as error:

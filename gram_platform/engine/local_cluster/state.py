@@ -19,8 +19,10 @@ import psutil
 
 from gram_platform.config.identity import invalid, is_url, local_path, parse_json, short_hash
 
-MARK = "GRAM_LOCAL_CLUSTER"  # the environment variable that every process of a cluster inherits
-TEMPORARY = Path("/tmp")  # short: a socket's path has at most 107 bytes
+# The environment variable that every process of a cluster inherits.
+MARK = "GRAM_LOCAL_CLUSTER"
+# Short, because a socket's path has at most 107 bytes.
+TEMPORARY = Path("/tmp")
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,15 @@ class Cluster:
 
     mark: str
     owner_pid: int
-    owner_created: float  # Unix seconds; pid and time identify a process, because pids are reused
-    address: str  # of the dashboard, which accepts jobs
+    # Unix seconds. Pid and time identify a process, because pids are reused.
+    owner_created: float
+    # The address of the dashboard, which accepts jobs.
+    address: str
 
     @property
     def folder(self) -> Path:
-        return state_file().parent  # the token and Ray's temporary files; accessible to this user only
+        # Has the token and Ray's temporary files; only this user can read it.
+        return state_file().parent
 
     @property
     def token_file(self) -> Path:
@@ -42,21 +47,23 @@ class Cluster:
 
     @property
     def ray_folder(self) -> Path:
-        return self.folder / "ray"  # Ray makes it accessible to everybody
+        # Ray makes it accessible to everybody.
+        return self.folder / "ray"
 
     @property
     def head_log(self) -> Path:
         return self.folder / "head.log"
 
     def owner_is_alive(self) -> bool:
-        """Tells whether the starter still runs; its creation time may shift slightly when clocks are set."""
+        """Returns whether the starter still runs; its creation time may shift slightly when clocks are set."""
         with contextlib.suppress(psutil.NoSuchProcess):
             owner = psutil.Process(self.owner_pid)
             return abs(owner.create_time() - self.owner_created) < 5 and owner.status() != psutil.STATUS_ZOMBIE
         return False
 
 
-HEAD_SHAPE = {"mark": str, "owner_pid": int, "owner_created": float, "address": str}  # of the state file
+# The shape of the state file.
+HEAD_SHAPE = {"mark": str, "owner_pid": int, "owner_created": float, "address": str}
 
 # --------------------------------------------------------------------------------------- storage and state file
 
@@ -101,7 +108,8 @@ def read_state() -> Cluster | None:
         return Cluster(**{name: plain[name] for name in HEAD_SHAPE})
     except FileNotFoundError:
         return None
-    except ValueError:  # damaged: whatever it was, it can no longer be found
+    except ValueError:
+        # The file is damaged: its cluster cannot be found any more.
         shutil.rmtree(state_file().parent, ignore_errors=True)
         return None
 
@@ -133,7 +141,8 @@ def processes_of(cluster: Cluster) -> list[psutil.Process]:
 def kill_processes(cluster: Cluster) -> int:
     """Kills `processes_of` until none is left; returns their number."""
     num_processes = 0
-    while processes := processes_of(cluster):  # repeats, because a dying raylet may still start a worker
+    # Repeats, because a dying raylet may still start a worker.
+    while processes := processes_of(cluster):
         num_processes += len(processes)
         for process in processes:
             with contextlib.suppress(psutil.Error):

@@ -26,13 +26,14 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.experimental.internal_kv import _internal_kv_get
 
 WRITTEN_FOR = "2.60"
-MONITOR_KEY = "__autoscaling_status"  # under it an autoscaler of version 1 stores its report; `ray status` shows it
+# An autoscaler of version 1 stores its report under it; `ray status` shows it.
+MONITOR_KEY = "__autoscaling_status"
 
 # ------------------------------------------------------------------------------------------------------------- machines
 
 
 def largest_cluster() -> dict[str, float]:
-    """Reads the resources that the autoscaler may grow to; {} on a cluster of fixed size, and where it is unknown.
+    """Returns the autoscaler's maximum resources, or {} if the cluster has no autoscaler or does not report one.
 
     Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
     """
@@ -119,7 +120,8 @@ def refusal(address: str, token: str, timeout_s: float) -> str:
 
 
 def _channel(address: str) -> grpc.Channel:
-    options = [("grpc.enable_http_proxy", 0)]  # as Ray's own connections
+    # As Ray's own connections.
+    options = [("grpc.enable_http_proxy", 0)]
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         chain, key, authority = load_certs_from_env()
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)

@@ -9,9 +9,11 @@ from gram_platform.studies import Preset, Study
 from gram_platform.studies.definition import Variant
 from gram_platform.studies.library import scaling
 
-REFERENCE = "reference"  # the baselines whose curve and final losses rate all others
+# The baselines whose curve and final losses rate all others.
+REFERENCE = "reference"
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
-OTHER_SEEDS = 100  # a rated baseline's seed is so far from a reference's
+# A rated baseline's seed is so far from a reference's.
+OTHER_SEEDS = 100
 
 
 def rated(share: float) -> Variant:

@@ -97,7 +97,8 @@ def partly_labelled(widths: tuple[float, float]) -> Variant:
     return Variant("0.5", lambda setting: setting.with_options(**half))
 
 
-PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)  # 1.25% of the demo's width is two hidden units
+# 1.25% of the demo's width is two hidden units.
+PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)
 # the authors' partial runs have p_as 0 and p_af 1 for all methods
 AS_RUN_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
@@ -125,7 +126,8 @@ def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **cha
         every_single=False,
         core_only=True,
         variants=(Variant("1", methods=("filtering",)), partly_labelled(widths)),
-        maxent_search=None,  # MaxEnt is not defined for partial labels
+        # MaxEnt is not defined for partial labels.
+        maxent_search=None,
     )
 
 

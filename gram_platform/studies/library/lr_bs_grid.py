@@ -7,7 +7,8 @@ from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
 from gram_platform.studies.searches.lr_batch import GridShape, LiteralGrids, LrBatchGrid
 
-FITTED = ("50M", "100M", "200M", "400M")  # the paper's law rests on these
+# The paper's law rests on these sizes.
+FITTED = ("50M", "100M", "200M", "400M")
 FITTED_PAPER = dataclasses.replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
 PUBLISHED_GRIDS = {
     "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),

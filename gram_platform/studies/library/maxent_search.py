@@ -11,7 +11,8 @@ from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library import dual_use, stories
 from gram_platform.studies.searches.maxent import MaxEntSearch
 
-NUM_SEEDS = 1  # of a search [ours]; the authors searched for every seed
+# Seeds of a search [ours]; the authors searched for every seed.
+NUM_SEEDS = 1
 
 
 def searched(preset: Preset, ranges: MaxEntRanges | None = None) -> Preset:

@@ -18,5 +18,6 @@ SEARCH = ParetoSearch(
         "demo": dataclasses.replace(STORIES_DEMO, **ONE_SEED, **EQUAL),
         "paper": dataclasses.replace(STORIES_PAPER, **EQUAL),
     },
-    num_trials={"smoke": 4, "demo": 24, "paper": 60},  # ours: the paper has no such search
+    # Ours: the paper has no such search.
+    num_trials={"smoke": 4, "demo": 24, "paper": 60},
 )

@@ -61,14 +61,16 @@ DEMO = Preset(
     sizes={name: DEMO_SIZES[name] for name in ("0.1M", "0.15M", "0.28M")},
     num_seeds=3,
     first_seed=100,
-    methods=("baseline", "filtering", "gram"),  # --methods adds FT-LoRA, which takes too long for a demo
+    # --methods adds FT-LoRA, which takes too long for a demo.
+    methods=("baseline", "filtering", "gram"),
     corpus="stories",
     aux_share=0.03,
     aux_factor=2.0,
     routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.1),
     warmup_fraction=0.05,
     decay_fraction=0.1,
-    num_eval_points=43,  # 41 of them after the warm-up
+    # 41 of them come after the warm-up.
+    num_eval_points=43,
     num_eval_sequences=256,
     options=Options(elicitation=DEMO_ATTACK, **DEMO_UNLEARNING),
 )
@@ -80,7 +82,8 @@ LONG = dataclasses.replace(
     methods=("baseline", "filtering", "gram", "gram_subsets", "ft_lora"),
     corpus="stories-long",
 )
-PAPER_HET = Preset(  # all heterogeneous, p_af 1: ours, recommended
+# All heterogeneous, p_af 1: ours, recommended.
+PAPER_HET = Preset(
     sizes=PAPER_SIZES,
     num_seeds=3,
     corpus="dual-use",
@@ -126,7 +129,8 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
     As in the paper's studies of architecture and accumulation.
     """
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=False)
-    options = Options(elicitation=elicitation)  # p_ca, p_lr and p_af 1
+    # p_ca, p_lr and p_af are 1.
+    options = Options(elicitation=elicitation)
     settings = {"sizes": {name: preset.sizes[name]}, "every_single": True, "retain": "", "options": options}
     settings |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
     return dataclasses.replace(preset, **{**settings, **changes})

@@ -16,7 +16,8 @@ from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, PAPER_FAMILY, 
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTIONS
 
-BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)  # p_ca 2; p_lr 1 [ours]
+# p_ca is 2, p_lr is 1 [ours].
+BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)
 
 SMOKE_MAXENT = Unlearning(num_steps=10, peak_lr=2e-3, retain_weight=50.0)
 STORIES_SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4)
@@ -31,7 +32,8 @@ STORIES_PAPER = Preset(
     warmup_fraction=0.1,
     decay_fraction=0.1,
     num_eval_points=100,
-    num_eval_sequences=440,  # all of every topic's test split; the authors' limit is 10,000
+    # All of every topic's test split; the authors' limit is 10,000.
+    num_eval_sequences=440,
     equal_compute=False,
     every_single=True,
     machine="h100",
@@ -127,7 +129,8 @@ def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool =
         every_single=False,
         core_only=True,
         variants=tuple(Variant(str(number), num_auxiliary=number) for number in numbers),
-        maxent_search=None,  # the best parameters with all domains are not the best with few
+        # The best parameters with all domains are not the best with few.
+        maxent_search=None,
         **changes,
     )
 

@@ -22,7 +22,8 @@ from gram_platform.studies.session import machine_hours
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
 
-SEARCH_VERSION = 1  # part of every search's id: raised when trials of before and after are not comparable
+# Part of every search's id: raised when trials of before and after are not comparable.
+SEARCH_VERSION = 1
 
 
 # ---------------------------------------------------------------------------------------------------------------- flags
@@ -84,9 +85,12 @@ class Round:
     """Trials to run before the search looks at results again."""
 
     source: Source
-    hours_before: float  # machine hours of its trials that have ended before
-    ids_before: Collection[str]  # of the nodes of these trials
-    text: str  # what is announced; "" if there is nothing to say
+    # Machine hours of its trials that have ended before.
+    hours_before: float
+    # Ids of the nodes of these trials.
+    ids_before: Collection[str]
+    # What is announced; "" if there is nothing to say.
+    text: str
 
 
 @dataclass(frozen=True)
@@ -192,7 +196,8 @@ class OptunaSearch(Search):
     """Runs points that Optuna chooses, in one Optuna study for each group."""
 
     objectives: Sequence[SearchObjective] = ()
-    num_trials: Mapping[str, int] = field(default_factory=dict)  # of each preset, in each group
+    # Trials of each preset, in each group.
+    num_trials: Mapping[str, int] = field(default_factory=dict)
 
     flags_type = OptunaFlags
 
@@ -232,11 +237,11 @@ class OptunaSearch(Search):
         groups = self.open(graph, search_id)
         source = OptunaSource(groups, self.space(graph), self.objectives)
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
-        num_adopted = sum(len(group.adopted) for group in groups)
+        num_resumed = sum(len(group.resumable) for group in groups)
         facts = [attributes(trial) for trial in ended]
         hours = sum(found.get("rank_s", 0.0) for found in facts) / 3600
         ids = {node_id for found in facts for node_id in found.get("nodes", ())}
-        text = f"{len(ended)} trials ended before, {num_adopted} were left running and are taken up again"
+        text = f"{len(ended)} trials ended before, {num_resumed} were left running and are resumed"
         yield Round(source, hours, ids, text)
 
 

@@ -21,7 +21,8 @@ from gram_platform.studies.searches.hyperparams_trials import KNOB, SweepProblem
 from gram_platform.studies.searches.report import SearchOutput, baseline_frames
 from gram_platform.tracking import Tracker
 
-Values = Mapping[str, tuple[float, ...]]  # of each knob, ascending
+# The values of each knob, ascending.
+Values = Mapping[str, tuple[float, ...]]
 
 KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
 
@@ -38,7 +39,8 @@ class SweepFlags(SearchFlags):
 class HyperparameterSweep(GridSearch):
     """Runs every value of every knob, at every size and seed."""
 
-    values: Mapping[str, Values] = field(default_factory=dict)  # of each preset
+    # The values of each preset.
+    values: Mapping[str, Values] = field(default_factory=dict)
 
     flags_type = SweepFlags
 

@@ -78,7 +78,8 @@ class SweepProblem:
     """The nodes of a point, and its compute ratios. `nodes` needs no frames."""
 
     settings: tuple[Setting, ...]
-    evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)  # of the baselines, all seeds
+    # The evaluations of the baselines, all seeds.
+    evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def nodes(self, point: Point) -> list[Node]:

@@ -79,7 +79,8 @@ class GridShape:
 
     lr_factors: tuple[float, ...]
     batch_factors: tuple[float, ...]
-    max_extensions: int  # rows or columns that each side may grow by
+    # Rows or columns that each side may grow by.
+    max_extensions: int
 
     def __post_init__(self) -> None:
         for factor in (*self.lr_factors, *self.batch_factors):
@@ -96,7 +97,8 @@ class LiteralGrids:
     """Defines a preset's grid for each size by name, without assuming anything of the law."""
 
     of_size: Mapping[str, Grid]
-    max_extensions: int  # as in `GridShape`
+    # As in `GridShape`.
+    max_extensions: int
 
     def __post_init__(self) -> None:
         require_int("grid.max_extensions", self.max_extensions, 0)
@@ -111,7 +113,8 @@ class LiteralGrids:
 class LrBatchGrid(GridSearch):
     """Runs the grids of all sizes at once; each grows by itself."""
 
-    grids: Mapping[str, GridShape | LiteralGrids] = field(default_factory=dict)  # of each preset
+    # The grids of each preset.
+    grids: Mapping[str, GridShape | LiteralGrids] = field(default_factory=dict)
 
     flags_type = GridFlags
 

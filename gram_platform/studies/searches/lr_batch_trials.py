@@ -37,8 +37,10 @@ from gram_platform.studies.searches.report import (
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 
-CORE_WEIGHT = 0.5  # of the objective; the other half is the mean over auxiliary domains
-END_LOSS = "validation/loss/"  # + domain, in the `final` of a run's result: all modules on, at the run's end
+# Core's weight in the objective; the other half is the mean over auxiliary domains.
+CORE_WEIGHT = 0.5
+# The prefix, before a domain, in the `final` of a run's result: all modules on, at the run's end.
+END_LOSS = "validation/loss/"
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
 OBJECTIVE = "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of the run"
 ABOUT_TABLES = {
@@ -150,7 +152,8 @@ def grid_report(
     facts = f"Search {search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), "
     facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     record = {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
-    record["seq_len"] = graph.preset.seq_len  # with trials.csv it is all that a fit needs
+    # With trials.csv it is all that a fit needs.
+    record["seq_len"] = graph.preset.seq_len
     files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{name}-{search_id}")}
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
@@ -207,7 +210,7 @@ def _sections(
 
 
 def _verdict(laws: pd.DataFrame) -> str:
-    """Says whether the fit is a law, with the evidence against it."""
+    """Returns the verdict on the fit as a law, with the evidence against it."""
     no_law = laws["no_law"].iloc[0]
     return f"No law: {no_law}." if no_law else f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
 

@@ -39,16 +39,19 @@ from gram_platform.tracking import Tracker
 METHOD, METRIC = "maxent", "objective"
 PROFILE, PEAK_LR, RETAIN_WEIGHT = "profile", "peak_lr", "retain_weight"
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
-EDGE_SHARE = 0.05  # of a range: the report names a best trial this close to an end
+# The report names a best trial this close to an end of its range, as a share of the range.
+EDGE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class MaxEntProblem:
     """A point's unlearning runs from the baseline of every seed, and their score."""
 
-    settings: tuple[Setting, ...]  # one size, a seed each
+    # One size, a setting for each seed.
+    settings: tuple[Setting, ...]
     objective: MaxEntObjective
-    references: Mapping[str, Reference]  # of every domain, from these seeds' pooled baselines; `nodes` needs none
+    # References of every domain, from these seeds' pooled baselines; `nodes` needs none.
+    references: Mapping[str, Reference]
 
     def nodes(self, point: Point) -> list[Node]:
         return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
@@ -101,13 +104,16 @@ def default_values(setting: Setting) -> Point:
 class BestTrial:
     """The trial with the lowest objective of one profile."""
 
-    profile: str  # by name: core, core+virology
+    # A profile's name: core, core+virology.
+    profile: str
     retained: Profile
     trial: int
-    runs: tuple[str, ...]  # ids, one for each seed
+    # The id of each seed's run.
+    runs: tuple[str, ...]
     objective: float
     maxent: Unlearning
-    num_complete: int  # trials of the profile
+    # Complete trials of the profile.
+    num_complete: int
 
 
 def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
@@ -258,7 +264,7 @@ def _facts_text(objective: MaxEntObjective, graph: Graph, search_id: str, about_
         f"{shown_place(graph.flags.corpus)} (data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
         f"Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g} of "
         f"the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and averaged over seeds. A diverged "
-        f"trial is told to the searcher as {objective.worst:g} and has no value here. Trials are chosen on the "
+        f"trial counts as {objective.worst:g} for the searcher and has no value here. Trials are chosen on the "
         "validation sequences that studies report on, so a study on the same seeds sees them a little too well.",
         about_links,
     )

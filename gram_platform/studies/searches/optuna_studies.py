@@ -59,16 +59,19 @@ OPTUNA_STATES = {
     TrialState.FAIL: State.FAILED,
     TrialState.RUNNING: State.RUNNING,
     TrialState.WAITING: State.WAITING,
-    TrialState.PRUNED: State.INTERRUPTED,  # earlier versions could stop a trial early
+    # Earlier versions could stop a trial early.
+    TrialState.PRUNED: State.INTERRUPTED,
 }
-ATTRIBUTES = {  # of a trial that has ended; metrics may be NaN
+# The attributes of a trial that has ended; metrics may be NaN.
+ATTRIBUTES = {
     "state": lambda value: value in (*OPTUNA_STATES.values(), State.DIVERGED),
     "metrics": lambda value: has_shape(value, {str: lambda one: isinstance(one, int | float)}),
     "runs": [str],
     "nodes": [str],
     **dict.fromkeys(("elapsed_s", "rank_s"), float),
 }
-MIN_TRIALS = 10  # complete ones; with fewer, importances would be noise [ours]
+# With fewer complete trials importances would be noise [ours].
+MIN_TRIALS = 10
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
     `objectives` names the study's values in their order; user attributes hold further metrics. A metric that does not
-    exist is NaN, also where Optuna was told a penalty. ValueError if `objectives` does not fit the study, or a
+    exist is NaN, also where Optuna got a penalty. ValueError if `objectives` does not fit the study, or a
     parameter and a metric share a name.
     """
     if len(objectives) != len(study.directions):
@@ -126,7 +129,8 @@ def importances(study: optuna.Study, target: str) -> dict[str, float]:
     copy.add_trials([_on_linear_scales(trial, space, value) for trial, value in trials])
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `normalize`
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        # `normalize` warns.
         found = optuna.importance.get_param_importances(copy, evaluator=evaluator, normalize=False)
     return {name: float(share) for name, share in found.items()}
 

@@ -65,23 +65,29 @@ from gram_platform.tracking import Tracker
 METHOD = "gram"
 P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
 PARETO_OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
-COMPUTE = "compute"  # of the plans of a trial's training, over the baselines'
+# Compute of the plans of a trial's training, over the baselines'.
+COMPUTE = "compute"
+# The hypervolume's: an attack recovers the whole baseline.
 REFERENCE_POINT = {
     "core": 0.0,
     "retain": 0.0,
     "elicited": 1.0,
-}  # of the hypervolume: an attack recovers the whole baseline
+}
 PARETO_METRICS = (*PARETO_OBJECTIVES, "forget", COMPUTE)
-PRESET = "the preset's own"  # label of the preset's parameters
-ReadResult = Callable[[Node], Mapping | None]  # a node's stored result, None while there is none
+# The label of the preset's parameters.
+PRESET = "the preset's own"
+# Returns a node's stored result, None while there is none.
+ReadResult = Callable[[Node], Mapping | None]
 
 
 @dataclass(frozen=True)
 class ParetoProblem:
     """A point's GRAM run for each seed, its views and the attacks on them, and their score."""
 
-    settings: tuple[Setting, ...]  # one size, a seed each
-    references: Mapping[str, Reference]  # of every domain, from these seeds' baselines; `nodes` needs none
+    # One size, a setting for each seed.
+    settings: tuple[Setting, ...]
+    # References of every domain, from these seeds' baselines; `nodes` needs none.
+    references: Mapping[str, Reference]
 
     def nodes(self, point: Point) -> list[Node]:
         return [node for setting in self.settings for node in point_nodes(setting, point)]
@@ -151,11 +157,16 @@ def default_point(setting: Setting) -> dict[str, float]:
 class FrontTables:
     """The tables and studies from which the report is made."""
 
-    trials: pd.DataFrame  # every trial, with `url`
-    table: pd.DataFrame  # table.csv
-    references: pd.DataFrame  # the preset's point, as figures take it
-    history: pd.DataFrame  # of the hypervolume
-    parameters: tuple[Parameter, ...]  # those that vary
+    # Every trial, with `url`.
+    trials: pd.DataFrame
+    # The rows of table.csv.
+    table: pd.DataFrame
+    # The preset's point, as figures take it.
+    references: pd.DataFrame
+    # The history of the hypervolume.
+    history: pd.DataFrame
+    # The parameters that vary.
+    parameters: tuple[Parameter, ...]
     study: optuna.Study
 
 

@@ -110,9 +110,12 @@ class SearchWork:
         self.store, self.tracker, self.flags, self.view = store, tracker, graph.flags, self.submission.view
         self.folder = store.search_dir(search_id)
         self.outcomes: dict[str, Outcome] = {}
-        self.running: dict[str, Sequence[Node]] = {}  # trial: its nodes
-        self.hours_before = 0.0  # of the trials of earlier submissions
-        self.is_cut = False  # trials are left
+        # The nodes of each running trial.
+        self.running: dict[str, Sequence[Node]] = {}
+        # Machine hours of the trials of earlier submissions.
+        self.hours_before = 0.0
+        # True if trials are left.
+        self.is_cut = False
         self.require_lead = require_lead
 
     def spent_hours(self) -> float:
@@ -175,7 +178,7 @@ class SearchWork:
     # ----------------------------------------------------------------------------------------------------- the end
 
     def _ended(self) -> Ended:
-        """Says what was done now and before."""
+        """Returns a sentence about the trials of this submission and of earlier ones."""
         one = self.submission
         failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == State.FAILED]
         ended = list(self.outcomes.values())

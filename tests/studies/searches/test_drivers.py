@@ -129,7 +129,7 @@ def test_a_driver_that_wakes_up_after_another_has_taken_its_search_ends(tmp_path
             first.process.send_signal(signal.SIGSTOP)
             database.execute("ROLLBACK")
         with Submission(storage, (), OPTUNA_COMMAND) as second:
-            second.wait_for(lambda: "are taken up again" in second.output, "a new driver")
+            second.wait_for(lambda: "were left running" in second.output, "a new driver")
             first.process.send_signal(signal.SIGCONT)
             assert (first.finish(), second.finish()) == (1, 0), first.output + second.output
     assert "another driver leads this search" in first.output

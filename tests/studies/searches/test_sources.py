@@ -111,7 +111,7 @@ def test_groups_take_turns(database):
     assert [source.next().name for _ in range(4)] == ["a 0", "b 0", "a 1", "b 1"]
 
 
-def test_every_end_is_told_so_that_nothing_stays_running(database):
+def test_every_end_reaches_optuna_so_that_nothing_stays_running(database):
     source = source_of(database)
     for state in (State.COMPLETE, State.DIVERGED, State.FAILED):
         proposal = source.next()
@@ -132,11 +132,11 @@ def test_what_a_dead_driver_left_running_is_the_same_trial_again(database, tmp_p
     first.tell(done, ended(done))
     again = source_of(open_storage(f"sqlite:///{tmp_path}/optuna.db"))
     assert again.num_left == 2
-    adopted = again.next()
-    assert (adopted.name, adopted.point) == (left.name, left.point)
+    resumed = again.next()
+    assert (resumed.name, resumed.point) == (left.name, left.point)
     new = again.next()
     assert again.next() is None
-    for proposal in (adopted, new):
+    for proposal in (resumed, new):
         again.tell(proposal, ended(proposal))
     trials = again.groups[0].study.get_trials()
     assert [t.state.name for t in trials] == ["COMPLETE"] * 3
@@ -144,12 +144,12 @@ def test_what_a_dead_driver_left_running_is_the_same_trial_again(database, tmp_p
 
 
 def test_a_trial_that_two_drivers_tell_of_ends_once(database):
-    """The first was suspended, and wakes up when the second has adopted what it left."""
+    """The first was suspended, and wakes up when the second has resumed what it left."""
     first = source_of(database)
     proposal = first.next()
     second = source_of(database)
-    adopted = second.next()
-    for source, own in ((first, proposal), (second, adopted)):
+    resumed = second.next()
+    for source, own in ((first, proposal), (second, resumed)):
         source.tell(own, ended(own))
     assert [(t.state.name, t.value) for t in first.groups[0].study.get_trials()] == [("COMPLETE", 1.0)]
 
@@ -180,7 +180,7 @@ def test_a_second_driver_does_not_draw_the_first_ones_random_points_again(databa
     assert len(set(points)) == 6
 
 
-def test_several_objectives_are_told_in_order(database):
+def test_several_objectives_reach_optuna_in_order(database):
     objectives = [SearchObjective("core", "maximize", 0.0), SearchObjective("forget", "minimize", 5.0)]
     source = OptunaSource([Group("p", {}, open_study(database, "p", objectives), 2)], SPACE, objectives)
     good, bad = source.next(), source.next()
@@ -246,13 +246,13 @@ def test_a_trial_that_an_earlier_version_stopped_early_is_not_complete(database)
 
 
 def test_adopting_a_trial_needs_what_optuna_calls_public():
-    """`Trial` takes an id; if these calls go, `Group.taken_up` is the one place to change."""
+    """`Trial` takes an id; if these calls go, `Group.resumed` is the one place to change."""
     storage = optuna.storages.InMemoryStorage()
     study = optuna.create_study(storage=storage, study_name="a")
     left = study.ask()
     group = Group("a", {}, study, 1, storage)
     group.begin()
-    adopted = group.taken_up()
-    assert adopted.number == left.number
-    study.tell(adopted, 1.0)
+    resumed = group.resumed()
+    assert resumed.number == left.number
+    study.tell(resumed, 1.0)
     assert study.best_trial.number == left.number

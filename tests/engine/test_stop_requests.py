@@ -22,10 +22,10 @@ def run(setting):
     return dataclasses.replace(run, precision="float32", batch_size=4, micro_batch=2)
 
 
-def test_ranks_told_to_end_leave_together_and_continue_to_the_same_bytes(execution, run, tmp_path):
+def test_ranks_asked_to_stop_leave_together_and_continue_to_the_same_bytes(execution, run, tmp_path):
     seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
     half = run.num_steps // 2
-    run_ranks(2, train_until_told, run, seldom, tmp_path)
+    run_ranks(2, train_until_stopped, run, seldom, tmp_path)
     ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert ends[0] == ends[1]
     directory = Store(execution.storage).run(run.run_id)
@@ -42,8 +42,8 @@ def test_ranks_told_to_end_leave_together_and_continue_to_the_same_bytes(executi
     assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
 
 
-def train_until_told(rank, num_ranks, run, execution, folder: Path):
-    """Rank 0 alone is told, from the half on."""
+def train_until_stopped(rank, num_ranks, run, execution, folder: Path):
+    """Rank 0 alone is asked to stop, from the half on."""
     ranks.REPORT_EVERY_S = 0.0
 
     def tell(progress) -> bool:

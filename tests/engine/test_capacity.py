@@ -79,7 +79,9 @@ ROOM = [  # (CPUs now, at most, whether it can grow, --max-gpus, wide nodes in f
 
 
 @pytest.mark.parametrize(("now", "most", "can_grow", "max_gpus", "in_flight", "handed"), ROOM)
-def test_room_is_counted_in_ranks(nodes, execution, cluster, now, most, can_grow, max_gpus, in_flight, handed):
+def test_free_resources_are_counted_in_ranks(
+    nodes, execution, cluster, now, most, can_grow, max_gpus, in_flight, handed
+):
     cluster({"CPU": float(now)}, most, can_grow)
     cordon = Cordon(Resources(max_gpus=max_gpus))
     study = graph._Graph(Progress(nodes), execution, cordon, False, placements_of(nodes))
@@ -102,7 +104,7 @@ def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, exe
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 2, "narrow": 12}
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
-    points, ignore = PointList([(str(k), {}) for k in range(5)]), lambda told: None
+    points, ignore = PointList([(str(k), {}) for k in range(5)]), lambda outcome: None
     patience = Patience(Cordon(Resources()), lambda point: 0)
     of_point = lambda point: {"run": on_ranks(4)}
     searcher = _Searcher(points, Tuning("a"), of_point, capacity.Admission(Resources()), patience, ignore, ignore)
@@ -137,11 +139,11 @@ def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, 
 
 def test_many_processes_are_asked_for_in_part_where_the_maximum_is_unknown(cluster):
     cluster({}, None, can_grow=True)
-    room = capacity.Admission(Resources()).room()
-    assert sum(room.take(1) for _ in range(1000)) == capacity.MOST_UNREPORTED
+    free = capacity.Admission(Resources()).free_resources()
+    assert sum(free.take(1) for _ in range(1000)) == capacity.MOST_UNREPORTED
 
 
-def test_room_is_asked_for_what_is_missing(nodes, execution):
+def test_capacity_is_required_for_what_is_missing(nodes, execution):
     store, placements = execution.store(), placements_of(nodes)
     assert capacity.widest_missing(nodes, placements, store) == 4
     assert capacity.widest_missing(nodes[:12], placements, store) == 1
@@ -201,8 +203,8 @@ def test_what_a_cluster_of_fixed_size_can_never_place_is_refused(machines, prese
     machines(present)
     said = []
     with pytest.raises(ValueError, match=f"^{message}"):
-        capacity.require_room(ranks, Resources(cpus, gpus), said.append)
-    capacity.require_room(1, Resources(4.0), said.append)
+        capacity.require_capacity(ranks, Resources(cpus, gpus), said.append)
+    capacity.require_capacity(1, Resources(4.0), said.append)
     assert not said
 
 
@@ -213,21 +215,21 @@ def test_a_cluster_with_an_autoscaler_is_waited_for_and_no_other(machines, monke
     A cluster of KubeRay without one reports nothing; Ray's own monitor calls a machine by its id.
     """
     gang = lambda: (capacity.placement_strategy(Resources(1.0, 1.0), 2), capacity.wait_for_more_s())
-    has_room = lambda: capacity.Admission(Resources()).room([4]).take(1)
+    fits = lambda: capacity.Admission(Resources()).free_resources([4]).take(1)
     machines([BIG], "gpu-8", version=version)
     with monkeypatch.context() as impatient:
         impatient.setattr(capacity.time, "sleep", None)  # nothing waits for a report
-        assert (gang(), has_room()) == (("STRICT_PACK", capacity.WAIT_FOR_MACHINES_S), True)
+        assert (gang(), fits()) == (("STRICT_PACK", capacity.WAIT_FOR_MACHINES_S), True)
         for report in (True, False):
             machines([BIG], report=report, version=version)
-            assert (gang(), has_room()) == (("PACK", capacity.WAIT_FOR_MORE_S), False)
+            assert (gang(), fits()) == (("PACK", capacity.WAIT_FOR_MORE_S), False)
     for report in (True, False):
         machines([BIG], report=report, version=version)
         with pytest.raises(ValueError, match=r"^device='cuda'"):
-            capacity.require_room(1, Resources(1.0, 1.0), print)
+            capacity.require_capacity(1, Resources(1.0, 1.0), print)
     machines([BIG], "gpu-8", version=version)
     said = []
-    capacity.require_room(1, Resources(1.0, 1.0), said.append)
+    capacity.require_capacity(1, Resources(1.0, 1.0), said.append)
     assert len(said) == 1
     assert "waiting for machines" in said[0]
     assert "device='cuda'" in said[0]
@@ -237,9 +239,9 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
     machines([BIG], "big")
     monkeypatch.setattr(capacity, "largest_cluster", lambda: {"CPU": 64.0, "GPU": 8.0})
     said = []
-    capacity.require_room(8, Resources(8.0, 1.0), said.append)
+    capacity.require_capacity(8, Resources(8.0, 1.0), said.append)
     assert not said
-    capacity.require_room(9, Resources(8.0, 1.0), said.append)
+    capacity.require_capacity(9, Resources(8.0, 1.0), said.append)
     assert "num_workers=9" in said[0]
 
 
@@ -252,19 +254,19 @@ def test_a_local_cluster_has_a_fixed_size(ray_cluster):
     assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
     assert ray_private.draining_machines() == set(), "ray._private.state: get_draining_nodes"
     with pytest.raises(ValueError, match=r"^threads=3.*at most 2,"):
-        capacity.require_room(1, Resources(3.0), print)
+        capacity.require_capacity(1, Resources(3.0), print)
 
 
 # ------------------------------------------------------------------------------------------------------ trials
 
 
-def test_trials_leave_room_for_the_widest_so_far(nodes, cluster):
+def test_trials_leave_resources_for_the_widest_so_far(nodes, cluster):
     cluster({"CPU": 8.0})
     of_point = lambda point: placements_of([nodes[point["index"]]])
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
-    told = []
+    events = []
     patience, admission = Patience(Cordon(Resources()), lambda point: 0), capacity.Admission(Resources())
-    searcher = _Searcher(PointList(points), Tuning("a"), of_point, admission, patience, told.append, told.append)
+    searcher = _Searcher(PointList(points), Tuning("a"), of_point, admission, patience, events.append, events.append)
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     assert (first["point"], second["point"], third) == ({"index": 12}, {"index": 0}, None)  # 4 + 1 of 8 are in use
     searcher.on_trial_complete("a")  # cancelled
@@ -289,7 +291,7 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
     cluster, can_grow, cpus, max_concurrent, max_gpus, handed
 ):
     cluster({"CPU": cpus}, None, can_grow)
-    told, resources = [], Resources(max_gpus=max_gpus)
+    events, resources = [], Resources(max_gpus=max_gpus)
 
     def num_handed(source) -> int:
         searcher = _Searcher(
@@ -298,8 +300,8 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
             lambda point: {},
             capacity.Admission(resources),
             Patience(Cordon(resources), lambda point: 0),
-            told.append,
-            told.append,
+            events.append,
+            events.append,
         )
         return sum(searcher.suggest(str(k)) is not None for k in range(64))
 
