@@ -189,7 +189,7 @@ class Store:
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
     def has_data(self, data_id: str) -> bool:
-        """Tells whether a corpus is packed here: its manifest is written last."""
+        """Returns whether a corpus is packed here: its manifest is written last."""
         return self.data_dir(data_id).exists(MANIFEST)
 
     def _check_version(self) -> None:

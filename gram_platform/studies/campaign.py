@@ -201,7 +201,8 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
     for search, search_flags in of_search:
         named = search.of_preset(search_flags.preset)
         if named.identify(build_search(named, search_flags)) in ids:
-            continue  # some study began with it
+            # A study has begun with it.
+            continue
         say(f"\n{search.title}")
         codes.append(run_search(search, search_flags))
     if planned and flags.dry_run:
