@@ -5,11 +5,11 @@ import os
 from collections.abc import Iterator, Mapping
 
 from gram_platform.config.identity import has_shape, invalid
-from gram_platform.store import Folder
-from gram_platform.store.files import CorruptFile, is_safe_name
+from gram_platform.store import CorruptFile, Folder
+from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder
 
-MANIFEST = "manifest.json"  # of a site that an earlier version has built
+FORMER_MANIFEST = "manifest.json"  # of a site that an earlier version has built
 UNWRITABLE = (PermissionError, FileExistsError, NotADirectoryError)
 
 
@@ -56,7 +56,7 @@ def _differs(folder: Folder, name: str, data: bytes) -> bool:
 def remove_former(folder: Folder) -> None:
     """Removes the pages that an earlier version has built here, as its manifest lists them: nobody updates them."""
     former = folder.read_spare(
-        MANIFEST, {str: lambda made: isinstance(made, str) or has_shape(made, {"made_from": str})}
+        FORMER_MANIFEST, {str: lambda made: isinstance(made, str) or has_shape(made, {"made_from": str})}
     )
     if "index.html" not in former:  # the manifest of something else
         return
@@ -64,4 +64,4 @@ def remove_former(folder: Folder) -> None:
         *folders, name = address.split("/")
         if all(map(is_safe_name, (*folders, name))):
             folder.child(*folders).remove(name)
-    folder.remove(MANIFEST)
+    folder.remove(FORMER_MANIFEST)
