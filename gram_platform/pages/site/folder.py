@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator, Mapping
 
 from gram_platform.config.identity import has_shape, invalid
-from gram_platform.store import Folder
-from gram_platform.store.files import CorruptFile, is_safe_name
+from gram_platform.store import CorruptFile, Folder
+from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder
 
 FORMER_MANIFEST = "manifest.json"  # of a site that an earlier version has built
