@@ -38,7 +38,7 @@ class Campaign:
     storage: Path = Path()
 
 
-SOME = ("scaling", "titration")
+SOME = ("composing", "titration")
 SHORT = Campaign(("--seeds", "1", "--searches", "none", "--studies", *SOME), SOME)
 
 
