@@ -63,7 +63,7 @@ WRONG = {
     r"num_workers='many'.*auto": ["--num-workers", "many"],
     r"num_workers='0': ": ["--num-workers", "0"],
     r"num_workers='8..4': .*range as 4..8": ["--num-workers", "8..4"],
-    r"num_workers='2..4': .*no range": ["--preset", "smoke", "--num-workers", "2..4", "--max-gpus", "4"],
+    r"num_workers='2..4': .*one number": ["--preset", "smoke", "--num-workers", "2..4", "--max-gpus", "4"],
     r"num_workers='1..4': .*from 2 up": ["--num-workers", "1..4"],
     r"num_workers='tiny=2..': ": ["--preset", "smoke", "--num-workers", "tiny=2.."],
     r"num_workers=3.*of tiny, 4": ["--preset", "smoke", "--num-workers", "3..4"],
