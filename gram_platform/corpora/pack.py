@@ -57,6 +57,7 @@ from gram_platform.corpora.splits import (
     count_duplicates,
     joined,
     shares_differ,
+    splitter_of,
 )
 from gram_platform.corpora.tokenizer import (
     hub_tokenizer,
@@ -147,7 +148,7 @@ def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> 
     """Reads the keys of all parts if domains hold out different shares, else of those with held-out text."""
     read = [part for part in parts if shares_differ(recipe) or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
-    return Splitter(recipe, [Candidates(**np.load(folder / "keys.npz")) for folder in folders])
+    return splitter_of(recipe, [Candidates(**np.load(folder / "keys.npz")) for folder in folders])
 
 
 def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:

@@ -6,7 +6,8 @@ text of several domains is validation in all of them if one holds it out.
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,14 +70,16 @@ def candidates(recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_
     return Candidates(*(np.array(keys, np.uint64) for keys in found))
 
 
+@dataclass(frozen=True)
 class Splitter:
-    """Decides the split of a document by its domain and key, given the candidates of all parts."""
+    """Decides the split of a document by its domain and key, given the candidates of all parts.
 
-    def __init__(self, recipe: CorpusRecipe, found: Sequence[Candidates] = ()) -> None:
-        """Needs no `found` where all domains hold out the same share and none has a held-out test split."""
-        self._seed, self._threshold = recipe.split_seed, thresholds(recipe)
-        of_all = joined(found)
-        self.validation_keys = np.union1d(of_all.held_out, np.intersect1d(of_all.below, of_all.above))  # sorted
+    `thresholds`: by domain, as the function. `validation_keys`: sorted, of texts that are validation in every domain.
+    """
+
+    seed: int
+    thresholds: Mapping[str, int]
+    validation_keys: np.ndarray
 
     @property
     def digest(self) -> str:
@@ -84,18 +87,28 @@ class Splitter:
         return hashlib.sha256(self.validation_keys.tobytes()).hexdigest()
 
     def key(self, text: str) -> int:
-        return text_key(text, self._seed)
+        return text_key(text, self.seed)
 
     def split(self, domain: str, key: int) -> str:
         return SPLITS[int(self.are_validation([domain], np.array([key], np.uint64))[0])]
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
         """Tells which documents are validation, bool [num_documents]. `keys`: uint64 of that shape."""
-        limits = np.array([self._threshold[domain] for domain in domains], np.uint64)
+        limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
         places = np.searchsorted(self.validation_keys, keys).clip(max=len(self.validation_keys) - 1)
         return (keys < limits) | (self.validation_keys[places] == keys)
+
+
+def splitter_of(recipe: CorpusRecipe, found: Sequence[Candidates] = ()) -> Splitter:
+    """Returns the splitter of a corpus.
+
+    Needs no `found` where all domains hold out the same share and none has a held-out test split.
+    """
+    of_all = joined(found)
+    everywhere = np.union1d(of_all.held_out, np.intersect1d(of_all.below, of_all.above))
+    return Splitter(recipe.split_seed, thresholds(recipe), everywhere)
 
 
 def joined(found: Sequence[Candidates]) -> Candidates:

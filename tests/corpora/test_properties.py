@@ -12,7 +12,7 @@ from gram_platform.corpora import parts, prepare, resolve, sources
 from gram_platform.corpora.pack import cut_rows
 from gram_platform.corpora.packed import SPLITS
 from gram_platform.corpora.records import documents
-from gram_platform.corpora.splits import Splitter, candidates, folded
+from gram_platform.corpora.splits import candidates, folded, splitter_of
 from gram_platform.corpora.tokenizer import (
     END_OF_TEXT,
     decoded,
@@ -59,7 +59,10 @@ def test_every_token_of_every_document_is_packed_once_in_order_in_its_domain(see
     recipe = resolve(tmp_path / "a.jsonl", core_label="core", **shape, validation_sequences=draw.choice((1, 20)))
     packed = prepare(recipe, tmp_path / "data")
     tokenizer = load_tokenizer(packed.tokenizer_path)
-    end, splitter = end_of_text_id(tokenizer), Splitter(recipe, [candidates(recipe, documents(recipe, recipe.units))])
+    end, splitter = (
+        end_of_text_id(tokenizer),
+        splitter_of(recipe, [candidates(recipe, documents(recipe, recipe.units))]),
+    )
     expected = {(split, domain): [] for split in SPLITS for domain in packed.domains}
     splits_of = defaultdict(set)
     for record in records:

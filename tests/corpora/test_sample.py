@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.corpora import pack, prepare, resolve
 from gram_platform.corpora.recipe import TokenizerRecipe
-from gram_platform.corpora.splits import Splitter, candidates, folded
+from gram_platform.corpora.splits import candidates, folded, splitter_of
 from gram_platform.corpora.tokenizer import load_tokenizer
 
 SAMPLE_BYTES = 40_000
@@ -58,7 +58,7 @@ def test_short_documents_are_sampled_whole_and_by_the_old_rule(tmp_path, corpus,
     assert (recipe.tokenizer.kind, recipe.data_id) == ("bpe", "cc88c56dd9c2")
     prepare(recipe, tmp_path / "data")
     limit = 25_000 / sum(len(r["text"].encode()) for r in records) * 2**64
-    splitter = Splitter(recipe, [candidates(recipe, [(r["label"], r["text"]) for r in records])])
+    splitter = splitter_of(recipe, [candidates(recipe, [(r["label"], r["text"]) for r in records])])
     keyed = [(r["label"], r["text"], splitter.key(r["text"])) for r in records]
     train = [(text, key) for label, text, key in keyed if splitter.split(label, key) == "train"]
     assert sampled == [text for text, key in train if (key << 32 | key >> 32) % 2**64 < limit]
