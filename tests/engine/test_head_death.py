@@ -47,6 +47,7 @@ def lose_the_head(run, execution) -> None:
             child.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_driver_ends_without_rays_process_on_its_machine(execution, setting):
     """Else it would wait for ever: no task is in flight, and no process starts."""
