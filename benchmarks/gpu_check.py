@@ -26,8 +26,9 @@ from benchmarks.step_shares import PARTS_OF_A_STEP, Stopwatch, watched_steps
 from benchmarks.timing import clock_of
 from benchmarks.workloads import AUX, DENSE, GRAM, Workload, compared_runs, loop_arguments, random_tokens
 from gram_platform.config import ModelConfig, RunConfig
-from gram_platform.config.flops import MATH, model_kernel, total_parameters
+from gram_platform.config.flops import total_parameters
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
+from gram_platform.config.layout import MATH, model_kernel
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.planner import MACHINES
 from gram_platform.planner.memory import rank_memory

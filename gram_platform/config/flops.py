@@ -4,16 +4,16 @@
 `hardware_flops`  2 x the multiply-adds that a step does, for utilisation. Includes attention; excludes weight gradients
                   of untrained sets and unneeded input gradients. Equals torch's FlopCounterMode with attention's math
                   kernel (the counter does not count the fused CPU kernel).
-
-Also decides what training and the planner must decide alike, by pure functions of shape, precision and device: which
-ranks share weights, what they gather and when they reduce, how much is evaluated at once, the kernel of attention.
 """
 
 from collections.abc import Collection
 
-from gram_platform.config import ModelConfig, ModuleSpec, RoutingConfig
-from gram_platform.config.identity import invalid
+from gram_platform.config import ModelConfig, RoutingConfig
 from gram_platform.config.training import LLAMA
+
+GIB = 2**30
+# Of one value, by precision.
+BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
@@ -125,101 +125,3 @@ def hardware_flops(
             total += _mlp(config, tokens, module.width, after_attention, module.domain in trained)
         flowing = after_attention or core or bool(trained & set(active))
     return total + _linear(tokens, d_model, config.vocab_size, flowing or shared, shared)
-
-
-# ---------------------------------------------------------------------------------------- ranks, batches and kernels
-
-GIB = 2**30
-BYTES = {"float32": 4, "bfloat16": 2}
-KEPT_BYTES = GIB  # [ours] keep the weights of models up to this size
-OWN_GROUP_PARAMETERS = 2**23  # [ours] of a module in one layer, 16 MB in bfloat16: fewer join the block's group
-LARGE_GRADIENTS_BYTES = 4 * GIB  # [ours] above it, whole float32 gradients do not wait for a window's end
-MACHINE_RANKS = 8  # GPUs of one machine, between which bytes are cheap
-LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # converted to float32 together: fits a CPU's cache, or fills a GPU
-# float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and the kind of device
-EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
-
-
-def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights: all; on several machines of GPUs, those of a machine.
-
-    Machines then exchange gradients alone, and a rank's memory does not fall below that of `MACHINE_RANKS`.
-    """
-    return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
-
-
-def keeps_gathered(model: ModelConfig, precision: str) -> bool:
-    """Tells whether the whole model takes at most `KEPT_BYTES` in this precision."""
-    return BYTES[precision] * total_parameters(model) <= KEPT_BYTES
-
-
-def reduces_every_pass(model: ModelConfig, precision: str) -> bool:
-    """Tells whether ranks reduce gradients in every pass, not once a window: each then keeps its rows alone.
-
-    So do large models; and models with LoRAs in bfloat16: a LoRA is in its block's group, gradients of one group must
-    have one dtype, and those that wait for a window's end are float32.
-    """
-    has_loras = any(module.kind == "lora" for module in model.modules)
-    is_large = 4 * total_parameters(model) > LARGE_GRADIENTS_BYTES
-    return is_large or (has_loras and precision != "float32")
-
-
-def has_own_group(model: ModelConfig, module: ModuleSpec, precision: str) -> bool:
-    """Tells whether ranks gather a layer's module apart from its block, only where it is active.
-
-    So do large MLPs, and all MLPs in bfloat16 whose gradients wait for a window's end (`reduces_every_pass`).
-    """
-    is_large = mlp_parameters(model.architecture, model.d_model, module.width) >= OWN_GROUP_PARAMETERS
-    may_join = precision == "float32" or reduces_every_pass(model, precision)
-    return module.kind == "mlp" and (is_large or not may_join)
-
-
-def evaluation_batch(config: ModelConfig, device: object = "cpu") -> int:
-    """Returns the number of sequences in one forward pass of an evaluation on a device, such as cuda:0."""
-    most = EVALUATION_LOGITS_BYTES.get(str(device).partition(":")[0], EVALUATION_LOGITS_BYTES["cpu"])
-    return max(1, most // (4 * config.seq_len * config.vocab_size))
-
-
-FLASH, CUDNN, EFFICIENT, MATH = "flash", "cuDNN", "memory-efficient", "math"
-ON_CPU, ON_CPU_IN_BLOCKS = "flash for CPUs", "flash for CPUs, backward in blocks"
-GPU_KERNELS = frozenset((FLASH, CUDNN, EFFICIENT))  # of a GPU since Ampere
-LARGEST_HEAD = {FLASH: 256, CUDNN: 128}  # cuDNN's is larger on some GPUs
-ALIGNED_BYTES = 16  # the memory-efficient kernel reads heads in units of this size
-MATH_TOKENS = 512  # the longest context at which every score may be kept
-
-
-def attention_kernel(
-    device: str, num_bytes: int, head_dim: int, is_masked: bool, available: Collection[str] = GPU_KERNELS
-) -> str:
-    """Names the kernel that attends on `device` (cpu or cuda) with values of `num_bytes` (4: float32, 2: bfloat16).
-
-    torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no mask of documents.
-    The memory-efficient kernel takes float32, larger heads and masks, but only with keys and values repeated for every
-    head (`sdp_utils.cpp` of torch 2.13). What no kernel takes runs as plain matrix products ("math"), which keep every
-    score.
-
-    `is_masked`: attention ends where a document ends. `available`: the kernels of torch and of the GPU.
-    """
-    if device == "cpu":
-        return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
-    for kernel, largest in LARGEST_HEAD.items():
-        if kernel in available and num_bytes == 2 and head_dim <= largest and not is_masked:
-            return kernel
-    is_aligned = head_dim * num_bytes % ALIGNED_BYTES == 0
-    return EFFICIENT if EFFICIENT in available and is_aligned else MATH
-
-
-def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
-    """Names the kernel of a model on a GPU with all kernels, or on a CPU."""
-    return attention_kernel(device, num_bytes, model.head_dim, model.document_end >= 0)
-
-
-def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """ValueError for plain matrix products in a long context: they keep seq_len scores for each head and token."""
-    if kernel == MATH and model.seq_len > MATH_TOKENS:
-        allowed = (
-            f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here {model.seq_len}, heads of "
-            f"{model.head_dim}): train in bfloat16 with heads of at most {LARGEST_HEAD[FLASH]}, a multiple of 8, on a "
-            "GPU since Ampere, and leave torch.backends.cuda's kernels enabled"
-        )
-        raise invalid("attention", kernel, allowed)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 
 from gram_platform.config import ModelConfig
-from gram_platform.config.flops import (
+from gram_platform.config.layout import (
     CUDNN,
     EFFICIENT,
     FLASH,

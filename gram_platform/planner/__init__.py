@@ -95,10 +95,20 @@ def utilisation_of(machine: str, parameters: int) -> Utilisation:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """One rank's peak memory, and the whole run's FLOPs, hours and bytes in the storage."""
+class Passes:
+    """How a rank runs its share of a micro-batch by a machine's memory, and the memory that it then needs."""
 
+    num_passes: int
+    # Micro-batches of one route in one pass.
+    num_merged: int
     memory: Memory
+
+
+@dataclass(frozen=True)
+class Needs:
+    """One rank's passes and peak memory, and the whole run's FLOPs, hours and bytes in the storage."""
+
+    passes: Passes
     checkpoint: int  # weights, and optimizer states of every set that is ever trained
     result: int  # final weights
     flops: float  # training
@@ -138,9 +148,8 @@ def used_rate(model: ModelConfig, machine: Machine, utilisation: float | None = 
 def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float | None = None) -> Needs:
     """Estimates a run on `num_ranks` of a machine, without activation checkpointing; `utilisation` as `used_rate`."""
     flops, evaluations = run_flops(run), run_evaluation_flops(run)
-    passes = passes_within(run, num_ranks, machine), merged_within(run, num_ranks, machine)
     return Needs(
-        memory=rank_memory(run, num_ranks, False, machine.device, *passes),
+        passes=passes_of(run, num_ranks, machine, machine.device),
         checkpoint=checkpoint_bytes(run),
         result=4 * total_parameters(run.model),
         flops=flops,
@@ -170,6 +179,15 @@ def fits(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool =
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
     return any(total <= USABLE_MEMORY * machine.memory_bytes for total in needed)
+
+
+def passes_of(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False) -> Passes:
+    """Returns the passes of one of `num_ranks` ranks by the machine's memory, and the memory on cpu or cuda."""
+    within = (
+        passes_within(run, num_ranks, machine, checkpointing),
+        merged_within(run, num_ranks, machine, checkpointing),
+    )
+    return Passes(*within, rank_memory(run, num_ranks, checkpointing, device, *within))
 
 
 def passes_within(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> int:

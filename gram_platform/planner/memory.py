@@ -7,17 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gram_platform.config import ModelConfig, RunConfig
-from gram_platform.config.flops import (
-    BYTES,
-    EFFICIENT,
-    LOGITS_AT_ONCE,
-    evaluation_batch,
-    has_own_group,
-    keeps_gathered,
-    model_kernel,
-    num_shards,
-    reduces_every_pass,
-)
+from gram_platform.config.flops import BYTES
+from gram_platform.config.layout import EFFICIENT, LOGITS_AT_ONCE, ON_CPU, evaluation_batch, model_kernel, sharing_of
 from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
 
 INDEX_BYTES = 8  # token ids are int64
@@ -55,8 +46,11 @@ class Weight:
 
 
 @lru_cache(maxsize=256)
-def model_weights(config: ModelConfig, precision: str = "float32") -> tuple[Weight, ...]:
-    """Lists the parameters of `model.transformer.Transformer`, grouped as `train.sharding` shards them."""
+def model_weights(config: ModelConfig, own_groups: frozenset[str] = frozenset()) -> tuple[Weight, ...]:
+    """Lists the parameters of `model.transformer.Transformer`, grouped as `train.sharding` shards them.
+
+    `own_groups`: the domains whose modules are groups of their own (`Sharing`).
+    """
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
         Weight("wte.weight", SHARED, EMBEDDING, (vocab, d_model)),
@@ -64,7 +58,7 @@ def model_weights(config: ModelConfig, precision: str = "float32") -> tuple[Weig
         Weight("lm_head.weight", SHARED, HEAD, (vocab, d_model)),
     ]
     for layer in range(config.num_layers):
-        weights += _block(config, f"blocks.{layer}", precision)
+        weights += _block(config, f"blocks.{layer}", own_groups)
     return tuple(weights)
 
 
@@ -73,7 +67,7 @@ def _norm(config: ModelConfig, name: str, group: str) -> list[Weight]:
     return [Weight(f"{name}.{part}", SHARED, group, (config.d_model,)) for part in parts]
 
 
-def _block(config: ModelConfig, block: str, precision: str) -> list[Weight]:
+def _block(config: ModelConfig, block: str, own_groups: Collection[str]) -> list[Weight]:
     d_model = config.d_model
     weights = [
         *_norm(config, f"{block}.ln_1", block),
@@ -84,7 +78,7 @@ def _block(config: ModelConfig, block: str, precision: str) -> list[Weight]:
     parts = [(f"{block}.mlp", CORE_MLP, block, _mlp(config, config.d_mlp))] if config.d_mlp else []
     for module in config.modules:
         name, shapes = f"{block}.aux.{module.domain}", (_lora if module.kind == "lora" else _mlp)(config, module.width)
-        group = name if has_own_group(config, module, precision) else block
+        group = name if module.domain in own_groups else block
         parts.append((name, module_set(module.domain), group, shapes))
     return weights + [Weight(f"{n}.{part}", s, g, shape) for n, s, g, shapes in parts for part, shape in shapes.items()]
 
@@ -104,18 +98,18 @@ def _lora(config: ModelConfig, rank: int) -> Shapes:
 
 
 def saved_bytes(
-    config: ModelConfig, width: int, active: Collection[str], trained: Collection[str], device: str = "cpu"
+    config: ModelConfig, width: int, active: Collection[str], trained: Collection[str], kernel: str
 ) -> tuple[list[int], int]:
     """Counts bytes saved for each token: (by each layer, outside the layers).
 
-    `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets.
+    `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets; `kernel`: of attention.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
     flowing = shared  # the layer's input needs a gradient
     layers = []
     for _ in range(config.num_layers):
-        attention = _attention(config, width, flowing, shared, device)
+        attention = _attention(config, width, flowing, shared, kernel)
         layers.append(attention + _mlps(config, width, flowing, active, trained))
         flowing = flowing or shared or core or modules_trained
     head = _norm_bytes(config, width, shared) * flowing + width * config.d_model * shared
@@ -134,7 +128,7 @@ def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
     return width * config.d_model + NORM_STATISTICS
 
 
-def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, device: str) -> int:
+def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, kernel: str) -> int:
     """Counts the first norm and attention; rotated queries and keys are one tensor.
 
     Values are a view of the projection's output, kept whole. The memory-efficient kernel of GPUs, and the CPU's in
@@ -144,8 +138,7 @@ def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, dev
         return 0
     d_model, key_width = config.d_model, config.num_kv_heads * config.head_dim
     normed_input = d_model * shared
-    repeats = width == FLOAT_BYTES if device == "cpu" else model_kernel(device, width, config) == EFFICIENT
-    is_repeated = repeats and config.num_kv_heads < config.num_heads
+    is_repeated = kernel in (EFFICIENT, ON_CPU) and config.num_kv_heads < config.num_heads
     keys_and_values = 2 * d_model if is_repeated else d_model + 2 * key_width
     values = normed_input + (d_model + key_width) + keys_and_values + d_model
     return width * values + _norm_bytes(config, width, shared) + FLOAT_BYTES * config.num_heads
@@ -243,19 +236,18 @@ def rank_memory(
 
     `device`: cpu or cuda; the rest as in `Learner`. Merged micro-batches' gradients of logits are joined in a copy.
     """
-    weights, routes = model_weights(run.model, run.precision), drawn_routes(run)
+    width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
+    kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
+    weights, routes = model_weights(run.model, sharing.own_groups), drawn_routes(run)
     steered = run.objective.steered_layers  # RMU holds these layers of its start too, and has a graph of no others
     below = replace(run.model, num_layers=steered) if steered else run.model
-    held = (*weights, *(model_weights(below, run.precision) if steered else ()))
+    held = (*weights, *(model_weights(below) if steered else ()))
     trained, most = frozenset().union(*(route.trained for route in routes)), _most_trained(run, weights, routes)
     window = [w for w in weights if w.set in most]
-    width, tokens = BYTES[run.precision], run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
-    shards = num_shards(num_ranks, device)
-    is_each_reduced = reduces_every_pass(run.model, run.precision)
+    shards, tokens = sharing.num_shards, run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
     is_accumulated = run.micro_batches_per_step * num_passes > (num_merged if len(routes) == 1 else 1)
-    gradients, reduction = _gradients(window, shards, width, is_accumulated, is_each_reduced, device)
-    activations, recomputed = _activations(below, routes, width, tokens, checkpointing, device)
-    keeps = num_ranks > 1 and keeps_gathered(run.model, run.precision)
+    gradients, reduction = _gradients(window, shards, width, is_accumulated, sharing.reduces_every_pass, device)
+    activations, recomputed = _activations(below, routes, width, tokens, checkpointing, kernel)
     return Memory(
         weights=FLOAT_BYTES * sum(w.padded_shard(shards) for w in held),
         copies=width * _num_values(held) if num_ranks == 1 and run.precision != "float32" else 0,
@@ -265,9 +257,9 @@ def rank_memory(
         logits=logits_bytes(run.model, width, run.objective.kind, tokens, num_merged),
         kept_logits=(2 + (num_merged > 1)) * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
-        gathered=width * _num_gathered(weights, routes, shards, keeps) if num_ranks > 1 else 0,
+        gathered=width * _num_gathered(weights, routes, shards, sharing.keeps_gathered) if num_ranks > 1 else 0,
         reduction=reduction,
-        evaluation=_evaluation_bytes(run, weights, shards, device),
+        evaluation=_evaluation_bytes(run, weights, shards, batch),
     )
 
 
@@ -330,21 +322,21 @@ def _gradients(
 
 
 def _activations(
-    model: ModelConfig, routes: list[Route], width: int, tokens: int, checkpointing: bool, device: str
+    model: ModelConfig, routes: list[Route], width: int, tokens: int, checkpointing: bool, kernel: str
 ) -> tuple[int, int]:
     """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed), each of the largest route."""
-    saved = [saved_bytes(model, width, dict(route.active), route.trained, device) for route in routes]
+    saved = [saved_bytes(model, width, dict(route.active), route.trained, kernel) for route in routes]
     if not checkpointing:
         return max(tokens * (sum(layers) + outside) for layers, outside in saved), 0
     inputs = model.num_layers * width * model.d_model  # of the layers
     return tokens * (inputs + max(outside for _, outside in saved)), tokens * max(max(layers) for layers, _ in saved)
 
 
-def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, device: str) -> int:
-    """Counts bytes of an evaluation while training: a batch's logits and, on several ranks, all gathered weights."""
+def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, batch: int) -> int:
+    """Counts bytes of an evaluation while training: logits of `batch` sequences; on several ranks, gathered weights."""
     if not run.eval_points.num_points:
         return 0
-    width, batch = BYTES[run.precision], evaluation_batch(run.model, device)
+    width = BYTES[run.precision]
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
     gathered = sum(num_ranks * w.padded_shard(num_ranks) for w in weights) if num_ranks > 1 else 0
     return width * gathered + evaluation_logits_bytes(run.model, width, tokens)

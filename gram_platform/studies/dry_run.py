@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
-from gram_platform.config.flops import BYTES, GIB, model_kernel, total_parameters
+from gram_platform.config.flops import BYTES, GIB, total_parameters
+from gram_platform.config.layout import model_kernel
 from gram_platform.config.routing import Plan, same_routes
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
@@ -18,9 +19,7 @@ from gram_platform.planner import (
     Needs,
     Ranks,
     fewest_ranks,
-    merged_within,
     needs,
-    passes_within,
     utilisation_of,
 )
 from gram_platform.planner.simulation import SimulatedCluster, describe_simulation
@@ -136,7 +135,7 @@ def _run_rows(
 def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> list[str]:
     """Returns the memory by part and what the columns mean; of small runs one line."""
     runs = [max(configs, key=lambda c: total_parameters(c.model)) for configs in groups.values()]
-    most = max(needs(run, 1, machine).memory.total for run in runs)
+    most = max(needs(run, 1, machine).passes.memory.total for run in runs)
     if most < LITTLE_MEMORY:
         kernels = sorted({model_kernel(machine.device, BYTES[run.precision], run.model) for run in runs})
         return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run; {', '.join(kernels)} attention"]
@@ -158,10 +157,10 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
         fewest, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
         ranks = fewest if planned.wanted(key[1]) == AUTO else planned.of(run, key[1])
         num_ranks = ranks or run.micro_batch
-        num_passes, num_merged = passes_within(run, num_ranks, machine), merged_within(run, num_ranks, machine)
         need = needs(run, num_ranks, machine)
-        parts = {part: getattr(need.memory, part) for part in MEMORY_PARTS}
-        parts["gradients"] += need.memory.reduction
+        num_passes, num_merged, memory = need.passes.num_passes, need.passes.num_merged, need.passes.memory
+        parts = {part: getattr(memory, part) for part in MEMORY_PARTS}
+        parts["gradients"] += memory.reduction
         yield (
             *key,
             model_kernel(machine.device, BYTES[run.precision], run.model),
@@ -169,7 +168,7 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
             str(run.micro_batch // num_ranks // num_passes * num_merged),
             f"{_groups_of_a_window(run, num_merged) * num_passes:.3g}",
             *(f"{value / GIB:.2f}" for value in parts.values()),
-            f"{need.memory.total / GIB:.2f}",
+            f"{memory.total / GIB:.2f}",
             str(checkpointed) if checkpointed else f">{run.micro_batch}",
             f"{need.disk_bytes(NUM_CHECKPOINTS_KEPT) / GIB:.2f}",
         )

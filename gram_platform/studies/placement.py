@@ -9,8 +9,7 @@ from gram_platform.config import RunConfig
 from gram_platform.config.flops import GIB
 from gram_platform.engine.execution import ON_ONE_RANK, Division, Placement
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, merged_within, passes_within
-from gram_platform.planner.memory import rank_memory
+from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
 
 
 def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) -> Placement:
@@ -46,5 +45,5 @@ def division_of(run: RunConfig, num_ranks: int, machine: Machine, device: str, c
 
 def _divided(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool) -> Division:
     """Returns the division with the memory of the fullest rank, without advice."""
-    passes = tuple(within(run, num_ranks, machine, checkpointing) for within in (passes_within, merged_within))
-    return Division(num_ranks, *passes, rank_memory(run, num_ranks, checkpointing, device, *passes).total)
+    passes = passes_of(run, num_ranks, machine, device, checkpointing)
+    return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gram_platform.config import ModelConfig
-from gram_platform.config.flops import evaluation_batch
 from gram_platform.config.identity import invalid
+from gram_platform.config.layout import evaluation_batch
 from gram_platform.corpora.packed import TokenRows
 from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
 from gram_platform.train.data import tokens_of

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gram_platform.config import Objective, RunConfig
-from gram_platform.config.flops import LOGITS_AT_ONCE
+from gram_platform.config.layout import LOGITS_AT_ONCE
 from gram_platform.config.routing import hash_key, uniforms
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.model.kernels import require_first_order

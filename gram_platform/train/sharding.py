@@ -1,11 +1,10 @@
 """Trains a run on several ranks: FSDP2 with gradient routing.
 
 The embedding, blocks, and the last norm with the head are sharded separately. So are auxiliary MLPs that are large
-(`has_own_group`), which are never gathered while inactive; small ones stay in their block's group, for fewer
-collectives. All ranks have the same
-routes and split each micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass
-(`reduces_every_pass`); `keeps_gathered` decides whether weights stay gathered between passes. The order of calls
-matters: comments say where another order would train wrongly without an error.
+(`Sharing.own_groups`), which are never gathered while inactive; small ones stay in their block's group, for fewer
+collectives. All ranks have the same routes and split each micro-batch's sequences. Gradients are reduced in float32,
+once a window or in every pass; `config.layout` decides which, and whether weights stay gathered between passes. The
+order of calls matters: comments say where another order would train wrongly without an error.
 """
 
 import contextlib
@@ -19,21 +18,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from gram_platform.config.flops import has_own_group, keeps_gathered, num_shards, reduces_every_pass
+from gram_platform.config.layout import sharing_of
 from gram_platform.model.pieces import Piece, all_rows, rank_rows
 from gram_platform.model.transformer import Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.optimizers import Sets
 
 
-def rank_mesh(device: str) -> DeviceMesh:
-    """Makes the mesh of all ranks, or of machines x ranks where every machine has a copy of the weights (`num_shards`).
+def rank_mesh(device: str, shards: int) -> DeviceMesh:
+    """Makes the mesh of all ranks, or of machines x ranks where every machine has a copy of the weights.
+
+    `shards`: the ranks that share one copy.
 
     Ray Train sets LOCAL_WORLD_SIZE, and numbers the ranks of a machine one after another. Ranks that were not placed as
     whole machines share one copy.
     """
     num_ranks = dist.get_world_size()
-    shards = num_shards(num_ranks, device)
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
     is_whole = torch.tensor(of_machine == shards, dtype=torch.int, device=device)
     dist.all_reduce(is_whole, dist.ReduceOp.MIN)
@@ -50,11 +50,11 @@ class ShardedLearner(Learner):
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.mesh = rank_mesh(self.device.type)
+        model_config, kind = self.config.model, self.device.type
+        self.sharing = sharing_of(model_config, self.config.precision, self.num_ranks, kind)
+        self.mesh = rank_mesh(kind, self.sharing.num_shards)
         with torch.device("meta"):
-            model = Transformer(self.config.model)
-        self._keeps_gathered = keeps_gathered(self.config.model, self.config.precision)
-        self._reduces_every_pass = reduces_every_pass(self.config.model, self.config.precision)
+            model = Transformer(model_config)
         self._shard(model)
         model.to_empty(device=self.device)
         model.rotary.reset_tables()
@@ -63,15 +63,14 @@ class ShardedLearner(Learner):
         for name, piece in weights:
             self._fill(parameters[name], f"model.{name}", piece)
         self.model = model
-        self._set_reshard_after_forward(not self._keeps_gathered)
+        self._set_reshard_after_forward(not self.sharing.keeps_gathered)
         self._warm_up()
         return model, parameters_by_set(model)
 
     def _shard(self, model: Transformer) -> None:
         """Groups the parameters that are gathered and reduced together."""
-        config, precision = self.config.model, self.config.precision
-        policy = MixedPrecisionPolicy(DTYPES[precision], torch.float32, cast_forward_inputs=False)
-        apart = [module.domain for module in config.modules if has_own_group(config, module, precision)]
+        policy = MixedPrecisionPolicy(DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False)
+        apart = [domain for domain in self.config.model.module_domains if domain in self.sharing.own_groups]
         of_layers = [group for block in model.blocks for group in (*(block.aux[domain] for domain in apart), block)]
         for group in (model.wte, *of_layers, [model.ln_f, model.lm_head], model):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
@@ -105,7 +104,7 @@ class ShardedLearner(Learner):
             yield
         finally:
             self._is_evaluating = False
-            self._set_reshard_after_forward(not self._keeps_gathered)
+            self._set_reshard_after_forward(not self.sharing.keeps_gathered)
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
@@ -125,11 +124,11 @@ class ShardedLearner(Learner):
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
         """Accumulates full gradients on each rank; reduces them, and reshards all weights, in the window's last pass.
 
-        The root's final callback also reduces sets that took no part in the last pass. With `reduces_every_pass` each
-        rank accumulates its rows alone.
+        The root's final callback also reduces sets that took no part in the last pass. Where every pass is reduced,
+        each rank accumulates its rows alone.
         """
-        self.model.set_requires_gradient_sync(is_last or self._reduces_every_pass)
-        self.model.set_reshard_after_backward(is_last or not self._keeps_gathered)
+        self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
+        self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
         loss.backward()
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gram_platform.config.flops import (
+from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
+from gram_platform.config.layout import (
     CUDNN,
     EFFICIENT,
     FLASH,
@@ -17,7 +18,6 @@ from gram_platform.config.flops import (
     model_kernel,
     require_fast_attention,
 )
-from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
 
 FAST = dict.fromkeys(("50M", "100M", "200M", "400M", "800M"), FLASH) | dict.fromkeys(("2B", "5B"), EFFICIENT)
 

@@ -12,13 +12,8 @@ from gram_platform.config.flops import (
     active_parameters,
     companion_shares,
     compute_units,
-    evaluation_batch,
     hardware_flops,
-    has_own_group,
-    keeps_gathered,
     module_parameters,
-    num_shards,
-    reduces_every_pass,
     total_parameters,
 )
 from gram_platform.config.ladder import PAPER_SIZES
@@ -114,55 +109,3 @@ def test_shares_of_companions():
     assert one() == {"lisp": 0.5, "virology": 0.5}
     assert one(companion_weights=(("lisp", 1.0), ("virology", 3.0))) == {"lisp": 0.25, "virology": 0.75}
     assert one(companions="subset") == {"lisp": 0.625, "virology": 0.625}
-
-
-# ----------------------------------------------------------------- what training and the planner must decide alike
-
-
-def test_the_batch_of_an_evaluation_is_what_it_was():
-    """Rounding depends on it, so another batch gives other losses: 64 MiB of float32 logits on a CPU, or 2 GiB."""
-    model = tiny.model_config()  # 16 tokens, 64 entries: 4 KiB a sequence
-    assert [evaluation_batch(model, device) for device in ("cpu", "cuda", "cuda:3", "meta")] == [
-        16_384,
-        524_288,
-        524_288,
-        16_384,
-    ]
-    large = PAPER_SIZES["800M"].dense()  # 1,024 tokens, 50,304 entries: 206 MB a sequence
-    assert (evaluation_batch(large), evaluation_batch(large, "cuda")) == (1, 10)
-
-
-def test_ranks_of_several_machines_share_weights_within_a_machine():
-    numbers = [1, 4, 8, 12, 16, 24]
-    assert [num_shards(number, "cuda") for number in numbers] == [1, 4, 8, 12, 8, 8]
-    assert [num_shards(number, "cpu") for number in numbers] == numbers
-
-
-def test_small_models_stay_gathered_and_large_ones_reduce_in_every_pass():
-    """At most 1 GiB of weights; above 4 GiB of float32 gradients."""
-    dense = {name: size.dense() for name, size in PAPER_SIZES.items()}
-    for precision, smallest_apart in (("bfloat16", "800M"), ("float32", "400M")):
-        kept = [name for name, model in dense.items() if keeps_gathered(model, precision)]
-        assert kept == list(dense)[: list(dense).index(smallest_apart)]
-        assert [name for name, model in dense.items() if reduces_every_pass(model, precision)] == ["2B", "5B"]
-    with_lora = PAPER_SIZES["50M"].modular(("core", "lisp"), "lora")
-    assert reduces_every_pass(with_lora, "bfloat16")
-    assert not reduces_every_pass(with_lora, "float32")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "width", "precision", "is_apart"),
-    [
-        ("50M", "mlp", 128, "float32", False),
-        ("50M", "mlp", 128, "bfloat16", True),  # its gradients wait for a window's end
-        ("2B", "mlp", 896, "bfloat16", False),  # reduces in every pass
-        ("2B", "mlp", 2048, "bfloat16", True),  # 2 x 2,304 x 2,048 is above 2^23 parameters
-        ("50M", "mlp", 11_000, "float32", True),
-        ("50M", "lora", 128, "bfloat16", False),
-        ("50M", "lora", 11_000, "float32", False),
-    ],
-)
-def test_modules_that_are_gathered_apart(name, kind, width, precision, is_apart):
-    module = ModuleSpec("lisp", kind, width)
-    model = dataclasses.replace(PAPER_SIZES[name].dense(), modules=(module,))
-    assert has_own_group(model, module, precision) == is_apart

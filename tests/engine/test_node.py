@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gram_platform.config import Evaluation, View
-from gram_platform.config.flops import ON_CPU
+from gram_platform.config.layout import ON_CPU
 from gram_platform.config.routing import Plan
 from gram_platform.engine import process
 from gram_platform.engine.evaluation import execute_evaluation

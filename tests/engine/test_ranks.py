@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-from gram_platform.config import RoutingConfig, View
+from gram_platform.config import RoutingConfig, View, layout
 from gram_platform.config.training import merged_config
 from gram_platform.engine import ranks
 from gram_platform.engine.node import execute_run, new_learner, starting_point
@@ -23,7 +23,6 @@ from gram_platform.store import Store, attempts
 from gram_platform.store.checkpoints import list_checkpoints
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.store.views import view_weights
-from gram_platform.train import sharding
 from gram_platform.train.sharding import ShardedLearner
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
@@ -46,7 +45,7 @@ def train_to_shards(rank, num_ranks, run, execution):
 def on_two_machines(rank, num_ranks, worker, *args):
     """Four ranks as two machines, each with a copy of the weights."""
     os.environ["LOCAL_WORLD_SIZE"] = "2"
-    sharding.num_shards = lambda num_ranks, device: 2
+    layout.num_shards = lambda num_ranks, device: 2
     worker(rank, num_ranks, *args)
 
 
@@ -141,6 +140,7 @@ def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, 
         assert [r["step"] for r in found.records()] == list(range(1, run.num_steps + 1))
 
 
+@pytest.mark.slow
 def test_machines_with_a_copy_each_write_one(execution, run, tmp_path):
     """Of checkpoints and of final weights; they continue their own, and end as one process does."""
     run = dataclasses.replace(run, batch_size=8, micro_batch=4)
@@ -269,7 +269,9 @@ def train_on_a_full_disk(rank, num_ranks, run, execution):
         train_rank(run, execution)
 
 
-@pytest.mark.parametrize("is_large", [False, True], ids=["one file", "shards"])
+@pytest.mark.parametrize(
+    "is_large", [pytest.param(False, id="one file", marks=pytest.mark.slow), pytest.param(True, id="shards")]
+)
 def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_rank, is_large):  # noqa: F811
     """Merged with a module, from one file and from two ranks' shards; no rank reads, or holds, much more."""
     create(execution, run)

@@ -35,7 +35,7 @@ TRAIN = """
 import dataclasses, itertools, json, sys
 import torch
 from benchmarks.workloads import GRAM, Workload, compared_runs, loop_arguments
-from gram_platform.config.flops import model_kernel
+from gram_platform.config.layout import (model_kernel)
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.model.cpu import freed_memory_kept, has_fast_code
 from gram_platform.model.kernels import kernel_in_use

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gram_platform.config.flops import ON_CPU, ON_CPU_IN_BLOCKS
+from gram_platform.config.layout import ON_CPU, ON_CPU_IN_BLOCKS
 from gram_platform.model.kernels import (
     GELU_AT_ONCE,
     GELU_SMALL,

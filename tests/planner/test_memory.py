@@ -3,14 +3,16 @@
 import dataclasses
 import functools
 import gc
+import itertools
 from collections import Counter
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gram_platform.config import EvalPoints, Objective, RoutingConfig, View, flops
+from gram_platform.config import EvalPoints, Objective, RoutingConfig, View, layout
 from gram_platform.config.ladder import PAPER_SIZES
+from gram_platform.config.layout import model_kernel
 from gram_platform.config.routing import Plan, same_routes
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
@@ -66,12 +68,17 @@ def saved_by_autograd(run, active, trained, device="cpu") -> int:
     return sum(storage.nbytes() for storage in kept.values())
 
 
+def saved_on(device, run, active, trained) -> tuple[list[int], int]:
+    width = BYTES[run.precision]
+    return saved_bytes(run.model, width, active, trained, model_kernel(device, width, run.model))
+
+
 @pytest.mark.parametrize("precision", BYTES)
 @pytest.mark.parametrize("case", SAVED)
 def test_activations_are_what_autograd_saves(case, precision):
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
-    layers, outside = saved_bytes(run.model, BYTES[precision], active, trained)
+    layers, outside = saved_on("cpu", run, active, trained)
     expected = run.micro_batch * run.model.seq_len * (sum(layers) + outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
 
@@ -82,7 +89,7 @@ def test_with_a_mask_of_documents_the_mask_is_saved_once(case, precision):
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=0))
-    layers, outside = saved_bytes(run.model, BYTES[precision], active, trained)
+    layers, outside = saved_on("cpu", run, active, trained)
     expected = run.micro_batch * run.model.seq_len * (sum(layers) + outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained), rel=0.02)
 
@@ -103,7 +110,7 @@ def test_activations_are_what_the_kernels_of_gpus_save(case, precision, document
     name, active, trained = SAVED[case]
     run = run_of(name, precision=precision)
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=document_end))
-    layers, outside = saved_bytes(run.model, BYTES[precision], active, trained, "cuda")
+    layers, outside = saved_on("cuda", run, active, trained)
     expected = run.micro_batch * run.model.seq_len * (sum(layers) + outside)
     assert expected == pytest.approx(saved_by_autograd(run, active, trained, "meta"), rel=0.02)
 
@@ -210,11 +217,18 @@ SLOW = (("dense", 2), ("gram", 5), ("demix", 2))
 SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 
 
-@pytest.mark.parametrize("kept_bytes", [0, flops.KEPT_BYTES])
-@pytest.mark.parametrize(("passes", "precision"), PAIRS)
+KEPT = [(1, "float32", layout.KEPT_BYTES), (3, "bfloat16", 0)]
+KEPT += [
+    pytest.param(passes, precision, kept_bytes, marks=pytest.mark.slow)
+    for passes, precision, kept_bytes in itertools.product((1, 3), BYTES, (0, layout.KEPT_BYTES))
+    if (passes, precision, kept_bytes) not in KEPT
+]
+
+
+@pytest.mark.parametrize(("passes", "precision", "kept_bytes"), KEPT)
 @pytest.mark.parametrize(("name", "num_ranks"), SHARDED)
 def test_the_peak_of_a_rank(name, num_ranks, passes, precision, kept_bytes, as_rank, monkeypatch):
-    monkeypatch.setattr(flops, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(layout, "KEPT_BYTES", kept_bytes)
     as_rank(0, num_ranks)
     run = run_of(name, micro_batch=4 * num_ranks, passes=passes, precision=precision)
     memory = dataclasses.replace(rank_memory(run, num_ranks), evaluation=0)
@@ -264,8 +278,7 @@ CASES += [("gram", precision, True) for precision in BYTES]
 @pytest.mark.parametrize(("name", "precision", "is_large"), CASES)
 def test_what_a_rank_keeps_of_gradients(name, precision, is_large, as_rank, monkeypatch):
     """LoRAs in bfloat16, and large models, are reduced in every pass; else whole gradients wait for a window's end."""
-    monkeypatch.setattr(flops, "LARGE_GRADIENTS_BYTES", 0 if is_large else 2**40)
-    model_weights.cache_clear()
+    monkeypatch.setattr(layout, "LARGE_GRADIENTS_BYTES", 0 if is_large else 2**40)
     as_rank(0, 2)
     run = run_of(name, micro_batch=2, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform"))
     learner, plan, kept = ShardedLearner(run), Plan(run), []
@@ -322,7 +335,7 @@ def test_an_evaluation_may_need_more_than_a_small_models_training():
 @pytest.mark.parametrize("precision", BYTES)
 def test_an_evaluation_of_ranks_gathers_all_weights(precision, kept_bytes, as_rank, monkeypatch):
     """And frees them: afterwards a rank has what it had before."""
-    monkeypatch.setattr(flops, "KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(layout, "KEPT_BYTES", kept_bytes)
     as_rank(0, 4)
     run = run_of("gram", precision=precision, eval_points=EvalPoints(1, 4, tiny.DOMAINS))
     rows = torch.zeros(4, run.model.seq_len + 1, dtype=torch.uint16).numpy()

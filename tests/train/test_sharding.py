@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfig, View, flops
+from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfig, View, layout
 from gram_platform.config.routing import Plan
 from gram_platform.config.training import LLAMA
-from gram_platform.train import sharding
 from gram_platform.train.data import PlanReader
 from gram_platform.train.evaluate import domain_losses, evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
@@ -73,7 +72,7 @@ def test_the_routes_compared_are_the_hard_ones():
 
 
 # bytes kept gathered, activation checkpointing, parameters from which on a module has a group: modules apart, or not
-WAYS = ((flops.KEPT_BYTES, True, 0), (0, False, 2**23))
+WAYS = ((layout.KEPT_BYTES, True, 0), (0, False, 2**23))
 
 
 def train_every_method(rank, num_ranks, folder):
@@ -86,8 +85,8 @@ def train_every_method(rank, num_ranks, folder):
         out[name]["same"] = True
         for kept_bytes, checkpointing, own_parameters in WAYS if num_ranks == 4 else [WAYS[number % 2]]:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(flops, "KEPT_BYTES", kept_bytes)
-                patch.setattr(flops, "OWN_GROUP_PARAMETERS", own_parameters)
+                patch.setattr(layout, "KEPT_BYTES", kept_bytes)
+                patch.setattr(layout, "OWN_GROUP_PARAMETERS", own_parameters)
                 again = ShardedLearner(config, activation_checkpointing=checkpointing)
             out[name]["same"] &= train(again, config) == losses
             out[name]["same"] &= equal(tiny.full_state(again), out[name]["state"])
@@ -105,8 +104,8 @@ IN_PASSES = ("gram", "gram, bfloat16", "demix")
 def in_passes(config, num_ranks) -> dict:
     """Trains as a large model: a sequence a pass, each pass reduced, and small modules in their blocks' groups."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flops, "KEPT_BYTES", 0)
-        patch.setattr(flops, "LARGE_GRADIENTS_BYTES", 0)
+        patch.setattr(layout, "KEPT_BYTES", 0)
+        patch.setattr(layout, "LARGE_GRADIENTS_BYTES", 0)
         learner = ShardedLearner(config, num_passes=config.micro_batch // num_ranks)
     return {"losses": train(learner, config), "state": tiny.full_state(learner)}
 
@@ -203,7 +202,7 @@ class Collectives(TorchDispatchMode):
 
 def count_collectives(rank, num_ranks, config, kept_bytes, own_parameters, folder):
     """[(all-gathers, reduce-scatters)] of every step."""
-    flops.KEPT_BYTES, flops.OWN_GROUP_PARAMETERS = kept_bytes, own_parameters
+    layout.KEPT_BYTES, layout.OWN_GROUP_PARAMETERS = kept_bytes, own_parameters
     learner, plan = ShardedLearner(config), Plan(config)
     steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()))
     counts = []
@@ -237,10 +236,10 @@ def num_gathered(window, num_layers: int, is_apart: bool, is_kept: bool) -> int:
     return total
 
 
-OWN = flops.OWN_GROUP_PARAMETERS
+OWN = layout.OWN_GROUP_PARAMETERS
 
 
-@pytest.mark.parametrize(("kept_bytes", "own_parameters"), [(0, 0), (0, OWN), (flops.KEPT_BYTES, 0)])
+@pytest.mark.parametrize(("kept_bytes", "own_parameters"), [(0, 0), (0, OWN), (layout.KEPT_BYTES, 0)])
 def test_a_window_communicates_no_more_than_it_must(tmp_path, kept_bytes, own_parameters):
     """Active groups are gathered for a forward and for a backward pass, or once a route; and reduced once a window."""
     config, is_apart = method_configs()["gram"], own_parameters == 0
@@ -261,7 +260,7 @@ NUM_EVALUATED = 10  # of each of three domains; `few_at_a_time` makes batches of
 
 
 def few_at_a_time(patch, config):
-    patch.setitem(flops.EVALUATION_LOGITS_BYTES, "cpu", 4 * 4 * config.model.seq_len * config.model.vocab_size)
+    patch.setitem(layout.EVALUATION_LOGITS_BYTES, "cpu", 4 * 4 * config.model.seq_len * config.model.vocab_size)
     assert evaluation_batch(config.model) == 4
 
 
@@ -276,9 +275,9 @@ def evaluate_between_steps(rank, num_ranks, folder):
     """Trains, evaluates, trains on; and once without an evaluation. Twice: with weights that stay gathered, and not."""
     out = {}
     for name, config in evaluated_configs().items():
-        for kept_bytes in (0, flops.KEPT_BYTES):
+        for kept_bytes in (0, layout.KEPT_BYTES):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(flops, "KEPT_BYTES", kept_bytes)
+                patch.setattr(layout, "KEPT_BYTES", kept_bytes)
                 few_at_a_time(patch, config)
                 out[name, kept_bytes] = evaluated_after_two_steps(config)
     torch.save(out, folder / f"{rank}.pt")
@@ -315,7 +314,7 @@ def test_ranks_split_an_evaluation(tmp_path, monkeypatch, num_ranks):
     for name, config in evaluated_configs().items():
         num_groups = 2 + config.model.num_layers  # all modules are small
         few_at_a_time(monkeypatch, config)
-        for kept_bytes in (0, flops.KEPT_BYTES):
+        for kept_bytes in (0, layout.KEPT_BYTES):
             rounds = [rank[name, kept_bytes] for rank in ranks]
             alone = Learner(config)
             alone.load_state(rounds[0]["state"])
@@ -331,7 +330,7 @@ def train_on_machines(rank, num_ranks, folder):
     """Two machines of two ranks, each with a copy; the rows that one machine would write are all of them."""
     out, config = {}, method_configs()["gram"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharding, "num_shards", lambda num_ranks, device: 2)
+        patch.setattr(layout, "num_shards", lambda num_ranks, device: 2)
         for local, shape in (("2", (2, 2)), ("1" if rank == 3 else "2", (4,))):  # the second is no whole machine
             patch.setenv("LOCAL_WORLD_SIZE", local)
             learner = ShardedLearner(config)

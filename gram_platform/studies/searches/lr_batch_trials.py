@@ -13,9 +13,10 @@ from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import RUNS, STATE, linked
 from gram_platform.config import CORE, State
-from gram_platform.config.flops import MACHINE_RANKS, total_parameters
+from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
+from gram_platform.config.layout import MACHINE_RANKS
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
