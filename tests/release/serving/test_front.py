@@ -140,6 +140,32 @@ def test_a_caller_who_does_not_read_is_ended(inner):
     wait_until_idle(inner)
 
 
+def test_a_caller_who_reads_a_little_now_and_then_gets_no_more_time():
+    """The time is for the whole response, not from one read to the next."""
+    with socket.create_server(("127.0.0.1", 0)) as behind:
+        threading.Thread(target=answer_for_ever, args=(behind,), daemon=True).start()
+        with fronted(behind.getsockname()[1], response_s=0.5) as port, socket.socket() as connection:
+            connection.settimeout(20)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(GET + b"\r\n")
+            started, num_bytes = time.monotonic(), 0
+            with contextlib.suppress(ConnectionError):
+                while (part := connection.recv(65536)) and time.monotonic() - started < 10:
+                    num_bytes += len(part)
+                    time.sleep(0.01)
+    assert num_bytes > 2**20  # so it was read all the time
+    assert time.monotonic() - started < 9
+
+
+def answer_for_ever(behind: socket.socket) -> None:
+    """Answers one request with a body that has no end."""
+    with contextlib.suppress(OSError), behind.accept()[0] as connection:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            connection.sendall(b"x" * 65536)
+
+
 def test_a_caller_who_leaves_frees_the_row(inner, site):
     with slowed(inner, 0.1):
         with socket.create_connection(("127.0.0.1", site.port)) as connection:
