@@ -13,6 +13,8 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gram_platform.config.terminal import say
+
 PACKAGE = Path(__file__).resolve().parents[1]
 # The commit of a checkout whose uploads have no .git, as `Code.commit`.
 COMMIT_VARIABLE = "GRAM_COMMIT"
@@ -59,15 +61,15 @@ class Provenance:
 
 
 # What records of a study or a search keep of it.
-SHAPE = {"started": str, "command": str, "commit": str, "sources": str, "upload": str, "versions": {str: str}}
-SHAPE |= {"machine": str, "node_hours": float}
+SUBMISSION = {"started": str, "command": str, "commit": str, "sources": str, "upload": str, "versions": {str: str}}
+SUBMISSION |= {"machine": str, "node_hours": float}
 # Of one study: the first and the newest.
 NUM_KEPT = 20
 
 
-def submissions_with(earlier: Sequence[Mapping], newest: Provenance) -> tuple[dict, ...]:
+def submissions_with(earlier: Sequence[Mapping], newest: Provenance) -> tuple[Mapping, ...]:
     """Returns the fields of earlier submissions and of a new one, in order; of more than NUM_KEPT the first stays."""
-    rows = [*earlier, {**asdict(newest), "versions": dict(newest.versions)}]
+    rows: list[Mapping] = [*earlier, {**asdict(newest), "versions": dict(newest.versions)}]
     return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
 
@@ -137,3 +139,7 @@ def _commit() -> str:
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(PACKAGE), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    say(f"commit {code_of_process().commit or 'unknown'}, sources {code_of_process().sources}")

@@ -159,7 +159,7 @@ class StudyWork:
     def write(self) -> int:
         """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""
         code, progress = 0, self.submission.progress
-        for record in map(self._traced, self.records):
+        for record in map(self._traced, self.records) if self.submission.provenance else self.records:
             measurement = MEASUREMENTS[record.measurement]
             results, lost = read_or_lost(record, self.store, self.tracker, progress.done)
             for line in lost:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
-from gram_platform.config.provenance import SHAPE, Provenance, provenance, submissions_with
+from gram_platform.config.provenance import SUBMISSION, Provenance, provenance, submissions_with
 from gram_platform.engine.capacity import require_capacity, widest_missing
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Placement, Resources
@@ -66,6 +66,9 @@ class Ended:
 class Submission:
     """Executes nodes of studies or of a search, in this process or on Ray; shows and mirrors them."""
 
+    # Of a submission that executes something.
+    provenance: Provenance | None = None
+
     def __init__(self, graphs: Sequence[Graph], nodes: Sequence[Node], store: Store, tracker: Tracker):
         self.graphs, self.nodes, self.store, self.tracker = graphs, nodes, store, tracker
         self.flags = graphs[0].flags
@@ -76,8 +79,6 @@ class Submission:
         # The ids that MLflow shall have.
         self.ids = {node.id for node in nodes}
         self.started = time.monotonic()
-        # Of a submission that executes something.
-        self.provenance: Provenance | None = None
 
     def start(self, planned: Sequence[Node], has_more: bool = False) -> Workplace:
         """Decides where each node that is left is executed; starts Ray if it is needed.
@@ -137,7 +138,7 @@ class Submission:
 
         `node_hours`: of the nodes that it has executed.
         """
-        rows = folder.read_spare(file, {"submissions": [SHAPE]}).get("submissions", ())
+        rows = folder.read_spare(file, {"submissions": [SUBMISSION]}).get("submissions", ())
         if self.provenance is None:
             return tuple(rows)
         earlier = [row for row in rows if row["started"] != self.provenance.started]

@@ -14,7 +14,7 @@ from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, short_hash
 from gram_platform.config.plain import from_plain
-from gram_platform.config.provenance import SHAPE, code_text, submissions_text
+from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
 from gram_platform.config.terminal import warn
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
@@ -33,7 +33,7 @@ def _is_error(value: object) -> bool:
 
 ROWS = {  # the shape of each
     "entries": {"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags},
-    "submissions": SHAPE,
+    "submissions": SUBMISSION,
     "unit_errors": {"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str},
 }
 

@@ -12,7 +12,7 @@ from gram_platform.analysis.ratios import PREFIX, Reference
 from gram_platform.analysis.trials import RUNS, SEARCH, STATE, TRIAL
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
-from gram_platform.config.provenance import SHAPE, submissions_text
+from gram_platform.config.provenance import SUBMISSION, submissions_text
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Page, Section
@@ -57,7 +57,7 @@ def search_output(
     """
     search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
     facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
-    stored = Store(graph.flags.storage).search_dir(search_id).read_spare(SEARCH_FILE, {"submissions": [SHAPE]})
+    stored = Store(graph.flags.storage).search_dir(search_id).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]})
     rows = stored.get("submissions", [])
     intro = "\n\n".join(filter(None, [search.question, facts, submissions_text(rows)]))
     page = Page(search.title, intro, sections, footer, claims)
