@@ -73,7 +73,7 @@ def execute_profiles(
         elapsed_s = (time.monotonic() - started) / len(missing)
         for (evaluation, directory), (fields, tensors) in zip(missing.items(), measured, strict=True):
             fields |= _identity(evaluation, corpus)
-            results[evaluation] = directory.complete(fields, {"elapsed_s": elapsed_s}, tensors)
+            results[evaluation] = directory.complete(fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors)
     return list(results.values())
 
 

@@ -86,6 +86,8 @@ class Execution:
     compiled: bool = False
     # Refuses algorithms whose sums have no fixed order; CPUs have none anyway.
     deterministic: bool = False
+    # Names the code of the submission, for `timing()`; see `provenance.Code`.
+    code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
         """Returns the seconds between two commits, of which the last stopped training for `commit_s`."""

@@ -26,6 +26,7 @@ from gram_platform.config.identity import (
     require_real,
     to_plain,
 )
+from gram_platform.config.provenance import code_of_process
 from gram_platform.config.terminal import say
 from gram_platform.config.user_files import read_text
 from gram_platform.corpora import CorpusRecipe
@@ -214,7 +215,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
         raise invalid("storage", flags.storage, "a local folder, as the archive is made from files")
     provide_data(recipes, store)
     device = flags.device or ("cuda" if has_gpu() else "cpu")
-    execution = Execution(store.root, num_threads=flags.threads, device=device)
+    execution = Execution(store.root, num_threads=flags.threads, device=device, code=str(code_of_process()))
     begin_work()
     limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
     try:

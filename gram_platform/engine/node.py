@@ -336,7 +336,7 @@ class RunExecution:
             "hardware_flops": run_flops(self.run, self.step),
             "final": self.final,
         }
-        used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic")}
+        used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "code")}
         used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes", "num_merged")}
         used["attention"] = self.attention
         compilation = self.learner.compilation

@@ -1,6 +1,7 @@
 """Runs studies: flags -> nodes -> data -> graph on Ray -> tables and reports."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from gram_platform.config.identity import invalid, local_path
@@ -9,7 +10,7 @@ from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import STUDY_FILE, StudyRecord
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.definition import Study
@@ -84,14 +85,22 @@ class StudyWork:
         """Starts the submission, and writes the record of every study."""
         at, done = self.submission.start(self.submission.nodes), self.submission.done_before
         self._count_hours(node for node in self.submission.nodes if node.id in done)
-        self.records = [record_of(graph) for graph in self.graphs]
+        self.records = [self._traced(record_of(graph)) for graph in self.graphs]
         for record in self.records:
-            self.store.study_dir(record.name).write("study.json", record.to_json())
+            self.store.study_dir(record.name).write(STUDY_FILE, record.to_json())
         for number, graph in enumerate(self.graphs):
             for size in graph.flags.sizes:
                 if missing := {node.id for node in graph.of_size(size)} - done:
                     self.unwritten[number, size] = missing
         return at
+
+    def _traced(self, record: StudyRecord) -> StudyRecord:
+        """Returns the record with the submissions that it is from, and the hours of this one so far."""
+        done = self.submission.progress.done - self.submission.done_before
+        nodes = [node for node in self.submission.nodes if node.id in done & record.ids]
+        hours = sum(machine_hours(self.store, node) for node in nodes)
+        rows = self.submission.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)
+        return replace(record, submissions=rows)
 
     def execute(self, at: Workplace) -> Ended:
         """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
@@ -150,7 +159,7 @@ class StudyWork:
     def write(self) -> int:
         """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""
         code, progress = 0, self.submission.progress
-        for record in self.records:
+        for record in map(self._traced, self.records) if self.submission.provenance else self.records:
             measurement = MEASUREMENTS[record.measurement]
             results, lost = read_or_lost(record, self.store, self.tracker, progress.done)
             for line in lost:

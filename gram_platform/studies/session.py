@@ -14,11 +14,13 @@ from pathlib import Path
 import ray
 
 from gram_platform.config.endings import exit_codes, outlive_output
+from gram_platform.config.provenance import code_of_process
 from gram_platform.engine.capacity import has_fixed_size
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import SUBMIT_AGAIN
+from gram_platform.engine.local_cluster.head import num_cpus
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
@@ -51,6 +53,7 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         compiled=flags.compile,
         deterministic=flags.deterministic,
         device=device,
+        code=str(code_of_process()),
     )
     is_gpu = device == "cuda"
     resources = Resources(
@@ -61,6 +64,22 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
         max_gpus=flags.max_gpus,
     )
     return execution, resources
+
+
+def machine_text(uses_ray: bool) -> str:
+    """Says where nodes are executed: Ray's machines, CPUs and GPUs as they are now, or this machine's."""
+    if not uses_ray:
+        return f"this process on {num_cpus()} cores"
+    nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
+    kinds = sorted(name.partition(":")[2] for name in total if name.startswith("accelerator_type:"))
+    gpus = f", {total['GPU']:g} GPUs ({', '.join(kinds)})" if total.get("GPU") else ""
+    return f"{len(nodes)} machine{'s' * (len(nodes) != 1)} of Ray with {total.get('CPU', 0.0):g} CPUs{gpus}"
+
+
+def upload_of_job() -> str:
+    """Returns the name of this job's files at Ray, which is a hash of them; "" for a driver that is no job."""
+    folder = ray.get_runtime_context().runtime_env.get("working_dir", "") if ray.is_initialized() else ""
+    return Path(folder).stem if folder.startswith("gcs://") else ""
 
 
 def start_ray(flags: CommonFlags, say: Callable[[str], None]) -> tuple[Execution, Resources]:

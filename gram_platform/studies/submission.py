@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
+from gram_platform.config.provenance import SUBMISSION, Provenance, provenance, submissions_with
 from gram_platform.engine.capacity import require_capacity, widest_missing
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Placement, Resources
@@ -15,12 +16,20 @@ from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.record import write_or_log
 from gram_platform.store import Store
+from gram_platform.store.files import Folder
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import note_device
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.mirror import Mirror
 from gram_platform.studies.placement import placement_of
-from gram_platform.studies.session import cordons_noted, execution_of, refresh_site, start_ray
+from gram_platform.studies.session import (
+    cordons_noted,
+    execution_of,
+    machine_text,
+    refresh_site,
+    start_ray,
+    upload_of_job,
+)
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 
@@ -56,6 +65,9 @@ class Ended:
 
 class Submission:
     """Executes nodes of studies or of a search, in this process or on Ray; shows and mirrors them."""
+
+    # Of a submission that executes something.
+    provenance: Provenance | None = None
 
     def __init__(self, graphs: Sequence[Graph], nodes: Sequence[Node], store: Store, tracker: Tracker):
         self.graphs, self.nodes, self.store, self.tracker = graphs, nodes, store, tracker
@@ -93,6 +105,8 @@ class Submission:
         for graph in self.graphs if executes else ():
             note_device(graph, self.store, execution.device)
         begin_work()
+        uses_ray = executes and self.flags.needs_ray
+        self.provenance = provenance(machine_text(uses_ray), upload_of_job()) if executes else None
         return Workplace(execution, resources, Cordon(resources, on_cordon), place, placements)
 
     def execute(
@@ -118,6 +132,17 @@ class Submission:
         else:
             self.progress = run_in_process(nodes, at.execution, **how)
         return self.progress
+
+    def submissions(self, folder: Folder, file: str, node_hours: float = 0.0) -> tuple[Mapping, ...]:
+        """Returns the rows of a record in a folder about submissions, with this one if it executes something.
+
+        `node_hours`: of the nodes that it has executed.
+        """
+        rows = folder.read_spare(file, {"submissions": [SUBMISSION]}).get("submissions", ())
+        if self.provenance is None:
+            return tuple(rows)
+        earlier = [row for row in rows if row["started"] != self.provenance.started]
+        return submissions_with(earlier, replace(self.provenance, node_hours=node_hours))
 
     @property
     def num_left(self) -> int:

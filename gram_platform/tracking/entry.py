@@ -34,6 +34,7 @@ from gram_platform.tracking.values import (
 KIND, STATUS, RESULT = "gram.kind", "gram.status", "gram.result"
 RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
+CODE, COMMIT = "gram.code", "mlflow.source.git.commit"  # that trained or measured; MLflow's pages link the second
 NOTE, NAME = "mlflow.note.content", "mlflow.runName"  # MLflow shows them as a run's description and name
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
@@ -96,7 +97,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     return Entry(
         kind="run",
         node_id=run.run_id,
-        tags=_tags("run", tags, status, result) | run_tags,
+        tags=_tags("run", tags, status, result) | run_tags | code_tags(timing.get("code", "")),
         name=name,
         status=status,
         params=run_params(config),
@@ -124,7 +125,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | about,
+        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | about | code_tags(timing.get("code", "")),
         name=name,
         status=State.COMPLETE,
         params=evaluation_params(config),
@@ -132,6 +133,14 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
         parent=view.run_id,
         ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
+
+
+def code_tags(code: object) -> dict[str, str]:
+    """Returns the tags of a text of `provenance.Code`; {} for nodes of former versions."""
+    if not isinstance(code, str) or not code:
+        return {}
+    kind, _, name = code.partition(" ")
+    return {CODE: text_for_people(code)} | ({COMMIT: text_for_people(name)} if kind == "commit" else {})
 
 
 def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:

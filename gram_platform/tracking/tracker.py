@@ -186,12 +186,14 @@ class Tracker:
         lines: Sequence[Line] = (),
         node_tags: Mapping[str, Mapping[str, str]] | None = None,
         views: Sequence[SavedView] = (),
+        code: str = "",
     ) -> str:
         """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
 
         The run belongs to the study's name and parameters: logging them again replaces the artifacts, and the runs
         that hold its lines. The nodes in `node_tags` get these tags and `gram.study.NAME`. The experiment gets
-        the views, and its description links to them unless people have written another.
+        the views, and its description links to them unless people have written another. `code`: of its newest
+        submission, a text of `provenance.Code`.
         """
         params = {key: str(value) for key, value in params.items()}
         identity = study_id(name, params)
@@ -206,7 +208,7 @@ class Tracker:
             missing = [
                 Param(key, text_for_people(value)) for key, value in params.items() if key not in run.data.params
             ]
-            written = {**tags, content.NOTE: text_for_people(note)}
+            written = {**tags, **content.code_tags(code), content.NOTE: text_for_people(note)}
             client.log_batch(run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()])
             self._artifacts.write(run.info.run_id, {**files, **pages})
             lines_before = [other for other in of_study if other.data.tags.get(content.KIND) == LINE]

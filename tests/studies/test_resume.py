@@ -1,5 +1,6 @@
 """Submitting is resuming: a finished study does nothing, an interrupted one ends as if nothing had happened."""
 
+import json
 import re
 import resource
 
@@ -28,13 +29,15 @@ def test_the_mirror_has_every_node_once(finished_study):
 
 
 def test_submitting_again_trains_nothing_and_writes_the_same_table(finished_copy):
-    table = finished_copy / "studies/scaling/table.csv"
+    table, record = (finished_copy / "studies/scaling" / name for name in ("table.csv", "study.json"))
+    submissions = json.loads(record.read_text())["submissions"]
     before = (written(finished_copy), attempts(finished_copy), table.read_bytes())
     started_s = children_s()
     output = submit(finished_copy)
     used_s = children_s() - started_s
     assert (written(finished_copy), attempts(finished_copy), table.read_bytes()) == before
     assert "12 of 12 nodes done: 0 now" in output
+    assert json.loads(record.read_text())["submissions"] == submissions
     assert used_s < 30
     uri = f"sqlite:///{finished_copy}/mlflow.db"
     assert_mirrored_once(finished_copy, uri)

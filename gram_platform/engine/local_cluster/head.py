@@ -22,6 +22,7 @@ from typing import IO
 import psutil
 
 from gram_platform.config.endings import Stopped
+from gram_platform.config.provenance import COMMIT_VARIABLE, code_of_process
 from gram_platform.engine.local_cluster.state import MARK, TEMPORARY, Cluster, default_storage, stop, write_state
 
 # Holds small values: weights and data go through the storage.
@@ -93,6 +94,8 @@ def environment(cluster: Cluster) -> dict[str, str]:
         | {
             MARK: cluster.mark,
             "GRAM_STORAGE": default_storage(),
+            # The job's upload has no .git.
+            COMMIT_VARIABLE: code_of_process().commit,
             "no_proxy": no_proxy,
             "NO_PROXY": no_proxy,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),

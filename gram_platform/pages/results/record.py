@@ -14,6 +14,7 @@ from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, short_hash
 from gram_platform.config.plain import from_plain
+from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
 from gram_platform.config.terminal import warn
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
@@ -32,6 +33,7 @@ def _is_error(value: object) -> bool:
 
 ROWS = {  # the shape of each
     "entries": {"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags},
+    "submissions": SUBMISSION,
     "unit_errors": {"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str},
 }
 
@@ -53,6 +55,7 @@ class StudyRecord(Description):
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
     unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
     shown: str = ""  # `nodes_digest` of the complete nodes that report.html shows; "" before it is written
+    submissions: tuple[Mapping, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
 
     @property
     def ids(self) -> set[str]:
@@ -194,7 +197,8 @@ def publish(
     charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
     ids = {node_id: {} for node_id in record.ids}
-    return publish_files(record.name, store, files, figures, record.params, tracker, lines, ids, views)
+    code = code_text(record.submissions)
+    return publish_files(record.name, store, files, figures, record.params, tracker, lines, ids, views, code)
 
 
 def publish_files(
@@ -207,13 +211,14 @@ def publish_files(
     lines: Sequence[Line] = (),
     node_tags: Mapping[str, Mapping[str, str]] | None = None,
     views: Sequence[SavedView] = (),
+    code: str = "",
 ) -> dict[str, str]:
     """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any; returns {name: path}."""
     folder = store.study_dir(name)
     for file, data in files.items():
         folder.write(file, data)
     if tracker is not None:
-        tracker.log_study(name, files, figures, params, lines, node_tags, views)
+        tracker.log_study(name, files, figures, params, lines, node_tags, views, code)
     return {file: folder.address(file) for file in files}
 
 
@@ -260,4 +265,5 @@ def links_note(tracking_uri: str) -> str:
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
     """Writes the question, how the study was run, where its numbers were read from, and what links need."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
-    return f"{record.question}\n\n{' '.join([*record.facts, f'Read from {source}.', note]).strip()}"
+    facts = " ".join([*record.facts, f"Read from {source}.", note]).strip()
+    return "\n\n".join([record.question, facts, *filter(None, [submissions_text(record.submissions)])])

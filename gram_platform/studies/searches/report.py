@@ -12,6 +12,7 @@ from gram_platform.analysis.ratios import PREFIX, Reference
 from gram_platform.analysis.trials import RUNS, SEARCH, STATE, TRIAL
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
+from gram_platform.config.provenance import SUBMISSION, submissions_text
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Page, Section
@@ -24,6 +25,9 @@ from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.values import text_for_people
+
+# Of a search in its own folder, and beside its report.
+SEARCH_FILE = "search.json"
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,12 @@ def search_output(
     """
     search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
     facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
-    page = Page(search.title, f"{search.question}\n\n{facts}", sections, footer, claims)
-    plain = json_file({"name": search.name, **known, **record})
-    return SearchOutput({**tables, **page.files, "search.json": plain}, figures, text)
+    stored = Store(graph.flags.storage).search_dir(search_id).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]})
+    rows = stored.get("submissions", [])
+    intro = "\n\n".join(filter(None, [search.question, facts, submissions_text(rows)]))
+    page = Page(search.title, intro, sections, footer, claims)
+    plain = json_file({"name": search.name, **known, **record, "submissions": rows})
+    return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
 from gram_platform.config.identity import to_plain
+from gram_platform.config.provenance import code_text
 from gram_platform.config.terminal import say
 from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.proposals import Proposal, Source
@@ -27,7 +28,7 @@ from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
-from gram_platform.studies.searches.report import trial_tags
+from gram_platform.studies.searches.report import SEARCH_FILE, trial_tags
 from gram_platform.studies.session import exit_with
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
@@ -128,9 +129,15 @@ class SearchWork:
     def start(self) -> Workplace:
         """Starts the submission, and writes the record of the search."""
         at = self.submission.start(unique(self.graph.entries), has_more=True)
-        plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
-        self.folder.write_json("search.json", {**plain, **preset_params(self.flags.preset, self.flags.changes)})
+        self._write_record()
         return at
+
+    def _write_record(self) -> None:
+        plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
+        plain |= preset_params(self.flags.preset, self.flags.changes)
+        trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
+        rows = self.submission.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
+        self.folder.write_json(SEARCH_FILE, {**plain, "submissions": rows})
 
     def execute(self, at: Workplace) -> Ended:
         """Executes what all trials need, then the trials that are missing, until a limit is reached."""
@@ -193,6 +200,7 @@ class SearchWork:
 
     def write(self) -> int:
         """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
+        self._write_record()
         output = self.search.write(self.graph, self.store, self.tracker, self.search_id)
         if output is None:
             self.view.say("no table: no trial is complete yet")
@@ -201,7 +209,8 @@ class SearchWork:
         name, tags = self.search.name, trial_tags(output.files.get("trials.csv", b""))
         views = study_views(name, study_id(name, params), {}, ())
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
-        self.submission.publish(name, partial(write, node_tags=tags, views=views), output.text)
+        code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
+        self.submission.publish(name, partial(write, node_tags=tags, views=views, code=code), output.text)
         return 0
 
 

@@ -1,0 +1,145 @@
+"""Says where numbers come from: the code, versions, machine, command and start of a submission."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gram_platform.config.terminal import say
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# The commit of a checkout whose uploads have no .git, as `Code.commit`.
+COMMIT_VARIABLE = "GRAM_COMMIT"
+CHANGED = "+changes"
+PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of a process.
+
+    `commit`: of the checkout, with CHANGED behind it where tracked files differ; "" outside one. `sources`: a hash of
+    the package's own files, equal in a checkout, an upload and a wheel of the same commit.
+    """
+
+    commit: str
+    sources: str
+
+    def __str__(self) -> str:
+        return f"commit {self.commit}" if self.commit else f"sources {self.sources}"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """One submission of a study or a search.
+
+    `started`: UTC, ISO 8601. `upload`: the name of the job's files at Ray, which is a hash of them; "" without a job.
+    `machine`: in words. `node_hours`: of the nodes that it has executed, times their ranks; 0 before its end.
+    """
+
+    started: str
+    command: str
+    commit: str
+    sources: str
+    upload: str
+    versions: Mapping[str, str]
+    machine: str
+    node_hours: float = 0.0
+
+    @property
+    def code(self) -> Code:
+        """The code of the process that was submitted."""
+        return Code(self.commit, self.sources)
+
+
+# What records of a study or a search keep of it.
+SUBMISSION = {"started": str, "command": str, "commit": str, "sources": str, "upload": str, "versions": {str: str}}
+SUBMISSION |= {"machine": str, "node_hours": float}
+# Of one study: the first and the newest.
+NUM_KEPT = 20
+
+
+def submissions_with(earlier: Sequence[Mapping], newest: Provenance) -> tuple[Mapping, ...]:
+    """Returns the fields of earlier submissions and of a new one, in order; of more than NUM_KEPT the first stays."""
+    rows: list[Mapping] = [*earlier, {**asdict(newest), "versions": dict(newest.versions)}]
+    return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
+
+
+def code_text(rows: Sequence[Mapping]) -> str:
+    """Names the code of the newest submission; "" without one."""
+    return str(Provenance(**rows[-1]).code) if rows else ""
+
+
+def submissions_text(rows: Sequence[Mapping]) -> str:
+    """Says in words where a study's numbers come from: its newest submission, and other code of earlier ones."""
+    if not rows:
+        return ""
+    *earlier, newest = (Provenance(**row) for row in rows)
+    upload = f", upload {newest.upload}" if newest.upload else ""
+    versions = ", ".join(f"{name} {number}" for name, number in newest.versions.items())
+    before = ""
+    if earlier:
+        codes = ", ".join(dict.fromkeys(str(one.code) for one in earlier if one.code != newest.code))
+        before = f" After {len(earlier)} more since {earlier[0].started}" + (f", of {codes}." if codes else ".")
+    return (
+        f"Submitted {newest.started} as `{newest.command}`, {newest.code}{upload}; {versions}; {newest.machine}."
+        f"{before} {sum(row['node_hours'] for row in rows):.3g} node hours in all."
+    )
+
+
+def provenance(machine: str, upload: str = "") -> Provenance:
+    """Describes this process as a submission that starts now; `machine` and `upload` as in `Provenance`."""
+    code, versions = code_of_process(), {"Python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            # A checkout that is not installed, or a machine that only reads.
+            continue
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return Provenance(started, _command(), code.commit, code.sources, upload, versions, machine)
+
+
+def _command() -> str:
+    """Returns the command line with the script's path as a reader types it."""
+    first, *rest = sys.orig_argv
+    script = [Path(first).name, *rest]
+    return shlex.join(os.path.relpath(one) if os.path.isabs(one) and Path(one).is_file() else one for one in script)
+
+
+@cache
+def code_of_process() -> Code:
+    """Returns the code that this process has imported."""
+    digest = sha256()
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return Code(os.environ.get(COMMIT_VARIABLE) or _commit(), digest.hexdigest()[:12])
+
+
+def _commit() -> str:
+    """Returns the commit of the checkout that has the package; "" for an upload, a wheel or a machine without git."""
+    try:
+        if not _git("ls-files", "--error-unmatch", "--", str(PACKAGE / "__init__.py")):
+            return ""
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        return commit + CHANGED if _git("status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(PACKAGE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True).stdout.strip()
+
+
+if __name__ == "__main__":
+    say(f"commit {code_of_process().commit or 'unknown'}, sources {code_of_process().sources}")
