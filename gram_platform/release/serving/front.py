@@ -3,7 +3,7 @@
 The proxy itself has no deadline before the end of a request's head, and a caller's headers can switch off its others.
 So a request is read here, head and body, and only then passed on, with those headers alone that the API reads. The
 response comes back byte for byte, and ends the connection. A token beyond its limit is refused here, where that costs
-least; who may use what is decided behind.
+least; who may use what is decided behind. HAProxy cannot bound the time of a whole response (docs/findings/serving.md).
 """
 
 import asyncio
