@@ -187,13 +187,14 @@ class Tracker:
         node_tags: Mapping[str, Mapping[str, str]] | None = None,
         views: Sequence[SavedView] = (),
         code: str = "",
+        node_metrics: Mapping[str, Mapping[str, float]] | None = None,
     ) -> str:
         """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
 
         The run belongs to the study's name and parameters: logging them again replaces the artifacts, and the runs
         that hold its lines. The nodes in `node_tags` get these tags and `gram.study.NAME`. The experiment gets
         the views, and its description links to them unless people have written another. `code`: of its newest
-        submission, a text of `provenance.Code`.
+        submission, a text of `provenance.Code`. `node_metrics`: of runs, by id, beside those of their results.
         """
         params = {key: str(value) for key, value in params.items()}
         identity = study_id(name, params)
@@ -217,7 +218,8 @@ class Tracker:
             self._connection.set_experiment_tags({VIEW_TAG + view.key: view.to_tag() for view in views})
             self._connection.describe(experiment_note)
         of_study = {f"{content.STUDY}.{name}": identity}
-        self._tag_nodes({node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()})
+        tags_of = {node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()}
+        self._mark_nodes(tags_of, node_metrics or {})
         return run.info.run_id
 
     def study_file(self, study: str, file: str) -> str | None:
@@ -250,14 +252,17 @@ class Tracker:
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _tag_nodes(self, tags: Mapping[str, Mapping[str, str]]) -> None:
-        """Sets the tags that the nodes' MLflow runs lack, so that one filter lists the runs of a study or a trial."""
-        runs = self.runs() if tags else {}
+    def _mark_nodes(self, tags: Mapping[str, Mapping[str, str]], metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Sets tags and metrics that the nodes' MLflow runs lack: one filter lists the runs of a study or a trial."""
+        runs, now = self.runs() if tags or metrics else {}, int(time.time() * 1000)
         with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
                 wanted = {key: text_for_people(value) for key, value in tags.get(node_id, {}).items()}
-                if missing := [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]:
-                    client.log_batch(run.info.run_id, tags=missing)
+                missing = [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]
+                values = metrics.get(node_id, {}).items()
+                new = [Metric(key, value, now, 0) for key, value in values if run.data.metrics.get(key) != value]
+                if missing or new:
+                    client.log_batch(run.info.run_id, metrics=new, tags=missing)
 
     def view_urls(self, study: str) -> dict[str, str]:
         """Gives {what it shows: address} of a study's saved views."""

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from gram_platform.config.identity import parse_json, short_hash
+from gram_platform.config.identity import metric_name, parse_json, short_hash
 from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people
 
 LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
 VIEW_TAG = "mlflow.sharedViewState."  # + key
+TRIAL, OBJECTIVE = "trial/", "objective"  # metrics of the runs of a search's trials; the first + parameter
 TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's pages are those about traces of language models
 VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
 MOST_LINKS = LONGEST_TEXT - 500  # characters of the links in an experiment's description
@@ -53,25 +54,80 @@ class SavedView:
     filter_string: str
     columns: tuple[str, ...] = ()
     charts: tuple[str, ...] = ()  # metrics to draw, each in a chart of its own, against the step on a log axis
+    contours: tuple[tuple[str, str, str], ...] = ()  # metrics x, y, z of charts
+    order_by: str = ""  # a column, lowest first
 
     def to_tag(self) -> str:
         """Encodes the view as MLflow's page does; equal views have equal text."""
         state = {"searchFilter": self.filter_string, "selectedColumns": self.columns, "runsHiddenMode": "SHOW_ALL"}
-        if self.charts:
-            section = {"uuid": self.key, "name": "By number of parameters", "display": True, "columns": 2}
+        if self.order_by:
+            state |= {"orderByKey": self.order_by, "orderByAsc": True}
+        if self.charts or self.contours:
+            title = "By number of parameters" if self.charts else "Objective"
+            section = {"uuid": self.key, "name": title, "display": True, "columns": 2}
             charts = [_line_chart(self.key, metric) for metric in self.charts]
+            charts += [_contour_chart(self.key, *metrics) for metrics in self.contours]
             state |= {"compareRunSections": [section], "compareRunCharts": charts, "isAccordionReordered": True}
         return json.dumps({"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+
+
+@dataclass(frozen=True)
+class TrialColumns:
+    """The columns of a search's trials that MLflow shows: what is varied and what is aimed at, the first ones first.
+
+    `sizes`: of models, where they have a chart each.
+    """
+
+    parameters: tuple[str, ...] = ()
+    objectives: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+
+    def metrics_of(self, trial: Mapping[str, object]) -> dict[str, object]:
+        """Returns the values of a trial under the names of MLflow's metrics."""
+        values = {parameter_metric(name): trial[name] for name in self.parameters}
+        for name in self.objectives:
+            values[self.objective_metric(name)] = trial[name]
+            if self.sizes:
+                values[self.objective_metric(name, str(trial["size"]))] = trial[name]
+        return values
+
+    def objective_metric(self, name: str, size: str = "") -> str:
+        """Names an objective's metric: it alone is `objective`; `size`: for the runs of one size."""
+        return metric_name("/".join(filter(None, (OBJECTIVE, name if len(self.objectives) > 1 else "", size))))
+
+
+def parameter_metric(name: str) -> str:
+    """Names the metric of what a search varies."""
+    return metric_name(TRIAL + name)
+
+
+def search_views(search: str, columns: TrialColumns) -> tuple[SavedView, ...]:
+    """Returns the view of a search's trials: columns, the best first, and a contour of each objective at each size."""
+    varied = tuple(map(parameter_metric, columns.parameters))
+    aims = tuple(map(columns.objective_metric, columns.objectives))
+    contours = [
+        (*varied[:2], columns.objective_metric(name, size))
+        for name in columns.objectives
+        for size in columns.sizes or ("",)
+        if len(varied) > 1
+    ]
+    shown, best = [f"metrics.`{name}`" for name in (*aims, *varied)], f"metrics.`{aims[0]}`" if aims else ""
+    columns, drawn = (*shown, *VIEW_COLUMNS[:-1]), tuple(contours)
+    key, name = f"gram.{search}.runs", f"{search}: trials"
+    return (SavedView(key, name, _runs_of(search), columns, contours=drawn, order_by=best),)
 
 
 def study_views(study: str, study_id: str, shown: Mapping[str, str], charts: tuple[str, ...]) -> tuple[SavedView, ...]:
     """Returns the views of a study: the charts of its lines with the tags `shown`, if any, and its training runs."""
     tags = {KIND: LINE, STUDY_ID: study_id, **shown}
     lines = " and ".join(f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items())
-    runs = f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{study}` != ''"
     ratios = SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts)
-    views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", runs, VIEW_COLUMNS))
+    views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", _runs_of(study), VIEW_COLUMNS))
     return views if charts else views[1:]
+
+
+def _runs_of(study: str) -> str:
+    return f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{study}` != ''"
 
 
 def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
@@ -109,6 +165,12 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
             break
         links += link
     return f"Pretraining studies: {links}\n\n{EXPERIMENT_NOTE}" if links else EXPERIMENT_NOTE
+
+
+def _contour_chart(section: str, x: str, y: str, z: str) -> dict:
+    axes = {f"{axis}axis": {"key": key, "type": "METRIC"} for axis, key in (("x", x), ("y", y), ("z", z))}
+    about = {"type": "CONTOUR", "uuid": f"{section}.{z}", "metricSectionId": section, "displayName": z}
+    return about | {"runsCountToCompare": 100, **axes}
 
 
 def _line_chart(section: str, metric: str) -> dict:

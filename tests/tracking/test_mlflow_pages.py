@@ -1,6 +1,7 @@
 """What users see on MLflow's own pages, in headless Chromium: three clicks from its start page to the charts."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from gram_platform.config import Evaluation, View
 from gram_platform.pages.results.record import StudyRecord, publish
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.views import Line
+from gram_platform.tracking.views import Line, TrialColumns, search_views
 from tests.pages.site.browser import running_browser
 from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
@@ -94,3 +95,47 @@ def test_three_clicks_from_the_start_page_to_forget_against_size(tmp_path):
         assert browser.wait_for(f"{CHARTS}.length > 2"), browser.evaluate(CHARTS)
         losses = browser.evaluate(CHARTS)[:2]  # before training's own
         assert [chart["gram tiny all s0"][1] for chart in losses] == [[2 / s for s in STEPS], [3 / s for s in STEPS]]
+
+
+# The objective by rate and batch.
+GRID = {(0.001, 4): 3.125, (0.001, 8): 2.625, (0.004, 4): 2.375, (0.004, 8): 2.875}
+CONTOUR = """[...document.querySelectorAll('.js-plotly-plot')].flatMap((plot) => plot.data || [])
+    .filter((trace) => trace.type === 'contour').map(({x, y, z}) => [x, y, z].map((values) => Array.from(values)))"""
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_clicks_from_the_start_page_to_a_grids_contour(tmp_path):
+    store, columns, metrics = (
+        Store(tmp_path / "storage").open_for_writing(),
+        TrialColumns(("lr", "batch"), ("loss",)),
+        {},
+    )
+    for number, ((lr, batch), loss) in enumerate(GRID.items()):
+        run = replace(RUN, seed=number)
+        train(store.root, run)
+        store.run(run.run_id).add_tags({"method": "baseline", "size": "tiny", "seed": str(number), "profile": "all"})
+        metrics[run.run_id] = columns.metrics_of({"lr": lr, "batch": batch, "loss": loss})
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    marks = {"node_tags": {run_id: {} for run_id in metrics}, "node_metrics": metrics}
+    tracker.log_study("lr_bs_grid", {}, {}, {}, views=search_views("lr_bs_grid", columns), **marks)
+    with running_browser(tmp_path) as browser, running_mlflow(tracker.tracking_uri, tmp_path) as server:
+        browser.window(1400, 1000)
+        browser.visit(server.uri)
+        browser.click(TRAINING)
+        browser.click(LINK.format("gram"))
+        browser.click(LINK.format("lr_bs_grid: trials"))
+        browser.window(1400, 1000)
+        assert browser.wait_for(f"{CONTOUR}.length > 0"), browser.evaluate(CHARTS)
+        (drawn,) = browser.evaluate(CONTOUR)
+        points = {(lr, batch): loss for lr, batch, loss in zip(*drawn, strict=True)}
+        assert points == GRID
+        browser.visit("about:blank")
+        browser.visit(Tracker(server.uri).view_urls("lr_bs_grid")["runs"].replace("&compareRunsMode=CHART", ""))
+        assert browser.wait_for("document.body.innerText.includes('4 matching runs')")
+        shown = [str(loss) for loss in sorted(GRID.values())]
+        assert browser.wait_for(f"{shown}.every((loss) => document.body.innerText.includes(loss))")
+        text = browser.evaluate("document.body.innerText")
+        assert sorted(shown, key=text.index) == shown

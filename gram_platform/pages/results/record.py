@@ -212,13 +212,14 @@ def publish_files(
     node_tags: Mapping[str, Mapping[str, str]] | None = None,
     views: Sequence[SavedView] = (),
     code: str = "",
+    node_metrics: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, str]:
     """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any; returns {name: path}."""
     folder = store.study_dir(name)
     for file, data in files.items():
         folder.write(file, data)
     if tracker is not None:
-        tracker.log_study(name, files, figures, params, lines, node_tags, views, code)
+        tracker.log_study(name, files, figures, params, lines, node_tags, views, code, node_metrics)
     return {file: folder.address(file) for file in files}
 
 

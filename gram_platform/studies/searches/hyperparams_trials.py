@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.tables import frame_text, interval_text, table_csv
+from gram_platform.analysis.tables import CLASSES, frame_text, interval_text, table_csv
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
@@ -39,6 +39,7 @@ from gram_platform.studies.searches.report import (
 )
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
+from gram_platform.tracking.views import TrialColumns
 
 SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
 
@@ -165,7 +166,8 @@ def sweep_report(
     ]
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
     text, footer = _text(sweep, claims, source), f"{ATTACK}\n\n{FOOTER}"
-    return search_output(graph, search_id, facts, sections, files, record, figures, text, claims, footer)
+    columns = TrialColumns(("value",), CLASSES)
+    return search_output(graph, search_id, facts, sections, files, record, figures, text, columns, claims, footer)
 
 
 def _analysed(

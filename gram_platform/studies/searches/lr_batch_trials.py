@@ -37,6 +37,7 @@ from gram_platform.studies.searches.report import (
 )
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
+from gram_platform.tracking.views import TrialColumns
 
 # Core's weight in the objective; the other half is the mean over auxiliary domains.
 CORE_WEIGHT = 0.5
@@ -161,7 +162,10 @@ def grid_report(
     data["law.json"] = json_file(law_json(law, analysis.laws))
     text = _text(trials, analysis, tables["predictions"])
     sections = _sections(trials, tables, figures, links)
-    return search_output(graph, search_id, facts, sections, data, record, figures, text)
+    is_done = trials[STATE] == State.COMPLETE
+    sizes_done = tuple(size for size in flags.sizes if size in set(trials[is_done]["size"]))
+    columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
+    return search_output(graph, search_id, facts, sections, data, record, figures, text, columns)
 
 
 def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:

@@ -35,6 +35,7 @@ from gram_platform.studies.searches.report import (
     with_run_links,
 )
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.views import TrialColumns
 
 METHOD, METRIC = "maxent", "objective"
 PROFILE, PEAK_LR, RETAIN_WEIGHT = "profile", "peak_lr", "retain_weight"
@@ -165,8 +166,9 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
     named = {name.replace(" ", "_"): figure for name, figure in named.items()}
     facts_text = _facts_text(problem.objective, graph, search_id, about_links)
-    sections = _sections(linked_histories, drawn, table, links)
-    return search_output(graph, search_id, facts_text, sections, files, record, named, _text(table, search_id))
+    sections, text = _sections(linked_histories, drawn, table, links), _text(table, search_id)
+    columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
+    return search_output(graph, search_id, facts_text, sections, files, record, named, text, columns)
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:

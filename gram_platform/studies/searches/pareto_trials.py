@@ -61,6 +61,7 @@ from gram_platform.studies.searches.report import (
     with_run_links,
 )
 from gram_platform.tracking import Tracker
+from gram_platform.tracking.views import TrialColumns
 
 METHOD = "gram"
 P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
@@ -201,7 +202,8 @@ def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
         "trials.csv": table_csv(trials_table(trials, space.names), "%.6g").encode(),
     }
     facts, drawn = _facts_text(graph, search_id, about_links), sections(front, figures, links)
-    return search_output(graph, search_id, facts, drawn, files, record, figures, _text(front))
+    columns = TrialColumns(tuple(p.name for p in front.parameters), tuple(PARETO_OBJECTIVES))
+    return search_output(graph, search_id, facts, drawn, files, record, figures, _text(front), columns)
 
 
 def front_table(

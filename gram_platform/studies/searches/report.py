@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,7 @@ from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.values import text_for_people
+from gram_platform.tracking.views import TrialColumns
 
 # Of a search in its own folder, and beside its report.
 SEARCH_FILE = "search.json"
@@ -37,6 +40,7 @@ class SearchOutput:
     files: Mapping[str, bytes]
     figures: Mapping[str, object]
     text: str
+    columns: TrialColumns
 
 
 def search_output(
@@ -48,12 +52,14 @@ def search_output(
     record: Mapping,
     figures: Mapping[str, object],
     text: str,
+    columns: TrialColumns,
     claims: pd.DataFrame | None = None,
     footer: str = "",
 ) -> SearchOutput:
     """Makes the files of a search: its tables, report.html, claims.csv if it judges claims, and search.json.
 
-    The report begins with the question and `facts`, how it was searched; `record` goes into search.json.
+    The report begins with the question and `facts`, how it was searched; `record` goes into search.json; `columns` of
+    trials.csv are shown by MLflow.
     """
     search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
     facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
@@ -62,7 +68,7 @@ def search_output(
     intro = "\n\n".join(filter(None, [search.question, facts, submissions_text(rows)]))
     page = Page(search.title, intro, sections, footer, claims)
     plain = json_file({"name": search.name, **known, **record, "submissions": rows})
-    return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text)
+    return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, columns)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
@@ -84,6 +90,26 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
         run_id: {tag: text_for_people(", ".join(names)) for tag, names in tags.items()}
         for run_id, tags in found.items()
     }
+
+
+def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
+    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with its finite values."""
+    if not trials:
+        return {}
+    frame = pd.read_csv(io.BytesIO(trials))
+    of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
+    uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
+    return {
+        run_id: {name: float(value) for name, value in columns.metrics_of(trial).items() if is_finite(value)}
+        for trial in of_trials
+        for run_id in str(trial[RUNS]).split()
+        if uses[run_id] == 1
+    }
+
+
+def is_finite(value: object) -> bool:
+    """Returns whether a value of a trial is a number that MLflow can draw."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def counts_text(trials: pd.DataFrame) -> str:

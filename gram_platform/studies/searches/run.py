@@ -28,12 +28,12 @@ from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
-from gram_platform.studies.searches.report import SEARCH_FILE, trial_tags
+from gram_platform.studies.searches.report import SEARCH_FILE, trial_metrics, trial_tags
 from gram_platform.studies.session import exit_with
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.views import study_id, study_views
+from gram_platform.tracking.views import search_views
 
 
 def main(search: Search, arguments: list[str] | None = None) -> None:
@@ -206,11 +206,12 @@ class SearchWork:
             self.view.say("no table: no trial is complete yet")
             return 1
         params = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.graph.data_id}
-        name, tags = self.search.name, trial_tags(output.files.get("trials.csv", b""))
-        views = study_views(name, study_id(name, params), {}, ())
+        name, trials = self.search.name, output.files.get("trials.csv", b"")
+        shown = {"node_tags": trial_tags(trials), "node_metrics": trial_metrics(trials, output.columns)}
+        shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
         code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
-        self.submission.publish(name, partial(write, node_tags=tags, views=views, code=code), output.text)
+        self.submission.publish(name, partial(write, **shown, code=code), output.text)
         return 0
 
 

@@ -14,6 +14,7 @@ from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.definition import GridSearch, OptunaFlags, OptunaSearch
 from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.run import main
+from gram_platform.tracking.views import TrialColumns
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
@@ -51,7 +52,7 @@ class _Common:
         runs = store.list_runs()
         trials = ["search,trial,runs", *(f"{self.name}-{search_id},{number},{run}" for number, run in enumerate(runs))]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
-        return SearchOutput(files, {}, f"{len(runs)} runs")
+        return SearchOutput(files, {}, f"{len(runs)} runs", TrialColumns())
 
 
 @dataclass(frozen=True)
