@@ -93,8 +93,9 @@ def test_counts_match_the_mixture_exactly(accumulation):
     assert counts == {d: n // 2 for d, n in zip(tiny.DOMAINS, draws, strict=True)}
 
 
-def test_every_draw_happens_once_and_nothing_repeats_within_a_pass():
-    config = tiny.run_config(draws=(64, 24, 24))
+@pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
+def test_every_draw_happens_once_and_nothing_repeats_within_a_pass(accumulation):
+    config = tiny.run_config(draws=(64, 24, 24), routing=RoutingConfig(0.5, 0.3, accumulation))
     data = DataConfig(
         "tiny", tuple(DomainBudget(d, n, m) for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True))
     )

@@ -1,6 +1,7 @@
 """What gradient routing promises, on real training steps."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -118,6 +119,17 @@ def test_no_core_batch_leaves_a_gradient_in_a_module_it_did_not_activate():
             optimizer.zero_grad(set_to_none=True)
         seen.add(tuple(active))
     assert seen == {(), ("lisp",), ("virology",)}
+
+
+def test_a_module_that_no_batch_activates_is_not_read():
+    """It may hold NaN: the losses of batches of core and of another domain are the same."""
+    config = tiny.run_config(draws=(48, 48, 0), routing=RoutingConfig(0.0, 0.3))
+    plain, poisoned = Learner(config), Learner(config)
+    with torch.no_grad():
+        for parameter in poisoned.master_sets[module_set("virology")].values():
+            parameter.fill_(math.nan)
+    of_each = [[record.losses for record in train(config, learner)[1]] for learner in (plain, poisoned)]
+    assert of_each[0] == of_each[1]
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
