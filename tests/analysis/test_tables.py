@@ -71,6 +71,13 @@ def test_a_domain_whose_name_is_a_part_of_a_retained_name_is_forgotten():
     assert list(view[["retain", "forget"]]) == pytest.approx([0.94, 0.75])
 
 
+def test_the_reference_is_the_baseline_with_everything_on():
+    views = evaluations(("tiny",))
+    of_core = views[(views["method"] == "gram") & (views["profile"] == "core")].assign(method="baseline")
+    table = analyse(pd.concat([of_core, views], ignore_index=True), curves(("tiny",))).table
+    assert row(table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
+
+
 def test_an_attacked_domain_has_the_planted_ratio_beside_the_forgotten_one():
     found = []
     for seed, profile in ((seed, profile) for seed in SEEDS for profile in ("core+biology", "core+chemistry")):

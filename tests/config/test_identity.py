@@ -69,6 +69,7 @@ PINNED = {
         ),
         "72bc050beff8",
     ),
+    "a view": (lambda: BRANCH.view_id, "d1399cd5792f"),
     "an evaluation": (lambda: Evaluation(BRANCH, "tiny", tiny.DOMAINS, 4).eval_id, "aa1ab692b2ba"),
     "token losses and continuations": (
         lambda: (

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +117,19 @@ def test_lease_of_a_living_process_refuses_a_second_attempt(tmp_path, directory)
     with directory.start_attempt("one"), pytest.raises(LeaseHeld, match=f"one .pid {os.getpid()}"):
         directory.start_attempt("two")
     directory.start_attempt("three").release()
+
+
+def test_the_lease_of_an_earlier_attempt_refuses_too(directory):
+    """It was taken for ended, a second attempt has come and gone, and the first is at work again."""
+    first = directory.start_attempt("first")
+    path = Path(directory.attempts.path) / first.attempt_id / "lease.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"released": True}))
+    directory.start_attempt("second").release()
+    path.write_text(json.dumps(fields))
+    with pytest.raises(LeaseHeld, match="first"):
+        directory.start_attempt("third")
+    first.release()
 
 
 def test_lease_of_a_dead_process_is_stale_at_once(tmp_path, directory):
