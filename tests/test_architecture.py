@@ -312,6 +312,26 @@ def test_one_function_writes_csv():
     assert writers == ["gram_platform/analysis/tables.py"]
 
 
+UNPICKLING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+EXECUTING = {"torch.load", "pd.read_pickle", "yaml.load", "eval", "exec"}
+SWITCHES = {"allow_pickle", "trust_remote_code", "weights_only"}
+
+
+def test_nothing_of_a_storage_is_unpickled():
+    """One module unpickles: what Ray Tune has written in the folder of this driver's Ray."""
+    words, found = re.compile("|".join(UNPICKLING | SWITCHES | {r"\.load\(", r"\beval\(", r"\bexec\("})), set()
+    for path in python_files(PACKAGE, "dashboards"):
+        if not words.search(text := path.read_text()):
+            continue
+        nodes = list(ast.walk(ast.parse(text)))
+        calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        arguments = {node.arg for node in nodes if isinstance(node, ast.keyword)}
+        modules = {name.split(".")[0] for name in imported_modules(path)}
+        if modules & UNPICKLING or calls & EXECUTING or arguments & SWITCHES:
+            found.add(str(path.relative_to(ROOT)))
+    assert found == {"gram_platform/engine/ray_private/libraries.py"}
+
+
 @pytest.mark.timeout(300)
 def test_every_experiment_says_what_it_is_and_builds():
     paths = sorted((ROOT / "experiments").glob("*.py"))

@@ -58,5 +58,5 @@ def test_a_tokenizer_on_which_the_library_panics_is_named(tmp_path):
     for prefix in ("null", '"abcdefgh"'):
         model = f'{{"type": "BPE", "continuing_subword_prefix": {prefix}, "vocab": {vocab}, "merges": {merges}}}'
         (tmp_path / "tokenizer.json").write_text(f'{{"version": "1.0", "model": {model}}}')
-        with pytest.raises(ValueError, match=r"^tokenizer='.*tokenizer\.json': expected a tokenizer\.json that can be"):
+        with pytest.raises(ValueError, match=r"^tokenizer='.*tokenizer\.json': "):
             load_tokenizer(tmp_path / "tokenizer.json")

@@ -120,7 +120,7 @@ def test_a_ray_that_answers_without_its_token_is_not_used(storage, monkeypatch):
     """As an older one does, which knows no token."""
     private = head.environment
     monkeypatch.setattr(head, "environment", lambda cluster: private(cluster) | {"RAY_AUTH_MODE": "disabled"})
-    with pytest.raises(RuntimeError, match="answers without its token"):
+    with pytest.raises(RuntimeError, match="without its token"):
         head.start()
     assert read_state() is None
 
@@ -136,6 +136,8 @@ def test_a_signal_ends_everything(job_folder, storage):
     with sleeping_job(job_folder) as (process, cluster):
         with pytest.raises(urllib.error.HTTPError, match="401"):  # a client without the token
             urllib.request.urlopen(cluster.address + "/api/jobs/", timeout=10)
+        port = int(cluster.address.rpartition(":")[2])
+        assert {c.laddr.ip for c in psutil.net_connections("tcp") if c.laddr.port == port} == {"127.0.0.1"}
         second = subprocess.run(
             command("run", "--", "true"), cwd=job_folder, capture_output=True, text=True, check=False
         )
@@ -189,7 +191,7 @@ def test_stop_with_nothing_running(storage, job_folder):
             state_file().parent.mkdir()
             state_file().write_text(text)
         done = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout.strip()) == (0, "[local cluster] nothing is running"), done.stderr
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_nothing_in_the_storage_says_what_to_remove(storage, tmp_path):

@@ -1,5 +1,7 @@
 """Checks how a grid grows: towards a minimum at the edge, up to the limits, not towards diverged cells."""
 
+import re
+
 import pandas as pd
 import pytest
 
@@ -17,15 +19,16 @@ def test_a_grid_with_its_minimum_inside_does_not_grow():
 @pytest.mark.parametrize(
     ("lr", "batch", "new", "message"),
     [
-        (0.9e-3, 200.0, [(lr, 128) for lr in LRS], "4M: the minimum lies at the upper edge of batch: adding batch 128"),
-        (0.9e-3, 2.0, [(lr, 8) for lr in LRS], "4M: the minimum lies at the lower edge of batch: adding batch 8"),
-        (9e-3, 30.0, [(4e-3, b) for b in BATCHES], "4M: the minimum lies at the upper edge of lr: adding lr 0.004"),
+        (0.9e-3, 200.0, [(lr, 128) for lr in LRS], "4M: .* upper edge of batch: .*128$"),
+        (0.9e-3, 2.0, [(lr, 8) for lr in LRS], "4M: .* lower edge of batch: .*8$"),
+        (9e-3, 30.0, [(4e-3, b) for b in BATCHES], "4M: .* upper edge of lr: .*0\\.004$"),
     ],
 )
 def test_growth_is_one_step_towards_the_minimum(lr, batch, new, message):
     step = extension(planted("4M", lr, batch), GRID, limit=2)
     assert list(step.new_cells) == new
-    assert step.messages == (message,)
+    (said,) = step.messages
+    assert re.match(message, said)
     assert step == extension(planted("4M", lr, batch).sample(frac=1.0, random_state=0), GRID, limit=2)
 
 
@@ -38,8 +41,8 @@ def test_growth_at_a_corner_and_until_the_limit():
     assert counts == [5 * 4 - 12, 6 * 5 - 5 * 4, 0, 0]
     assert grid.num_added == (0, 2, 0, 2)
     assert (grid.lrs[-1], grid.batches[-1]) == (8e-3, 256)
-    assert "not extended, 2 added there is the most" in step.messages[0]
-    assert extension(planted("4M", 1.0), GRID, limit=0).messages[0].endswith("not extended, extensions are off")
+    assert re.search("not extended, 2 ", step.messages[0])
+    assert extension(planted("4M", 1.0), GRID, limit=0).new_cells == ()
 
 
 def test_growth_ends_once_the_minimum_is_inside():
@@ -49,13 +52,12 @@ def test_growth_ends_once_the_minimum_is_inside():
 
 def test_without_a_minimum_the_grid_grows_towards_the_best_cell():
     step = extension(planted("4M", bend=-0.1, batch=20.0), GRID, limit=1)
-    assert step.messages == (
-        "4M: the surface is not convex, and the best cell lies at the upper edge of batch: adding batch 128",
-    )
+    assert step.new_cells == tuple((lr, 128) for lr in LRS)
+    assert "not convex" in step.messages[0]
     few = planted("4M", lrs=LRS[:3], lr=1e-2)
     few = diverge(few, few["batch"] == 16)
     step = extension(few, Grid(LRS[:3], BATCHES), limit=1)
-    assert step.messages[0].startswith("4M: the surface cannot be fitted, and the best cell lies at the upper edge")
+    assert re.match("4M: .* cannot be fitted.* upper edge", step.messages[0])
 
 
 def test_no_growth_towards_cells_that_diverged():
@@ -63,7 +65,7 @@ def test_no_growth_towards_cells_that_diverged():
     top = trials["lr"] == LRS[-1]
     step = extension(diverge(trials, top), GRID, limit=2)
     assert step.new_cells == ()
-    assert step.messages[0].endswith("edge of lr: not extended, the cells there diverged or failed")
+    assert re.search("edge of lr: not extended.*diverged", step.messages[0])
     partly = extension(diverge(trials, top & (trials["batch"] < 64)), GRID, limit=2)
     assert partly.new_cells == ((4e-3, 64),)
     assert partly.grid.left_out == {(4e-3, 16), (4e-3, 32)}
@@ -80,16 +82,16 @@ def test_no_growth_towards_cells_that_diverged():
 def test_batches_stay_whole_and_allowed():
     small = Grid(LRS, (1, 2, 4))
     trials = planted("4M", batch=0.1, batches=small.batches)
-    assert "the next batch would be 0.5" in extension(trials, small, limit=2).messages[0]
+    assert " 0.5" in extension(trials, small, limit=2).messages[0]
     refused = extension(planted("4M", batch=2.0), GRID, limit=2, why_not=lambda batch: f"{batch} is too few")
-    assert refused.messages[0].endswith("not extended, 8 is too few")
+    assert refused.messages[0].endswith("8 is too few")
     assert refused.new_cells == ()
 
 
 def test_a_size_without_losses_does_not_grow():
     trials = planted("4M")
     step = extension(diverge(trials, trials["lr"] > 0), GRID, limit=2)
-    assert (step.grid, step.messages) == (GRID, ("4M: no cell is complete: not extended",))
+    assert (step.grid, step.new_cells) == (GRID, ())
 
 
 @pytest.mark.parametrize(

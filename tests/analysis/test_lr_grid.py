@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def test_rates_that_differ_in_their_last_bits_are_one_cell():
     is_hot = (trials["lr"] == LRS[-1]) & (trials["seed"] == "1")
     assert pooled(diverge(moved, is_hot))["num_cells"] == 9
     assert pooled(moved)["notes"] == ""
-    with pytest.raises(ValueError, match=r"^trials=.*one row for each size"):
+    with pytest.raises(ValueError, match=r"^trials="):
         cells(pd.concat([trials, moved[is_hot]]))
 
 
@@ -107,12 +108,12 @@ def test_surfaces_without_a_minimum_and_minima_of_noise():
     saddle = pooled(planted("4M", bend=-0.1))
     assert not saddle["convex"]
     assert math.isnan(saddle["lr"])
-    assert saddle["notes"] == "not convex: best cell shown"
+    assert saddle["notes"].startswith("not convex")
     assert "batch" in saddle["edges"]
     flat = pooled(planted("1M", bend=1e-7, noise=0.01))
     assert flat["convex"]
     assert flat["curvature_t"] < 2
-    assert flat["notes"].endswith("curvature within the noise")
+    assert "curvature" in flat["notes"]
 
 
 def test_an_exact_fit_is_flagged():
@@ -121,7 +122,7 @@ def test_an_exact_fit_is_flagged():
     row = pooled(trials[~gone])
     assert row["num_points"] == 6
     assert (row["lr"], row["batch"]) == pytest.approx((0.9e-3, 30.0))
-    assert row["notes"] == "as many losses as coefficients: an exact fit tells nothing of its error"
+    assert "exact fit" in row["notes"]
 
 
 def test_a_cell_with_a_diverged_seed_is_left_out_of_every_fit():
@@ -209,19 +210,19 @@ def test_weak_optima_are_left_out_while_three_others_remain(changed, why):
 
 def test_too_few_sizes_an_edge_and_a_flat_surface_make_no_law():
     two = laddered()[lambda trials: trials["size"] != "16M"]
-    assert no_law(two) == "sizes with an optimum: 2, at least 3 are needed"
-    assert no_law(laddered(s16M={"lr": 9e-3})) == "16M: at the edge (lr high)"
+    assert re.search("2, at least 3", no_law(two))
+    assert re.fullmatch(r"16M: .*\(lr high\)", no_law(laddered(s16M={"lr": 9e-3})))
     both = no_law(laddered(s16M={"lr": 9e-3}, s4M={"lr": 1e-5}))
-    assert both == "4M: at the edge (lr low); 16M: at the edge (lr high)"
-    assert no_law(laddered(s1M={"bend": 1e-7, "noise": 0.01})).endswith("curvature within the noise")
+    assert re.fullmatch(r"4M: .*\(lr low\); 16M: .*\(lr high\)", both)
+    assert "curvature" in no_law(laddered(s1M={"bend": 1e-7, "noise": 0.01}))
     assert no_law(laddered()) == ""
 
 
 def test_laws_that_cannot_be_fitted_say_why():
     laws = laws_table(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}))
     assert laws["exponent"].isna().all()
-    why = "sizes with an optimum: 1, at least 3 are needed; 1M: not convex; 4M: not convex"
-    assert laws["no_law"].tolist() == [why] * 2
+    (why,) = set(laws["no_law"])
+    assert re.search("1, at least 3 .*; 1M: not convex; 4M: not convex", why)
     assert fitted_law(laws, "ours", 64, "a test") is None
     assert law_json(None, laws)["no_law"] == why
 
@@ -230,7 +231,7 @@ def test_coefficients_beyond_all_numbers_are_no_law():
     """Sizes that are almost alike, or a minimum far away, give an exponent whose coefficient no float holds."""
     alike = laddered(noise=0.001).replace({"parameters": {4e6: 1e6 + 1, 16e6: 1e6 + 2}})
     laws = laws_table(alike, num_resamples=2)
-    assert laws["no_law"].tolist() == ["its coefficients lie beyond all numbers"] * 2
+    assert all(laws["no_law"])
     assert fitted_law(laws, "ours", 64, "a test") is None
 
 
@@ -246,7 +247,7 @@ def test_the_table_of_windows_shows_how_the_exponents_move():
     assert math.isnan(exact["window"][0])
     assert exact["lr_exponent"].tolist()[:2] == pytest.approx([-0.1, -0.1])
     assert exact["no_law"].tolist()[:2] == ["", ""]
-    assert exact["no_law"][2].startswith("sizes with an optimum: 0, at least 3 are needed; 1M: no fit")
+    assert re.search("0, at least 3 .*; 1M: no fit", exact["no_law"][2])
     trials = laddered()
     skew = 0.02 * np.maximum(np.log(trials["lr"] / 0.9e-3), 0.0) ** 3 * (trials["parameters"] / 1e6)
     moved = window_table(trials.assign(loss=trials["loss"] + skew), (None, 0.05))

@@ -114,7 +114,7 @@ def test_a_repeated_trial_counts_twice_as_published_and_is_refused_otherwise():
     trials = planted("4M", noise=0.01)
     worse = trials.iloc[[0]].assign(loss=trials["loss"].iloc[0] + 0.1)
     doubled = pd.concat([trials, worse])
-    with pytest.raises(ValueError, match="one row for each"):
+    with pytest.raises(ValueError, match="one row"):
         cells(doubled)
     once, twice = (optima_table(t, as_published=True).set_index("seed") for t in (trials, doubled))
     assert twice.loc[POOLED, "num_points"] == once.loc[POOLED, "num_points"] + 1
@@ -181,7 +181,7 @@ def test_bad_files_name_line_and_column(tmp_path, column, value, message):
 def test_absent_columns_and_unreadable_sizes_are_named(tmp_path):
     trials = planted("4M")
     trials.drop(columns=["lr", "seed"]).to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(ValueError, match="columns seed, lr too"):
+    with pytest.raises(ValueError, match="seed, lr"):
         load_trials(tmp_path / "a.csv")
     trials.rename(columns={"loss": "loss_core"}).to_csv(tmp_path / "b.csv", index=False)
     with pytest.raises(ValueError, match="loss_<domain>"):

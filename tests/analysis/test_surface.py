@@ -127,7 +127,7 @@ def test_a_minimum_below_zero_has_no_span():
         (LR.reshape(15, 10), BATCH, losses(), None, r"^lr=.*\(15, 10\).* one dimension"),
         (LR, BATCH, ["diverged"] * 150, None, r"^loss="),
         (LR, np.where(BATCH > 0, None, 1), losses(), None, r"^batch=nan"),
-        (LR[:10], BATCH[:10], losses()[:10], None, r"^lr, batch='10 losses'.* three values of each"),
+        (LR[:10], BATCH[:10], losses()[:10], None, r"^lr, batch='10 losses'.* three"),
         (LR, BATCH, losses(), "5%", r"^window="),
         (LR, BATCH, losses(), 1e-6, r"^window=1e-06.* there are 1"),
         ([], [], [], 0.05, r"^window=0.05.* there are 0"),

@@ -63,6 +63,35 @@ def test_planted_ratios_are_recovered(analysis):
     assert len(analysis.ratios) == len(evaluations()) * len(DOMAINS)
 
 
+def test_a_domain_whose_name_is_a_part_of_a_retained_name_is_forgotten():
+    longer = "biology of plants"
+    views = evaluations(("tiny",)).rename(columns={"loss/chemistry": f"loss/{longer}"})
+    frames = (frame.replace("chemistry", longer, regex=True) for frame in (views, curves(("tiny",))))
+    view = row(analyse(*frames).table, "gram", "tiny", f"core+{longer}")
+    assert list(view[["retain", "forget"]]) == pytest.approx([0.94, 0.75])
+
+
+def test_the_reference_is_the_baseline_with_everything_on():
+    views = evaluations(("tiny",))
+    of_core = views[(views["method"] == "gram") & (views["profile"] == "core")].assign(method="baseline")
+    table = analyse(pd.concat([of_core, views], ignore_index=True), curves(("tiny",))).table
+    assert row(table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
+
+
+def test_an_attacked_domain_has_the_planted_ratio_beside_the_forgotten_one():
+    found = []
+    for seed, profile in ((seed, profile) for seed in SEEDS for profile in ("core+biology", "core+chemistry")):
+        attacked = "chemistry" if profile == "core+biology" else "biology"
+        loss = float(loss_at("tiny", attacked, NUM_STEPS * (0.85 + 0.02 * (int(seed) - 1))))
+        found.append(
+            {"method": "gram", "size": "tiny", "seed": seed, "profile": profile, "elicited": attacked, "loss": loss}
+        )
+    table = analyse(evaluations(("tiny",)), curves(("tiny",)), attacks=pd.DataFrame(found)).table
+    for profile in ("core+biology", "core+chemistry"):
+        view = row(table, "gram", "tiny", profile)
+        assert list(view[["retain", "forget", "elicited"]]) == pytest.approx([0.94, 0.75, 0.85])
+
+
 def test_classes_of_each_profile(analysis):
     view = row(analysis.table, "gram", "small", "core+biology")
     seeds = [0.94 - 0.02, 0.94, 0.94 + 0.02]

@@ -156,7 +156,7 @@ def test_a_plan_for_gpus_needs_its_device_before_any_machine_starts(pretended_cl
         timeout=UP_S,
     )
     assert done.returncode != 0
-    assert "device='': expected --device cuda or --device cpu: the preset paper plans for GPUs" in done.stdout
+    assert "device='': expected --device cuda or --device cpu" in done.stdout
     assert "(850.40 h100 hours, $2,551.20)" in done.stdout
     assert num_machines(pretended_cluster) == 1
     assert not (tmp_path / "storage/data").exists()

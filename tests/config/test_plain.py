@@ -131,11 +131,11 @@ def test_json_with_any_wrong_value_is_refused_by_name_or_read():
 def test_what_json_lacks_or_has_too_much_is_named():
     plain = json.loads(canonical_json(tiny.run_config()))
     del plain["optimizer"]["peak_lr"]
-    with pytest.raises(InvalidField, match=r"^optimizer=\{.*: expected a table that also has peak_lr$"):
+    with pytest.raises(InvalidField, match=r"^optimizer=\{.*: expected .* peak_lr$"):
         from_plain(RunConfig, plain)
-    with pytest.raises(InvalidField, match=r"^the file=\['seed'\]: expected a table that also has model, data, "):
+    with pytest.raises(InvalidField, match=r"^the file=\['seed'\]: expected .* model, data, "):
         from_plain(RunConfig, {"seed": 3})
-    with pytest.raises(InvalidField, match=r"^the file=\[3\]: expected a table with fields of: model, "):
+    with pytest.raises(InvalidField, match=r"^the file=\[3\]: expected .*: model, "):
         from_plain(RunConfig, [3])
-    with pytest.raises(InvalidField, match=r"^tempo=3: expected one of the fields model, "):
+    with pytest.raises(InvalidField, match=r"^tempo=3: expected .* model, "):
         from_plain(RunConfig, {"tempo": 3})

@@ -17,6 +17,7 @@ from gram_platform.config.routing import (
     hash_counters,
     module_set,
     permuted,
+    same_routes,
     uniforms,
 )
 from gram_platform.train.data import PlanReader
@@ -93,8 +94,9 @@ def test_counts_match_the_mixture_exactly(accumulation):
     assert counts == {d: n // 2 for d, n in zip(tiny.DOMAINS, draws, strict=True)}
 
 
-def test_every_draw_happens_once_and_nothing_repeats_within_a_pass():
-    config = tiny.run_config(draws=(64, 24, 24))
+@pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
+def test_every_draw_happens_once_and_nothing_repeats_within_a_pass(accumulation):
+    config = tiny.run_config(draws=(64, 24, 24), routing=RoutingConfig(0.5, 0.3, accumulation))
     data = DataConfig(
         "tiny", tuple(DomainBudget(d, n, m) for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True))
     )
@@ -145,6 +147,27 @@ def test_training_sets_are_nested_prefixes_for_every_seed():
         pools.append({row for m in batches if m.domain == "lisp" for row in reader.rows(m)[:, 1]})
     assert pools[0] < pools[1]
     assert len(pools[1]) == 16
+
+
+@pytest.mark.parametrize("p_aux_companion", [0.0, 0.5])
+def test_micro_batches_of_one_route_are_merged(p_aux_companion):
+    """Whatever their places in the window and their domains, in groups of 8, 4, 2 and 1, and never more than asked.
+
+    One a pass they keep their order.
+    """
+    routing = RoutingConfig(0.5, 0.3, p_aux_companion=p_aux_companion)
+    plan = plan_of((160, 80, 80), routing=routing, batch_size=16, micro_batch=4)
+    for step in range(20):
+        window = plan.window(step)
+        for most in (1, 2, 3, 4):
+            groups = same_routes(window, most)
+            assert sorted(index for group in groups for index in group) == [0, 1, 2, 3]
+            assert all(len({window[index].route for index in group}) == 1 for group in groups)
+            assert {len(group) for group in groups} <= {size for size in (1, 2, 4) if size <= most}
+        numbers = collections.Counter(micro_batch.route for micro_batch in window).values()
+        assert len(same_routes(window, 4)) == sum(number.bit_count() for number in numbers)
+        assert len(same_routes(window, 2)) == sum(-(-number // 2) for number in numbers)
+        assert same_routes(window, 1) == [[0], [1], [2], [3]]
 
 
 def test_uniform_accumulation_has_one_route_a_window():

@@ -107,7 +107,7 @@ def test_an_error_names_file_line_and_field(text, tmp_path):
 def test_a_file_that_is_not_toml(tmp_path):
     with pytest.raises(ValueError, match=r"bike\.toml: not TOML: .*line 2"):
         document(tmp_path, "name = 'a'\nfront =\n")
-    with pytest.raises(ValueError, match=r"bike='.*nothing\.toml': expected a file of text, found nothing"):
+    with pytest.raises(ValueError, match=r"bike='.*nothing\.toml': .*found nothing"):
         read_toml("bike", tmp_path / "nothing.toml")
 
 

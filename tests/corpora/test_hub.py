@@ -132,9 +132,9 @@ def test_fields_are_joined_and_unknown_ones_named(tmp_path, jsonl):
         ("core", "T\n\nB"),
         ("core", "U"),
     ]
-    with pytest.raises(ValueError, match=r"field='abstract'.*one of body, label, title"):
+    with pytest.raises(ValueError, match=r"field='abstract'.*body, label, title"):
         fetched(local_row(path, text_fields=("abstract",)), tmp_path / "b")
-    with pytest.raises(ValueError, match=r"label='core'.*its row: add new ones"):
+    with pytest.raises(ValueError, match=r"label='core'"):
         fetched(local_row(path, text_fields=("title",), labels=("other",)), tmp_path / "c")
 
 
@@ -155,7 +155,7 @@ def test_a_field_that_no_record_has_is_an_error_at_once(tmp_path, jsonl, records
     monkeypatch.setattr(hub, "FIRST_RECORDS", 5)
     broken = [*records[:20], {"text": 1}]  # the stream breaks here
     row = local_row(jsonl(tmp_path / "a.jsonl", broken), keep=(("meta.pages", "x"),))
-    with pytest.raises(ValueError, match=r"field='meta\.pages'.*no record has it"):
+    with pytest.raises(ValueError, match=r"field='meta\.pages'"):
         fetched(row, tmp_path / "hub")
 
 
@@ -295,7 +295,7 @@ def test_check_of_local_and_generated_corpora(corpus, tmp_path):
 
 
 def test_bad_rows(tmp_path):
-    with pytest.raises(ValueError, match=r"label=''.*one of label and label_field"):
+    with pytest.raises(ValueError, match=r"label=''.*label_field"):
         HubRow("d", "main", ("text",), 1.0, False)
     with pytest.raises(ValueError, match="regular expression"):
         HubRow("d", "main", ("text",), 1.0, False, label="core", keep=(("lang", "("),))
@@ -333,6 +333,6 @@ def test_fetched_text_that_was_damaged_is_fetched_again(tmp_path, records, jsonl
     shutil.rmtree(first.path)
     (part,) = (root / "hub").rglob("part-00000.jsonl.zst")
     part.write_bytes(damage(part.read_bytes()))
-    with pytest.raises(ValueError, match=r"part-00000\.jsonl\.zst.*it is read again when you submit again"):
+    with pytest.raises(ValueError, match=r"part-00000\.jsonl\.zst.*submit again"):
         prepare(recipe, root)
     assert prepare(recipe, root).fingerprint == first.fingerprint

@@ -101,7 +101,7 @@ def test_every_row_is_asked_before_any_is_fetched(server, tmp_path, records, jso
 
 
 def test_a_dataset_that_does_not_exist_is_bad_input(server, tmp_path):
-    with pytest.raises(ValueError, match=r"org/absent at main cannot be read.*HF_TOKEN"):
+    with pytest.raises(ValueError, match=r"org/absent at main .*HF_TOKEN"):
         fetched(hub_row("absent"), tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_a_server_that_is_overloaded_is_asked_again(server, tmp_path, records, s
     server.texts["/a.jsonl"] = lines(records)
     server.statuses["/a.jsonl"] = status
     row = local_row(f"{server.files}/a.jsonl")
-    with pytest.raises(Unavailable, match=rf"a.jsonl has the status {status}") as found:
+    with pytest.raises(Unavailable, match=rf"a.jsonl .*status {status}") as found:
         fetched(row, tmp_path / "hub")
     assert not isinstance(found.value, ValueError)
     assert type(pickle.loads(pickle.dumps(found.value))) is Unavailable  # as it comes from a worker
@@ -166,7 +166,7 @@ def test_a_fetch_outlives_random_faults(server, tmp_path, records, jsonl, monkey
 def test_a_file_that_is_missing_is_named(server, tmp_path, records):
     server.texts["/a.jsonl"] = lines(records)
     row = dataclasses.replace(local_row(""), files=(f"{server.files}/a.jsonl", f"{server.files}/b.jsonl"))
-    with pytest.raises(ValueError, match=r"b\.jsonl has the status 404"):
+    with pytest.raises(ValueError, match=r"b\.jsonl .*404"):
         fetched(row, tmp_path / "hub")
 
 

@@ -129,18 +129,18 @@ def test_too_little_text_of_a_label(tmp_path, packages):
         path.unlink()
     (packages / "only.cuh").write_text(some_text(1))
     named = r"corpus='installed \[label cpp\]'.* at least 0\.004 MB.* there are 0\.00\d+ MB in \*\.h, \*\.hpp, \*\.cuh"
-    with pytest.raises(ValueError, match=rf"{named} below.*site-packages\..*torch and pyarrow bring C\+\+ headers"):
+    with pytest.raises(ValueError, match=rf"{named}.*site-packages\..*torch and pyarrow"):
         installed_text(tmp_path / "cache", (packages,), WANTED)
     assert list((tmp_path / "cache" / "installed").iterdir()) == []
-    with pytest.raises(ValueError, match=r"label core\].* 0 MB in \*\.py below.*nowhere\."):
+    with pytest.raises(ValueError, match=r"label core\].* 0 MB .*nowhere\."):
         installed_text(tmp_path / "cache", (tmp_path / "nowhere",), WANTED)
 
 
 def test_a_storage_that_cannot_be_written(tmp_path, packages, settings):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"storage='.*/file/data/installed': expected a folder that can be"):
+    with pytest.raises(ValueError, match=r"storage='.*/file/data/installed': "):
         installed_text(tmp_path / "file" / "data", (packages,), WANTED)
-    with pytest.raises(ValueError, match=r"cache_dir=None: expected a folder: .*'installed'"):
+    with pytest.raises(ValueError, match=r"cache_dir=None: .*'installed'"):
         resolve("installed", **settings)
 
 

@@ -66,8 +66,8 @@ def test_a_bad_line_is_named(line, named, corpus, tmp_path):
 
 
 def test_other_files_and_generated_text_are_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match=r"instructions='.*absent.jsonl': expected a file named \*\.jsonl"):
+    with pytest.raises(ValueError, match=r"instructions='.*absent.jsonl': expected .*\*\.jsonl"):
         resolve(corpus, instructions=str(tmp_path / "absent.jsonl"), **SHAPE)
     mine = write_jsonl(tmp_path / "mine.jsonl", ASKED)
-    with pytest.raises(ValueError, match=r"instructions='.*': expected none beside generated text"):
+    with pytest.raises(ValueError, match=r"instructions='.*': expected none"):
         resolve("stories-smoke", instructions=str(mine), **SHAPE)

@@ -131,14 +131,14 @@ def test_duplicates_land_on_one_side_and_are_counted(tmp_path, records, settings
 def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, jsonl):
     short = [{"text": f"too short {index}", "label": "tiny"} for index in range(2)]
     path = jsonl(tmp_path / "a.jsonl", [*records, *short])
-    with pytest.raises(ValueError, match=r"label 'tiny'.*a sequence of 17 tokens"):
+    with pytest.raises(ValueError, match=r"label 'tiny'.* 17 tokens"):
         prepare(resolve(path, **settings), tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_a_domain_of_equal_documents(tmp_path, records, settings, jsonl):
     path = jsonl(tmp_path / "a.jsonl", [*records, *[{"text": "the same words " * 40, "label": "one"}] * 30])
-    with pytest.raises(ValueError, match=r"'one'='0 documents, .* \(equal documents share a split\)"):
+    with pytest.raises(ValueError, match=r"'one'='0 documents, "):
         prepare(resolve(path, **settings), tmp_path / "data")
 
 

@@ -112,7 +112,7 @@ def test_a_core_tokenizer_takes_its_whole_sample_from_core(tmp_path, settings, j
 def test_a_tokenizer_from_elsewhere_cannot_be_trained_on_core(tmp_path, corpus, settings):
     prepare(resolve(corpus, **settings), tmp_path)
     given = str(next(tmp_path.glob("*/tokenizer.json")))
-    with pytest.raises(ValueError, match=r"core_tokenizer=True: expected False: this tokenizer is not trained here"):
+    with pytest.raises(ValueError, match=r"core_tokenizer=True: expected False"):
         resolve(corpus, **settings, tokenizer=given, core_tokenizer=True)
 
 

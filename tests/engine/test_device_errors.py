@@ -138,7 +138,7 @@ def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monke
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure() is None
     assert directory.status() == "interrupted"
-    with pytest.raises(Stopped, match=r"illegal memory access .*process worked\. Submit again"):
+    with pytest.raises(Stopped, match=r"illegal memory access .*Submit again"):
         run_in_process([Node(run, ())], execution)
     assert directory.failure() is None
 
@@ -257,7 +257,7 @@ def test_a_machine_whose_processes_die_ends_no_driver_while_others_work(executio
     for _ in range(3 * slots.MAX_FAILED_STARTS):
         fail_to_start()
     study.in_flight.clear()
-    with pytest.raises(ClusterLost, match="Ray could not start a process, 4 times"):
+    with pytest.raises(ClusterLost, match="process, 4 times"):
         fail_to_start()
 
 
@@ -286,7 +286,7 @@ def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
     with pytest.raises(ClusterLost, match=r"3 ranks[^\n]*\n  machine host .*no driver"):
         found.require_machines(3)
     found.note(report("no driver", "m2"))
-    with pytest.raises(ClusterLost, match=r"(?s)a device that works:.*no driver.*no driver.*Submit again"):
+    with pytest.raises(ClusterLost, match=r"(?s)no driver.*no driver.*Submit again"):
         found.require_machines()
 
 

@@ -178,7 +178,7 @@ def test_memory_advice_offers_nothing_that_is_in_use(setting):
     divisions = [division_of(run, 1, MACHINES["cpu"], "cpu", checkpointing) for checkpointing in (False, True)]
     said = [memory_advice(MemoryError(), division) for division in divisions]
     assert ["--activation-checkpointing" in message for message in said] == [True, False]
-    assert said[1].endswith("for the process itself. Use a machine with more memory.")
+    assert "more memory" in said[1]
 
 
 def test_errors_of_allocators():

@@ -127,7 +127,7 @@ def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(executio
     with pytest.warns(RuntimeWarning) as said, pytest.raises(ValueError, match=f"remove {folder} and submit again"):
         read_only.weights()
     assert not any("set aside" in str(warning.message) for warning in said)
-    with pytest.warns(RuntimeWarning, match="set aside"), pytest.raises(ValueError, match="one again, submit again"):
+    with pytest.warns(RuntimeWarning, match="set aside"), pytest.raises(ValueError, match="submit again"):
         execute_run(unlearning, {}, execution)
     assert read_only.status() == "interrupted"
     assert execute_run(runs["all"], {}, execution) == result
@@ -137,7 +137,7 @@ def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(executio
 def test_a_run_whose_lease_was_lost_has_not_failed_and_is_continued(execution, setting, monkeypatch):
     run = plan("baseline", setting).runs["all"]
     monkeypatch.setattr("gram_platform.store.leases.SHORTEST_LEASE_S", 0.0)
-    with pytest.raises(LeaseHeld, match="could not renew its lease"):
+    with pytest.raises(LeaseHeld, match="its lease"):
         execute_run(run, {}, dataclasses.replace(execution, lease_s=0.0))
     directory = Store(execution.storage).run(run.run_id)
     assert (directory.status(), directory.failure()) == ("interrupted", None)
@@ -173,7 +173,7 @@ def test_views_differ_where_their_modules_act(execution, setting):
         assert torch.equal(half(tokens, {domain: 1.0}), present)
         assert not torch.equal(present, without)
         assert not torch.equal(half(tokens, {domain: 0.5}), present)
-    with pytest.raises(ValueError, match=r"view.weights='nope'.*a module of run"):
+    with pytest.raises(ValueError, match=r"view.weights='nope'"):
         load_view(store, View.of(run.run_id, {"nope": 1.0}))
 
 
@@ -212,7 +212,7 @@ def test_other_data_under_the_same_id_is_refused(execution, setting, monkeypatch
 
 def test_too_few_validation_sequences(execution, setting):
     run = plan("baseline", dataclasses.replace(setting, num_eval_sequences=10**6)).runs["all"]
-    with pytest.raises(ValueError, match=r"num_sequences=1000000.*validation sequences of 'core'"):
+    with pytest.raises(ValueError, match=r"num_sequences=1000000.*'core'"):
         execute_run(run, {}, execution)
 
 
@@ -283,7 +283,7 @@ def test_a_run_that_cannot_be_compiled_says_so(execution, undisturbed, run, monk
     """It has the bytes of one that was not to be compiled, and its timing does not call it compiled."""
     straight, _ = undisturbed
     monkeypatch.setattr(learner, "Compilation", functools.partial(Compilation, "no_such_backend"))
-    with pytest.warns(RuntimeWarning, match="torch.compile .* failed, so the run goes on without it"):
+    with pytest.warns(RuntimeWarning, match="torch.compile .* failed"):
         execute_run(run, {}, dataclasses.replace(execution, compiled=True, checkpoint_every_s=1e9))
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     timing = Store(execution.storage).run(run.run_id).timing()

@@ -90,6 +90,6 @@ def test_one_that_fails_fails_alone(setting, execution, ray_cluster, monkeypatch
     progress = run_graph(asked, execution, Resources(), lambda _, node: ended.append(node))
     assert progress.done == {node.id for node in nodes}
     assert list(progress.failed) == [wrong.eval_id]
-    assert "a module of run" in progress.failed[wrong.eval_id]
+    assert "view.weights" in progress.failed[wrong.eval_id]
     assert len([node for node in ended if node is not None]) == len(asked)
     assert submitted == [1, len(views) + 1, *[1] * (len(views) + 1)]

@@ -64,7 +64,7 @@ def test_text_that_the_corpus_lacks_is_refused():
         attacked(text="poems")
     alone = setting(num_sequences={CORE: 4000, "lisp": 250}, profiles=((),))
     alone = alone.with_options(elicitation=Elicitation(32, 8, text=NEIGHBOUR))
-    with pytest.raises(ValueError, match=r"elicitation.text='neighbour'.*several auxiliary domains"):
+    with pytest.raises(ValueError, match=r"elicitation.text='neighbour'"):
         method_nodes("filtering", alone)
 
 
@@ -90,6 +90,6 @@ def test_a_stage_follows_every_compared_view_and_is_evaluated_and_attacked(metho
 
 def test_a_stage_on_a_view_of_several_experts_is_refused():
     cell, stage = setting(), Elicitation(32, 8, text="instructions")
-    with pytest.raises(ValueError, match=r"options.finetuning='instructions'.*choose an expert"):
+    with pytest.raises(ValueError, match=r"options.finetuning='instructions'"):
         finetuned(cell, stage, plan("demix", cell))
     assert View.of("run").rule == "constant"

@@ -151,5 +151,5 @@ def test_modules_are_moved_into_stacks_not_copied(kind):
 def test_modules_of_two_kinds_are_refused():
     modules = tuple(ModuleSpec(domain, kind, 4) for domain, kind in zip(DOMAINS, ("mlp", "lora"), strict=False))
     config = dataclasses.replace(tiny.model_config(modular=False), modules=modules)
-    with pytest.raises(ValueError, match=r"model\.modules=\['lora', 'mlp'\]: expected modules of one kind"):
+    with pytest.raises(ValueError, match=r"model\.modules=\['lora', 'mlp'\]: "):
         RowReader(build(config, initial_weights(config, seed=1)), 1)

@@ -32,9 +32,8 @@ def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_termi
     found = study(*rows("tiny", 0.07, 0.11))
     first, glance = report_sections(found)[:2]
     assert first.is_warning
-    assert glance.title == "At a glance"
-    assert "at tiny a compute ratio of core by \u00b10.07 and of auxiliary domains by \u00b10.11" in first.text
-    assert "a difference of two methods by \u00b10.02" in first.text
+    assert re.search("tiny .* core .*\u00b10.07.* auxiliary .*\u00b10.11", first.text)
+    assert "\u00b10.02" in first.text
     assert "stories, 0.28M" in first.text
     assert summary_text(found.record, found).endswith(first.text)
     shown = re.findall(r"<small>(.*?)</small>", glance.markup)
@@ -45,12 +44,12 @@ def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_termi
 def test_a_unit_that_fits_is_not_warned_of_but_shown():
     found = study(*rows("tiny", 0.03, 0.04))
     assert unit_warning(found.record) == ""
-    assert report_sections(found)[0].title == "At a glance"
+    assert not report_sections(found)[0].is_warning
     assert "unit \u00b10.03" in report_sections(found)[0].markup
 
 
 def test_an_unknown_unit_is_said_to_be_so():
-    assert unit_warning(study().record).startswith("The unit is not calibrated at tiny:")
+    assert " tiny" in unit_warning(study().record)
     assert "unit \u00b1" not in report_sections(study())[1].markup
     assert study().claims["unit_error"].isna().all()
 
@@ -59,16 +58,13 @@ def test_a_class_that_was_not_measured_is_named_and_has_no_number():
     core, auxiliary = rows("tiny", 0.07, 0.11)
     for row, known, unknown in ((core, "core", "auxiliary domains"), (auxiliary, "auxiliary domains", "core")):
         text = unit_warning(study(row).record)
-        assert (
-            f"a compute ratio of {known} by \u00b1{row['ratio']:.2f}, a difference of two methods by \u00b10.02" in text
-        )
-        assert f"not calibrated at tiny for {unknown}:" in text
+        assert re.search(f"{known} .*\u00b1{row['ratio']:.2f}.*\u00b10.02.* tiny .*{unknown}", text)
         assert "nan" not in text
 
 
 def test_an_error_of_differences_is_warned_of_too():
     fits = [{**row, "difference": 0.08} for row in rows("tiny", 0.03, 0.04)]
-    assert "a difference of two methods by \u00b10.08" in unit_warning(study(*fits).record)
+    assert "\u00b10.08" in unit_warning(study(*fits).record)
 
 
 def test_numbers_of_others_are_not_warned_of():

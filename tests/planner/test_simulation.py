@@ -195,7 +195,7 @@ def test_wrong_clusters(message):
 
 
 def test_fields_of_former_versions_are_refused_with_their_reason():
-    with pytest.raises(ValueError, match=r"cluster\.seed='3': expected no value: the numbers are expectations"):
+    with pytest.raises(ValueError, match=r"cluster\.seed='3': expected no value"):
         simulated_cluster(("seed=3",))
     with pytest.raises(ValueError, match=r"cluster\.idle_s='3': expected no value"):
         simulated_cluster(("idle_s=3",))
@@ -242,10 +242,10 @@ def test_the_description_of_a_study():
     makespan = float(re.search(r"makespan\s+([\d.,]+)", text)[1])
     longest = max(t.work_s for t in planned(nodes, MACHINES["h100"], 0.4)) / HOUR_S
     assert makespan >= round(longest, 2)
-    assert re.search(r"checkpoints lose least every \d+ to \d+ s, by run \(Young and Daly\)", text)
+    assert re.search(r"every \d+ to \d+ s, ", text)
     rare = dataclasses.replace(cluster, interruptions_per_hour=20.0, group_start_s=0.0, checkpoint_every_s=3600.0)
     text = describe_simulation(nodes, (), rare, MACHINES["h100"])
-    assert f"does not finish: between two checkpoints some node is interrupted over {MAX_TRIES:g} times" in text
+    assert re.search(f"does not finish: .*{MAX_TRIES:g}", text)
     done = {node.id for node in nodes}
     assert "nothing is left" in describe_simulation(nodes, done, cluster, MACHINES["h100"])
 

@@ -177,7 +177,7 @@ def test_the_same_export_again_writes_the_card_alone(store, tmp_path):
     with pytest.raises(ValueError, match=r"out=.*holds another export"):
         exported(store, View(view.run_id), out)
     (out / SINGLE).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"out=.*its files have changed"):
+    with pytest.raises(ValueError, match=r"out="):
         exported(store, view, out)
 
 
@@ -191,15 +191,15 @@ def test_other_files_are_never_overwritten(store, tmp_path):
     (out / "thesis.txt").unlink()
     exported(store, view, out)  # an empty folder is fine
     assert (out / RECORD).is_file()
-    with pytest.raises(ValueError, match=r"out=.*a folder, found a file"):
+    with pytest.raises(ValueError, match=r"out=.*found a file"):
         exported(store, view, out / RECORD)
 
 
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("float32", r"the view's logits. Largest difference.*tolerance 0.0001"),
-        ("bfloat16", r"model.layers.1.mlp.c_proj.bias.*merged weights, bit by bit"),
+        ("float32", r"logits.*0\.0001"),
+        ("bfloat16", r"model.layers.1.mlp.c_proj.bias.*bit by bit"),
     ],
 )
 def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_a_tensor_of_another_shape_and_equal_size_is_refused(store, tmp_path, mo
     monkeypatch.setattr(
         exporting, "foreign_weights", lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a))
     )
-    with pytest.raises(ValueError, match=f"export=.*{turned}.*the tensors of a dense model of the view's width"):
+    with pytest.raises(ValueError, match=f"export=.*{turned}.*the view's width"):
         exported(store, view, out)
     assert not out.exists()
 

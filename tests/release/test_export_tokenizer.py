@@ -128,5 +128,5 @@ def test_the_check_compares_texts(exported):
     verification.require_same_ids(None, "d" * 12, folder, tokens_BT)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}')
     (folder / TOKENIZER).write_bytes((folder.parent / "corpus.json").read_bytes())
-    with pytest.raises(ValueError, match=r"^export=.*: expected the ids of training, .* for the text '"):
+    with pytest.raises(ValueError, match=r"^export=.*: .* for the text '"):
         verification.require_same_ids(None, "d" * 12, folder, tokens_BT)

@@ -36,7 +36,7 @@ def stored(store, imported):
 
 def test_a_tokenizer_that_comes_later_is_imported(folder, store):
     bare = import_checkpoint(folder, store)
-    assert bare.notes == ("the checkpoint has no tokenizer.json: studies cannot start from it (--start)",)
+    assert [note.count("tokenizer.json") for note in bare.notes] == [1]
     given = write_words(folder, "a", END_OF_TEXT)
     whole = import_checkpoint(folder, store)
     assert (whole.is_new, whole.notes, stored(store, whole)) == (True, (), given)
@@ -65,8 +65,8 @@ def test_a_tokenizer_without_an_end_of_text_is_as_good_as_none(folder, store):
     imported = import_checkpoint(folder, store)
     assert (imported.import_id, imported.is_new) == (bare.import_id, False)
     (note,) = imported.notes
-    assert note.startswith("the checkpoint's tokenizer.json has no end of text (<|endoftext|>, ")
-    assert note.endswith("and is not imported: studies cannot start from it (--start)")
+    assert "tokenizer.json" in note
+    assert "<|endoftext|>" in note
     assert stored(store, imported) is None
 
 
@@ -75,7 +75,7 @@ def test_a_tokenizer_that_is_not_the_model_s_is_refused(folder, store):
     with pytest.raises(ValueError, match=r"vocab_size=64.*the tokenizer's 70"):
         import_checkpoint(folder, store)
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"a tokenizer.json that can be read"):
+    with pytest.raises(ValueError, match=r"tokenizer.json"):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 
@@ -108,4 +108,4 @@ def test_an_import_from_before_the_tokenizer_was_in_the_id(folder, store):
     (folder / "tokenizer.json").unlink()
     bare = import_checkpoint(folder, store)
     assert (bare.import_id, bare.is_new) == (old.import_id, False)
-    assert bare.notes[0].endswith("use that of an earlier import of these weights")
+    assert "earlier import" in bare.notes[0]

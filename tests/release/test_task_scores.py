@@ -68,9 +68,9 @@ def test_profiles_are_named_as_in_tables():
     assert parse_profile(found, "core") == View("0" * 12)
     assert parse_profile(found, "all") == View.of("0" * 12, {"lisp": 1.0, "virology": 1.0})
     assert parse_profile(found, "core+lisp") == View.of("0" * 12, {"lisp": 1.0})
-    with pytest.raises(ValueError, match=r"modules='x': expected one of run .*lisp, virology"):
+    with pytest.raises(ValueError, match=r"modules='x': .*lisp, virology"):
         parse_profile(found, "core+x")
-    with pytest.raises(ValueError, match=r"profiles='lisp': expected all, core, or core\+MODULE"):
+    with pytest.raises(ValueError, match=r"profiles='lisp': .*core\+MODULE"):
         parse_profile(found, "lisp")
 
 
@@ -156,7 +156,7 @@ def test_documents_and_included_files_elsewhere_count_with_the_folder(tmp_path):
 
 def test_without_the_harness_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(task_scores.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"the extra `eval`: pip install"):
+    with pytest.raises(ValueError, match=r"`eval`"):
         task_scores.Benchmark(("mmlu",)).checked()
 
 
@@ -275,7 +275,7 @@ def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(own_tasks, score
     with pytest.raises(SystemExit) as ended:
         main(["eval", view.run_id, *flags, "--profiles", "all", "--tasks", "no_such_task"])
     assert ended.value.code == 2
-    assert "tasks='no_such_task': expected one of the" in capsys.readouterr().err
+    assert "tasks='no_such_task': " in capsys.readouterr().err
 
 
 def test_without_a_network_a_task_of_the_hub_is_refused_before_a_model_is_loaded(
@@ -293,5 +293,5 @@ def test_without_a_network_a_task_of_the_hub_is_refused_before_a_model_is_loaded
     with pytest.raises(SystemExit) as ended:
         main(["eval", view.run_id, "--tasks", "keepers", *flags])
     assert ended.value.code == 2
-    assert "tasks='keepers': expected a network for the hub's documents, or a task file" in capsys.readouterr().err
+    assert "tasks='keepers': " in capsys.readouterr().err
     assert load_store(store, measure="tasks").empty

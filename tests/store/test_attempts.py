@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(tmp_path, dire
     if (name, damage) == ("manifest.json", "remove"):  # a checkpoint without a manifest was never there
         train(str(tmp_path), RUN)
     else:
-        with pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+        with pytest.warns(RuntimeWarning, match="set aside"):
             train(str(tmp_path), RUN)
         assert (newest.parent / f"{newest.name}.corrupt-1").is_dir()
     assert [r["step"] for r in directory.records()] == list(range(1, 9))
@@ -116,6 +117,19 @@ def test_lease_of_a_living_process_refuses_a_second_attempt(tmp_path, directory)
     with directory.start_attempt("one"), pytest.raises(LeaseHeld, match=f"one .pid {os.getpid()}"):
         directory.start_attempt("two")
     directory.start_attempt("three").release()
+
+
+def test_the_lease_of_an_earlier_attempt_refuses_too(directory):
+    """It was taken for ended, a second attempt has come and gone, and the first is at work again."""
+    first = directory.start_attempt("first")
+    path = Path(directory.attempts.path) / first.attempt_id / "lease.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"released": True}))
+    directory.start_attempt("second").release()
+    path.write_text(json.dumps(fields))
+    with pytest.raises(LeaseHeld, match="first"):
+        directory.start_attempt("third")
+    first.release()
 
 
 def test_lease_of_a_dead_process_is_stale_at_once(tmp_path, directory):
@@ -191,7 +205,7 @@ def test_two_attempts_at_once_are_harmless(tmp_path, directory):
 def test_a_second_result_that_differs_is_reported_and_the_first_stays(directory):
     first, second = (directory.start_attempt(owner, lease_seconds=0.0) for owner in "ab")
     result = first.complete(final_fields(RUN), WEIGHTS)
-    with pytest.warns(RuntimeWarning, match="finished again with another result"):
+    with pytest.warns(RuntimeWarning, match="another result"):
         assert second.complete(final_fields(RUN), {"weights": torch.zeros(2)}) == result
     assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
 

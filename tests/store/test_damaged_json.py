@@ -117,11 +117,11 @@ def test_a_wrong_field_of_a_config_is_named_with_its_file(finished, tmp_path):
     place = Store(tmp_path / "storage").run(DONE.run_id)
     path, plain = Path(place.folder.file("config.json")), place.config()
     path.write_text(json.dumps(plain | {"batch_size": "x"}))
-    with pytest.raises(ValueError, match=f"^{path}: batch_size='x': expected an integer"):
+    with pytest.raises(ValueError, match=f"^{path}: batch_size='x': "):
         place.config_as(run_from_plain)
     path.write_text(json.dumps(plain | {"model": plain["model"] | {"num_layers": 0}}))
     for read in (place.model_config, lambda: place.config_as(run_from_plain)):
-        with pytest.raises(ValueError, match=rf"^{path}: (model\.)?num_layers=0: expected an integer >= 1"):
+        with pytest.raises(ValueError, match=rf"^{path}: (model\.)?num_layers=0: expected .* >= 1"):
             read()
     del plain["model"]
     path.write_text(json.dumps(plain))

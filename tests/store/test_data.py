@@ -172,14 +172,14 @@ def test_a_hostile_manifest_writes_nothing_outside_the_cache(provided, recipe, p
     (stored / "manifest.json").write_text(text)
     provided.move_to("a worker")
     before = sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents)
-    with pytest.raises(ValueError, match=r"manifest\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"manifest\.json"):
         open_corpus(Store(provided.url), recipe.data_id)
     assert sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents) == before
     assert_same(provide_corpus(recipe, Store(provided.url).open_for_writing()), packed)  # it counts as absent
 
 
 def test_a_machine_that_does_not_mount_the_storage_says_so(tmp_path, recipe):
-    with pytest.raises(ValueError, match=rf"every machine mounts.* sees no data/{recipe.data_id}"):
+    with pytest.raises(ValueError, match=rf" sees no data/{recipe.data_id}"):
         Execution(str(tmp_path)).corpus(recipe.data_id)
 
 
@@ -216,7 +216,7 @@ def test_patience_ends(place, monkeypatch):
     monkeypatch.setattr(files, "PATIENCE_S", 0.2)
     store = Store(place.url).open_for_writing()
     place.fail(10**6)
-    away = pytest.raises(files.StorageAway, match=r"the storage has failed for 0 s .*reduce your request rate")
+    away = pytest.raises(files.StorageAway, match=r"failed for 0 s .*request rate")
     with warnings.catch_warnings(action="ignore"), away as found:
         store.run("0" * 12).result()
     assert isinstance(found.value, OSError)

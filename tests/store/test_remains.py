@@ -137,7 +137,7 @@ def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_pat
         directory.weights()
     assert directory.result() == result
     (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
-    with pytest.warns(RuntimeWarning, match="no attempt has weights"), pytest.raises(ValueError, match="submit again"):
+    with pytest.warns(RuntimeWarning, match="weights"), pytest.raises(ValueError, match="submit again"):
         directory.weights()
     assert directory.status() == "interrupted"
     with directory.start_attempt("again") as attempt:
@@ -202,7 +202,7 @@ def test_a_strange_file_among_the_runs_is_no_run(tmp_path, directory):
     store = Store(tmp_path)
     assert [store.run(run_id).status() for run_id in store.list_runs()] == ["absent", "absent"]
     assert store.run("notes.txt").failure() is None
-    with pytest.raises(ValueError, match="one of the runs in this storage"):
+    with pytest.raises(ValueError, match=r"notes\.txt.*runs"):
         store.run("notes.txt").config()
 
 

@@ -90,7 +90,7 @@ def test_as_many_ranks_read_their_own_shards_alone(tmp_path):
         if rank != 1:
             folder.write(f"tensors-{rank:05d}.safetensors", b"spoilt")
     read_checkpoint(directory.attempts, *position, rows_of(1, 3))
-    with pytest.raises(CorruptFile, match="does not match its sha256"):
+    with pytest.raises(CorruptFile, match="sha256"):
         read_checkpoint(directory.attempts, *position, rows_of(0, 3))
 
 
@@ -104,7 +104,7 @@ def test_a_spoilt_shard_sets_the_checkpoint_aside(tmp_path, name, damage):
     path = tmp_path / f"runs/{RUN.run_id}/attempts/{attempt.attempt_id}/checkpoints/{step_name(6)}/{name}"
     data = path.read_bytes()
     path.unlink() if damage == "remove" else path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with directory.start_attempt("b") as attempt, pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+    with directory.start_attempt("b") as attempt, pytest.warns(RuntimeWarning, match="set aside"):
         assert attempt.resume().step == STEP
     assert (path.parents[1] / f"{step_name(6)}.corrupt-1").is_dir()
 
@@ -175,7 +175,7 @@ def test_weights_in_shards_are_the_same_result(directory, tmp_path):
 def test_spoilt_shards_of_weights_make_the_run_train_again(tmp_path):
     directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
     finish_in_shards(directory, ranks=[0])
-    lacking = pytest.warns(RuntimeWarning, match="no file has the rows 6 to 11 of matrix")
+    lacking = pytest.warns(RuntimeWarning, match="rows 6 to 11 of matrix")
     with lacking, pytest.raises(ValueError, match="submit again"):
         directory.weights()
     finish_in_shards(directory)

@@ -94,9 +94,7 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     (graph,) = settled((make(),), store)
     assert graph.flags.device == "cuda"
     assert on_known_device(make(), store, ()) == (graph, "cuda, on which it began")
-    with pytest.raises(
-        ValueError, match=r"^device='cpu': expected cuda, on which .*preset paper.*another --storage, or "
-    ):
+    with pytest.raises(ValueError, match=r"^device='cpu': expected cuda.*preset paper.*--storage"):
         settled((make("--device", "cpu"),), store)
     with pytest.raises(ValueError, match=r"^device='cpu': expected cuda"):  # two that begin at once
         note_device(make(), store, "cpu")
@@ -111,7 +109,7 @@ def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage)
     note_device(graph, store, "cpu")
     (kept,) = settled((graph,), store)
     said = describe(graph)
-    assert "device cpu, on which it began" in said
+    assert "device cpu" in said
     assert price_line((kept,)) in said.splitlines()
     assert price_line((graph,)) == price_line((kept,)) != predicted(work_left((graph,), ()))
 
@@ -135,7 +133,7 @@ def test_studies_that_began_on_two_devices_are_not_one_submission(no_ray, storag
     store, graphs = Store(storage).open_for_writing(), (study_graph(), search_graph())
     for graph, began in zip(graphs, ("cuda", "cpu"), strict=True):
         note_device(graph, store, began)
-    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu, on which lr_bs_grid .* began"):
+    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu.*lr_bs_grid"):
         settled(graphs, store)
 
 
@@ -143,12 +141,12 @@ def test_studies_that_began_on_two_devices_are_not_one_submission(no_ray, storag
 def test_a_gpu_that_this_machine_lacks_is_refused_in_process(no_ray, storage):
     (graph,) = settled((study_graph("--in-process"),), Store(storage))
     assert graph.flags.device == "cpu"
-    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu beside --in-process"):
+    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu.*--in-process"):
         settled((study_graph("--in-process", "--device", "cuda"),), Store(storage))
 
 
 def test_cpus_are_not_planned_as_another_machine(storage):
-    with pytest.raises(ValueError, match=r"^machine='h100': expected no value or cpu beside --device cpu"):
+    with pytest.raises(ValueError, match=r"^machine='h100': expected .*cpu"):
         parse(STUDY, ["--device", "cpu", "--machine", "h100"])
     given = parse(STUDY, ["--preset", "paper", "--device", "cpu"])
     assert given == dataclasses.replace(parse(STUDY, ["--preset", "paper"]), device="cpu", machine="cpu")

@@ -255,7 +255,7 @@ def test_beside_a_single_label_core_alone_is_compared(storage, tmp_path):
     graph = build_graph(STUDY, flags(*own))
     seen = {(node.method, node.names["profile"], node.is_attack) for node in graph.nodes}
     assert {("filtering", "core", False), ("filtering", "core", True), ("gram", "core", True)} <= seen
-    with pytest.raises(ValueError, match=r"^retain='tales': expected no domain"):
+    with pytest.raises(ValueError, match=r"^retain='tales': "):
         build_graph(STUDY, flags(*own, "--retain", "tales"))
 
 
@@ -269,7 +269,7 @@ def test_a_storage_that_is_a_file_or_of_another_recipe(storage, tmp_path, capsys
     (storage / "store.json").write_text(json.dumps({"layout": 1, "recipe_version": RECIPE_VERSION + 1}))
     code, text = outcome(capsys, "--storage", str(storage))
     assert code == 2
-    assert "which can only be read" in text
+    assert f"{RECIPE_VERSION + 1}" in text
 
 
 def test_a_budget_that_the_corpus_cannot_serve(storage):
@@ -281,7 +281,7 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
     graph = build_graph(study, flags("--preset", "smoke"))
     corpus = prepare(graph.recipe, storage / "data")
     require_enough_data(graph, corpus)
-    with pytest.raises(ValueError, match=r"domain \w+.*validation.*needs 10000"):
+    with pytest.raises(ValueError, match=r"domain \w+.*validation.*10000"):
         require_enough_data(dataclasses.replace(graph, preset=huge), corpus)
 
 
@@ -342,8 +342,8 @@ NO_EVIDENCE = {"num_sizes": 0, "smallest": 0, "largest": 0, "no_law": ""}
 @pytest.mark.parametrize(
     ("evidence", "sizes", "why"),
     [
-        ({}, (), "sizes that it says it is fitted to: 0, at least 3 are needed"),
-        ({"num_sizes": 2, "smallest": 5e4, "largest": 2e5}, (), "fitted to: 2, at least 3 are needed"),
+        ({}, (), "0, at least 3"),
+        ({"num_sizes": 2, "smallest": 5e4, "largest": 2e5}, (), "2, at least 3"),
         ({"num_sizes": 3, "smallest": 5e4, "largest": 2e5, "no_law": "x: at the edge"}, (), "no law: x: at the edge"),
         ({"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3}, (), "8,800 parameters: tiny is 10.1 times, small is 17 "),
         (
@@ -351,7 +351,7 @@ NO_EVIDENCE = {"num_sizes": 0, "smallest": 0, "largest": 0, "no_law": ""}
             ("--sizes", "tiny"),
             "parameters: tiny is 10.1 times",
         ),
-        ({"num_sizes": 4, "smallest": 1.4e6, "largest": 8e6}, (), "8,000,000 parameters: tiny is 15.8 times"),
+        ({"num_sizes": 4, "smallest": 1.4e6, "largest": 8e6}, (), "8,000,000 parameters: tiny is 15.8"),
     ],
 )
 def test_a_law_against_its_evidence_is_refused_unless_it_is_trusted(tmp_path, evidence, sizes, why):
@@ -392,7 +392,7 @@ def test_the_demos_law_is_none_and_no_preset_needs_it(tmp_path):
     """The surface of 0.1M is bent by less than two standard errors; the demo's rates are numbers of its sizes."""
     common = ("--storage", str(tmp_path / "s"))
     assert not any(DEMO_LAW.predicts(total_parameters(size.dense())) for size in GRID_DEMO_SIZES.values())
-    with pytest.raises(ValueError, match=r"^law='demo': .*no law: 0\.1M: curvature within the noise"):
+    with pytest.raises(ValueError, match=r"^law='demo': .*0\.1M: "):
         build_graph(STUDY, flags(*common, "--law", "demo"))
     trusted = build_graph(STUDY, flags(*common, "--law", "demo", "--trust-law"))
     assert trusted.settings[0].size.peak_lr == DEMO_LAW.lr(88_704)

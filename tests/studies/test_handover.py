@@ -163,15 +163,15 @@ def test_text_that_is_elsewhere_is_asked_for(exported, tmp_path, capsys):
 
 def test_flags_that_need_ray_are_refused(tmp_path):
     for wanted in ("2", "tiny=2", "auto"):
-        with pytest.raises(ValueError, match=r"^num_workers=.*1 for every size, beside --in-process"):
+        with pytest.raises(ValueError, match=r"^num_workers=.*1 .*--in-process"):
             parse(scaling.STUDY, ["--preset", "smoke", "--in-process", "--num-workers", wanted])
     with pytest.raises(ValueError, match=r"^export_nodes=.*without --start"):
         parse(scaling.STUDY, ["--preset", "smoke", "--sizes", "tiny", "--start", "imported-x", "--export-nodes", "f"])
     for wanted in (["--in-process"], ["--export-nodes", str(tmp_path / "f")]):
         flags = parse(stories.STUDY, ["--preset", "paper", "--storage", str(tmp_path), *wanted])
-        with pytest.raises(ValueError, match=r"complete search maxent_search \w+ \(searches need Ray"):
+        with pytest.raises(ValueError, match=r"search maxent_search \w+"):
             run_searched(stories.STUDY, flags)
     assert not [*tmp_path.iterdir()]
     flags = parse(stories.STUDY, ["--preset", "demo", "--export-nodes", str(tmp_path / "no folder" / "f")])
-    with pytest.raises(ValueError, match=r"^export_nodes=.*a file that can be written"):
+    with pytest.raises(ValueError, match=r"^export_nodes="):
         run_searched(stories.STUDY, flags)

@@ -42,9 +42,7 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     flags = (*FLAGS, "--sizes", "tiny", "small", "--max-gpus", "1")
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 3
     assert len(started) == 1  # then its hours are known
-    assert re.search(
-        r"limit: \d\.\d\d machine hours are used, max_hours is 1e-09; submit again", capsys.readouterr().out
-    )
+    assert re.search(r"limit: \d\.\d\d .*max_hours is 1e-09", capsys.readouterr().out)
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-cost", "1e-9"])) == 3
     assert len(started) == 1  # of both submissions: nothing is left to spend
     assert "max_cost is 1e-09" in capsys.readouterr().out
@@ -54,7 +52,7 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0  # nothing is left to start
     began = json.loads((storage / "studies/scaling/devices.json").read_text())
     assert began == {"preset smoke, corpus stories-smoke": "cpu"}
-    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu, on which scaling .* began"):
+    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu.*scaling"):
         run_study(STUDY, parse(STUDY, [*flags, "--device", "cuda"]))
 
 

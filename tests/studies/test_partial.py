@@ -23,7 +23,9 @@ def test_a_table_that_cannot_be_made_is_said_and_ends_nothing(monkeypatch):
     work.store, work.records = None, [SimpleNamespace(name="scaling", measurement="losses")]
     work.unwritten = {(0, "tiny"): {"first"}, (0, "small"): {"second"}}
     work._on_end(SimpleNamespace(id="first"), Progress([], done={"first"}))
-    assert said == ["no table so far: ZeroDivisionError: a fit of nothing"]
+    (line,) = said
+    assert "ZeroDivisionError" in line
+    assert "a fit of nothing" in line
     assert list(work.unwritten) == [(0, "small")]
 
 
@@ -46,4 +48,4 @@ def test_every_table_is_written_while_mlflow_is_away(monkeypatch, tmp_path):
     work.records = [SimpleNamespace(name=name, title=name, **about) for name in ("scaling", "stories")]
     assert work.write() == 0
     assert sum("/scaling/table.csv" in line or "/stories/table.csv" in line for line in said) == 2
-    assert said.count("no links to the study's pages (its disk is full)") == 2
+    assert sum("links" in line and "its disk is full" in line for line in said) == 2

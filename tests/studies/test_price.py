@@ -84,7 +84,7 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
     code, printed = ending(capsys, start, *what, [*arguments, "--confirm-above", "0"])
     assert code == 2
     named = {"a study": "scaling", "a search": "lr_bs_grid", "all": "scaling, lr_bs_grid"}[name]
-    assert re.search(rf"^predicted: \d+ nodes of {named} are not done, [\d.]+ cpu hours, \$0\.00$", printed, re.M)
+    assert re.search(rf"^predicted: \d+ nodes of {named} .*[\d.]+ cpu hours, \$0\.00$", printed, re.M)
     assert re.search(r"yes=False: expected --yes, .*--confirm-above 0, or --max-cost DOLLARS", printed)
     assert not (storage / "data").exists()
     (line,) = re.findall("^predicted: .*$", printed, re.M)
@@ -95,8 +95,8 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
 
 def test_the_default_limit_is_500_dollars(storage, capsys):
     dear = lambda *more: settled((planned_search(SEARCH, parse_search(SEARCH, [*DEAR, *more])),), Store(storage))
-    with pytest.raises(ValueError, match=r"^yes=False: expected --yes, since \$530\.53 are more than .* 500"):
+    with pytest.raises(ValueError, match=r"^yes=False: expected --yes.*\$530\.53 .* 500"):
         dear()
     for allowed in (["--yes"], ["--max-cost", "100"], ["--confirm-above", "531"]):
         assert dear(*allowed)
-    assert capsys.readouterr().out.count("12 nodes of lr_bs_grid are not done, 176.84 h100 hours, $530.53") == 4
+    assert len(re.findall(r"12 nodes of lr_bs_grid .* 176\.84 h100 hours, \$530\.53", capsys.readouterr().out)) == 4

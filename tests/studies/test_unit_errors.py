@@ -35,7 +35,7 @@ def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
 
 
 def test_a_storage_without_a_calibration_has_no_errors_to_print(tmp_path):
-    with pytest.raises(ValueError, match="NAME=STORAGE with two seeds of two shares"):
+    with pytest.raises(ValueError, match="NAME=STORAGE"):
         main([f"stories={tmp_path}"])
 
 

@@ -152,7 +152,7 @@ def test_a_corpus_with_too_few_labels_is_refused(tmp_path):
             )
         },
     )
-    with pytest.raises(ValueError, match=r"corpus='stories-smoke'.*at least 60 auxiliary labels"):
+    with pytest.raises(ValueError, match=r"corpus='stories-smoke'.*at least 60"):
         graph_of(study, tmp_path)
 
 

@@ -62,9 +62,9 @@ def test_every_run_has_a_description_and_few_metrics(mirrored):
     runs = {run.info.run_name: run for run in found if run.data.tags["gram.kind"] in ("run", "evaluation")}
     assert len(runs) == 5
     notes = {name: run.data.tags["mlflow.note.content"] for name, run in runs.items()}
-    assert notes["gram tiny all s1"].startswith("4 steps of 16 tokens from seed 1. Sequences drawn: core (4), virology")
+    assert "core (4), virology" in notes["gram tiny all s1"]
     assert "virology (mlp, 4 wide)" in notes["gram tiny all s1"]
-    assert "modules switched on: virology x 1." in notes["gram tiny all s1, evaluated"]
+    assert "virology x 1." in notes["gram tiny all s1, evaluated"]
     assert all(len(run.data.metrics) < 20 for run in runs.values())
 
 

@@ -151,9 +151,7 @@ OTHER_PLACES = ("file://{}", "{}", "s3://bucket/mlartifacts", "file://{}/mlartif
 
 @pytest.mark.parametrize("statement", [SET_RUN, SET_EXPERIMENT])
 def test_a_place_that_no_storage_had_is_refused(original, home, statement):
-    refused = pytest.raises(
-        TrackingUnavailable, match=r"artifact_(uri|location)=.*expected file://.*move the database away"
-    )
+    refused = pytest.raises(TrackingUnavailable, match=r"artifact_(uri|location)=.*expected file://")
     uri = default_tracking_uri(str(original))
     for place in OTHER_PLACES:
         execute(original, statement, place.format(home))

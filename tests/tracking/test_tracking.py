@@ -156,9 +156,9 @@ def test_corrupted_config_leaves_the_others_in_peace(store, tracker):
     other = run_config(8, seed=1)
     train(store.root, other)
     store.run(other.run_id).folder.write("config.json", b"{")
-    with pytest.warns(RuntimeWarning, match="left out until it is submitted again"):
+    with pytest.warns(RuntimeWarning, match="left out"):
         assert tracker.sync(store)["sent"] == 1
-    with pytest.warns(RuntimeWarning, match="corrupted and set aside"):
+    with pytest.warns(RuntimeWarning, match="set aside"):
         train(store.root, other)
     assert tracker.sync(store) == {"sent": 1, "unchanged": 1}
 

@@ -1,12 +1,10 @@
 """A micro-batch in several passes, and several in one: the gradient of one pass each, up to rounding."""
 
-from collections import Counter
-
 import pytest
 import torch
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig, View
-from gram_platform.config.routing import Plan, same_routes
+from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
@@ -50,25 +48,6 @@ def test_passes_train_like_one(name, num_passes, num_merged):
     if config.model.modules:
         rows = tiny.arrays(seed=1)["lisp"]
         assert probed_norms(many, rows) == pytest.approx(probed_norms(one, rows), rel=100 * tolerance)
-
-
-def test_micro_batches_of_one_route_are_merged():
-    """Whatever their places in the window and their domains, in groups of 8, 4, 2 and 1, and never more than asked.
-
-    One a pass they keep their order.
-    """
-    plan = Plan(tiny.run_config(**SIZES))
-    for step in range(20):
-        window = plan.window(step)
-        for most in (1, 2, 3, 4):
-            groups = same_routes(window, most)
-            assert sorted(index for group in groups for index in group) == [0, 1, 2, 3]
-            assert all(len({window[index].route for index in group}) == 1 for group in groups)
-            assert {len(group) for group in groups} <= {size for size in (1, 2, 4) if size <= most}
-        numbers = Counter(micro_batch.route for micro_batch in window).values()
-        assert len(same_routes(window, 4)) == sum(number.bit_count() for number in numbers)
-        assert len(same_routes(window, 2)) == sum(-(-number // 2) for number in numbers)
-        assert same_routes(window, 1) == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(("num_merged", "expected"), [(1, 4), (2, 2), (3, 2), (4, 1)])

@@ -50,7 +50,7 @@ def test_freezing_what_nothing_replaces_is_refused():
 
 def test_a_start_must_fit():
     base = Learner(tiny.run_config(modular=False)).weights()
-    with pytest.raises(ValueError, match=r"start=.*weights that the run's model has"):
+    with pytest.raises(ValueError, match=r"start="):
         Learner(tiny.run_config(modular=False), start={**base, "stray": torch.zeros(1)})
     wide = tiny.run_config(model=tiny.model_config(False, d_mlp=40))
     with pytest.raises(ValueError, match=r"start=\(.*c_fc"):
@@ -103,7 +103,7 @@ def test_maxent_windows_are_half_forget_half_retain():
         domains = [m.domain in objective.forget for m in plan.window(step)]
         assert sum(domains) == 2
         assert len(domains) == 4
-    with pytest.raises(ValueError, match=r"objective.forget=40.*half of the run's 96"):
+    with pytest.raises(ValueError, match=r"objective.forget=40.*half .*96"):
         tiny.run_config(False, draws=(56, 24, 16), objective=objective)
 
 

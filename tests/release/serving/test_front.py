@@ -81,6 +81,33 @@ def test_answers_and_refusals_pass_unchanged(site):
     assert (got.status, got.headers["www-authenticate"]) == (401, "Bearer")
 
 
+@pytest.mark.parametrize("num_bytes", [1_000, 250_000])
+def test_nothing_of_a_request_is_passed_on_before_it_is_whole(num_bytes):
+    """What stands behind notes the first bytes that it gets, and answers nothing."""
+    noted: list[bytes] = []
+
+    def note(behind: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with behind.accept()[0] as connection:
+                    noted.append(connection.recv(65536))
+
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + KNOWN + b"Content-Length: %d\r\n\r\n" % num_bytes
+    whole = head + b"x" * num_bytes
+    with socket.create_server(("127.0.0.1", 0)) as behind:
+        threading.Thread(target=note, args=(behind,), daemon=True).start()
+        with fronted(behind.getsockname()[1]) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+            first = 0
+            for stop in (1, len(head) - 1, len(head), len(head) + 1, len(whole) // 2, len(whole) - 1):
+                connection.sendall(whole[first:stop])
+                time.sleep(0.1)
+                assert not noted
+                first = stop
+            connection.sendall(whole[first:])
+            until_closed(connection)
+    assert noted[0].startswith(b"POST /v1/completions")
+
+
 @pytest.mark.parametrize(
     "sent", [b"", b"GET", GET, GET + KNOWN + b"Content-Length: 9\r\n\r\n{"], ids=["", "word", "head", "body"]
 )

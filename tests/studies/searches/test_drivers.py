@@ -94,7 +94,7 @@ def test_a_search_without_rays_process_on_its_machine_says_so_and_ends(tmp_path)
         search.wait_for(lambda: written(storage), "a finished run")
         kill(process for process in search.descendants() if process.is_running() and process.name() == "raylet")
         assert search.finish() == 1
-        assert "Ray's process on this machine died. Submit again" in search.output
+        assert "Submit again" in search.output
     submit(storage, (), GRID_COMMAND)
     assert len(written(storage)) == 4
 
@@ -132,7 +132,7 @@ def test_a_driver_that_wakes_up_after_another_has_taken_its_search_ends(tmp_path
             second.wait_for(lambda: "were left running" in second.output, "a new driver")
             first.process.send_signal(signal.SIGCONT)
             assert (first.finish(), second.finish()) == (1, 0), first.output + second.output
-    assert "another driver leads this search" in first.output
+    assert "another driver" in first.output
     trials = history(storage)
     assert Counter(trial.state.name for trial in trials) == {"COMPLETE": 8}
     assert {run_id for trial in trials for run_id in trial.user_attrs["runs"]} == set(attempts(storage))

@@ -238,7 +238,7 @@ def test_tables_figures_and_report(setup, store):
     assert "sweep-p_cr-gram-tiny-core" in result.figures
     page = result.files["report.html"].decode()
     assert pd.read_csv(io.BytesIO(result.files["claims.csv"])).columns[-1] == "explanation"
-    assert page.index("<p>Claims: ") < page.index("<h2>Claims</h2>")
+    assert page.index("Claims: ") < page.index('id="claims"')
     for text in ("GRAM: core robustness p_cr", "Missing", "p_ca 2: ft_lora tiny", "loss is not finite"):
         assert text in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]

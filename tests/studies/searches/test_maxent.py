@@ -158,10 +158,10 @@ def test_studies_read_what_a_search_wrote(tmp_path):
     assert load_best(store, "abc", "d", dataclasses.replace(own, num_steps=9, peak_lr=1.0)) == tuple(
         (retained, dataclasses.replace(own, num_steps=9)) for retained in ((), ("lisp",))
     )
-    with pytest.raises(ValueError, match=r"^maxent='abc'.*this study's data, other; it is on d"):
+    with pytest.raises(ValueError, match=r"^maxent='abc'.* other; .* d"):
         load_best(store, "abc", "other")
     for unknown in ("xyz", "", ".."):
-        with pytest.raises(ValueError, match=r"^maxent=.*id of a MaxEnt search"):
+        with pytest.raises(ValueError, match=r"^maxent="):
             load_best(store, unknown)
     folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best[:1], ["core+lisp"]))
     with pytest.raises(ValueError, match=r"^maxent='abc'.*none of core\+lisp"):
