@@ -44,6 +44,7 @@ from gram_platform.analysis.ratios import (
     ordered,
     pseudo_values,
 )
+from gram_platform.config.terminal import aligned
 
 CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
@@ -315,17 +316,6 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
         return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
 
     return aligned([list(frame.columns), *([cell(value) for value in row] for row in frame.itertuples(index=False))])
-
-
-def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str:
-    """Joins lines of cells to text, every column as wide as its widest cell.
-
-    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
-    """
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
-    padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
-    return "\n".join(line.rstrip() for line in padded)
 
 
 def interval_cell(row: Mapping, name: str) -> str:

@@ -16,12 +16,13 @@ from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.machines import cordoned_lines, read_cordoned
+from gram_platform.studies.flag_groups import Switch, Text
 
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
 def status_command(
-    storage: Storage = "", study: str = "", machine: MachineName = "cpu", as_json: AsJson = False
+    storage: Storage = "", study: Text = "", machine: MachineName = "cpu", as_json: AsJson = False
 ) -> None:
     """List every run of a storage: state, step, speed, and the hours and space that unfinished runs still need.
 
@@ -30,7 +31,7 @@ def status_command(
 
     Args:
         storage: folder or URL of the storage
-        study: name of a submitted study: lists only its runs
+        study: name of a submitted study: lists only its runs (default: all)
         machine: machine for the expected hours
     """
     store = stored(storage)
@@ -165,7 +166,7 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         say("the configs are equal")
 
 
-def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
+def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     """Remove the weights of finished attacks that nothing starts from, and leftovers of killed processes.
 
     The attacks' losses, which are their result, stay.
