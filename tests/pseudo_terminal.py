@@ -10,6 +10,8 @@ import termios
 from collections.abc import Mapping
 from fcntl import ioctl
 
+from tests.conftest import ROOT
+
 GRAM = "from gram_platform.cli import main; main()"
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -27,7 +29,7 @@ def run(
     names = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     names |= {"TERM": "xterm-256color", "PYTHONUTF8": "1", **(environment or {})}
     command = [sys.executable, "-c", program, *arguments]
-    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=names)
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=names, cwd=ROOT)
     os.close(inside)
     printed = b""
     try:

@@ -333,3 +333,11 @@ def interval_text(mean: float, low: float, high: float) -> str:
     if np.isnan(mean):
         return ""
     return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
+
+
+def short_text(mean: float, low: float, high: float) -> str:
+    """Returns `mean ±half` of an interval for a narrow terminal, the mean alone without one, nothing without a mean."""
+    if np.isnan(mean):
+        return ""
+    half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
+    return f"{mean:.3f}" + ("" if np.isnan(low) else half)
