@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 import tyro
 
 from gram_platform.cli.flags import AsJson, Positional
+from gram_platform.cli.tables import say_rows
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
-from gram_platform.config.terminal import aligned, say
+from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
@@ -83,7 +84,10 @@ def list_command(
         study: presets and sizes of this study alone (default: of all)
     """
     rows = list(LISTINGS[what](study) if what in ("presets", "sizes") else LISTINGS[what]())
-    say(json.dumps(rows, indent=1) if as_json else table_text(rows))
+    if as_json:
+        say(json.dumps(rows, indent=1))
+    elif rows:
+        say_rows([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)], has_head=True)
 
 
 def _studies() -> Iterator[Row]:
@@ -122,13 +126,6 @@ def _corpora() -> Iterator[Row]:
 
 
 LISTINGS = {"studies": _studies, "methods": _methods, "presets": _presets, "corpora": _corpora, "sizes": _sizes}
-
-
-def table_text(rows: list[Row]) -> str:
-    """Aligns rows of equal keys in columns below their names."""
-    if not rows:
-        return ""
-    return aligned([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)])
 
 
 def _cell(value: object) -> str:
