@@ -68,8 +68,12 @@ def _run(arguments: list[str]) -> None:
     elif not name.startswith("--tyro-"):
         require_choice("command", name, COMMANDS)
     else:  # a completion for the shell
-        commands = {name: find_command(name) for name in COMMANDS}
-        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram")
+        from gram_platform.cli.run import run_with_studies
+        from gram_platform.studies.flags import FLAG_STYLE
+
+        commands = {name: find_command(name) for name in COMMANDS} | {"run": run_with_studies()}
+        config = (*FLAG_STYLE, tyro.conf.OmitSubcommandPrefixes)
+        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram", config=config)
 
 
 def overview() -> str:

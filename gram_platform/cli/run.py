@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Union
 
 import tyro
 
@@ -23,7 +23,7 @@ from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
 from gram_platform.studies import Study, library
 from gram_platform.studies.flag_groups import Text
-from gram_platform.studies.flags import Flags, checked, parse_flags
+from gram_platform.studies.flags import CommonFlags, Flags, boxes_of, checked, parse_flags
 from gram_platform.studies.searches.definition import Search, checked_flags
 
 OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
@@ -40,16 +40,27 @@ def run_command(study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY",
 
 def run_named(name: str, arguments: list[str]) -> None:
     """Runs a study or a search with its own flags, and ends the process; ValueError for an unknown name or a flag."""
-    study, prog = find_study(name), f"gram run {name}"
+    study = find_study(name)
+    flags = parse_flags(flags_of(study), study.about, arguments, f"gram run {name}")
     if isinstance(study, Search):
-        flags = checked_flags(study, parse_flags(study.flags_type, study.about, arguments, prog))
+        flags = checked_flags(study, flags)
         from gram_platform.studies.searches.run import run_search as run
     else:
-        flags = checked(study, parse_flags(Flags, study.about, arguments, prog))
+        flags = checked(study, flags)
         from gram_platform.studies.campaign import run_searched as run
     from gram_platform.studies.session import exit_with
 
     exit_with(lambda: run(study, flags))
+
+
+def flags_of(study: Study) -> type[CommonFlags]:
+    return study.flags_type if isinstance(study, Search) else Flags
+
+
+def run_with_studies() -> Any:
+    """Returns `gram run` for the shell's completion: every study and search is a command with its own flags."""
+    named = {name: boxes_of(flags_of(find_study(name))) for name in study_names()}
+    return Union[*(Annotated[boxes, tyro.conf.subcommand(name, prefix_name=False)] for name, boxes in named.items())]
 
 
 def study_names() -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -30,6 +30,8 @@ from gram_platform.studies.flag_groups import (
 from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
 
 AUTO_INTERVAL = "auto"
+# How tyro reads flags: without the names of their boxes, and without --no- twins.
+FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 # Eleven days; torch's clock in nanoseconds can hold it.
 MAX_TIMEOUT_S = 1e6
 
@@ -143,11 +145,14 @@ def parse_flags(
     kind: type[AnyFlags], description: str, arguments: list[str] | None = None, prog: str | None = None
 ) -> AnyFlags:
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
-    boxes = [Annotated[group, tyro.conf.arg(name=group.title)] for group in groups_of(kind)]
     description = "\n\n".join(map(_folded, description.split("\n\n")))
-    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    found = tyro.cli(tuple[*boxes], prog=prog, args=arguments, description=description, config=config)
+    found = tyro.cli(boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE)
     return kind(**{field.name: getattr(group, field.name) for group in found for field in fields(group)})
+
+
+def boxes_of(kind: type[CommonFlags]) -> Any:
+    """Returns the groups of flags as the type that tyro parses: a box of `--help` for each."""
+    return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups_of(kind))]
 
 
 def groups_of(kind: type[CommonFlags]) -> list[type[FlagGroup]]:
