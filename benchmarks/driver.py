@@ -86,7 +86,7 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
 class _SilentView(LiveView):
     """Does everything but print: planted runs have no seconds and no rate."""
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         pass
 
     def _ended_line(self, progress: Progress, node: Node) -> str:

@@ -213,7 +213,8 @@ def test_an_unknown_study_lists_those_that_exist(tmp_path, capsys):
         (tmp_path / "studies" / name / file).write_text('{"title": "x"}')
     with pytest.raises(SystemExit):
         gram("report", "scalign", "--storage", tmp_path)
-    assert capsys.readouterr().err.endswith(f"a study that was submitted to {tmp_path}: scaling\n")
+    named = f"a study that was submitted to {tmp_path}: scaling. Perhaps you meant: scaling\n"
+    assert capsys.readouterr().err.endswith(named)
 
 
 def test_prepare_packs_and_checks(tmp_path, capsys):
@@ -325,7 +326,7 @@ def test_an_interrupt_ends_a_command_with_130_and_a_sentence(monkeypatch, capsys
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gram_platform.cli.corpus.resolve", interrupt)
+    monkeypatch.setattr("gram_platform.corpora.resolution.resolve", interrupt)
     with pytest.raises(SystemExit) as ended:
         main(["prepare", "stories-smoke", "--out", "/tmp"])
     assert ended.value.code == 130

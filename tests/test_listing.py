@@ -18,7 +18,9 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.session import cordons_noted
+from tests import pseudo_terminal
 from tests.conftest import ROOT
+from tests.store.training import run_config
 
 SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
 EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"all", "bench", "one_run"}
@@ -137,3 +139,40 @@ def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["show", "000000000000", "--storage", str(tmp_path)])
     assert "node_id='000000000000': " in capsys.readouterr().err
+
+
+def test_status_is_by_study_size_method_and_seed(capsys, tmp_path):
+    """A run of several studies stands once, under all of them; one of no study comes last."""
+    store = Store(tmp_path).open_for_writing(min_free_bytes=0)
+    tags = [
+        {"size": size, "method": method, "profile": "all", "seed": seed}
+        for size in ("2B", "50M", "800M")
+        for method in ("gram", "baseline")
+        for seed in ("10", "9")
+    ]
+    runs = [run_config(8, seed=place) for place in range(len(tags) + 1)]
+    for config, names in zip(runs, [*tags, {"size": "50M", "method": "baseline", "seed": "0"}], strict=True):
+        store.run(config.run_id).ensure_config(config)
+        store.run(config.run_id).add_tags(names)
+    ids = [config.run_id for config in runs]
+    shared, of_scaling, of_none = ids[:4], ids[:-1], ids[-1]
+    for study, members in (("scaling", of_scaling), ("stories", shared)):
+        store.study_dir(study).write_json("study.json", {"entries": [{"id": one} for one in [*members, *members]]})
+    lines = printed(capsys, "status", "--storage", str(tmp_path)).splitlines()
+    heads = [line for line in lines if line.endswith(":")]
+    assert heads == ["scaling:", "scaling, stories:", "no study:"]
+    listed = [line.split(maxsplit=2)[2] for line in lines if line.split()[0] in ids]
+    named = [" ".join(text.split()[:4]).rstrip(",") for text in listed[:-1]]
+    of = lambda *sizes: [f"{m} {s} all s{n}" for s in sizes for m in ("baseline", "gram") for n in (9, 10)]
+    assert named == [*of("50M", "800M"), *of("2B")]
+    assert lines[lines.index("no study:") + 1].startswith(of_none)
+    rows = json.loads(printed(capsys, "status", "--storage", str(tmp_path), "--json"))["runs"]
+    assert [row["studies"] for row in rows] == [["scaling"]] * 8 + [["scaling", "stories"]] * 4 + [[]]
+
+
+def test_lists_fit_a_terminal():
+    for arguments in (["list"], ["list", "sizes", "--study", "scaling"], ["list", "methods"]):
+        code, text = pseudo_terminal.run(*arguments, columns=80)
+        assert code == 0
+        assert max(len(line.rstrip()) for line in pseudo_terminal.plain(text).splitlines()) <= 80
+        assert "\u2026" not in text

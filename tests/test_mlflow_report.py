@@ -8,7 +8,8 @@ import pytest
 
 from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text
-from gram_platform.cli.studies import report_command, report_from_mlflow
+from gram_platform.cli.reports import report_from_mlflow
+from gram_platform.cli.studies import report_command
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.studies.searches.lr_batch_trials import trials_table

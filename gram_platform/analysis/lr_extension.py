@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
 from gram_platform.config.identity import invalid
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}
@@ -55,7 +56,7 @@ class Extension:
 
 
 def extension(
-    trials: pd.DataFrame,
+    trials: "pd.DataFrame",
     grid: Grid,
     limit: int,
     window: float | None = None,
@@ -67,6 +68,8 @@ def extension(
     value, in the ratio of the outermost two. Adds at most `limit` values to a side, no batch for which `why_not`
     returns a reason, and no cell whose nearest neighbour in the grid diverged, failed or was left out.
     """
+    from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
+
     table = cells(trials)
     if table["size"].nunique() != 1:
         raise invalid("trials", sorted(set(table["size"])), "the trials of one size")

@@ -13,14 +13,18 @@ domain that is forgotten completely must not make up for one that is still known
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from gram_platform.analysis.ratios import Reference, baseline_references, checked_curves, checked_evaluations
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_real
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gram_platform.analysis.ratios import Reference
+
 HIGHEST_RATIO = 4.0  # of a loss for which the baseline would need four times its steps or more
+METRIC = "objective"  # its name among a trial's metrics
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class MaxEntObjective:
         forget = _mean([clipped[d] for d in forgotten])
         kept = {"core": clipped[CORE]} | ({"retain": _mean([clipped[d] for d in retained])} if retained else {})
         penalty = self.penalty_weight * sum(max(0.0, self.floor - ratio) for ratio in kept.values())
-        return {"objective": forget + penalty, "forget": forget, "penalty": penalty, **kept}
+        return {METRIC: forget + penalty, "forget": forget, "penalty": penalty, **kept}
 
 
 def mean_ratios(seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -67,11 +71,13 @@ def mean_ratios(seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {domain: _mean([_clipped(domain, ratios[domain]) for ratios in seeds]) for domain in seeds[0]}
 
 
-def references_of(evaluations: pd.DataFrame, curves: pd.DataFrame, size: str) -> dict[str, Reference]:
+def references_of(evaluations: "pd.DataFrame", curves: "pd.DataFrame", size: str) -> "dict[str, Reference]":
     """Returns the reference of every domain at a size, from the frames that `tables.analyse` takes.
 
     ValueError names what is missing: no complete baseline, or a curve that cannot be fitted.
     """
+    from gram_platform.analysis.ratios import baseline_references, checked_curves, checked_evaluations
+
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     of_size = evaluations[evaluations["size"] == size], curves[curves["size"] == size]
     found, notes = baseline_references(*of_size)
@@ -82,7 +88,7 @@ def references_of(evaluations: pd.DataFrame, curves: pd.DataFrame, size: str) ->
     return references
 
 
-def ratios_of(references: Mapping[str, Reference], losses: Mapping[str, float]) -> dict[str, float]:
+def ratios_of(references: "Mapping[str, Reference]", losses: Mapping[str, float]) -> dict[str, float]:
     """Returns every domain's compute ratio from its loss (nats a token); NaN if a loss is not finite and positive."""
     absent = sorted(set(references) - set(losses))
     if absent:

@@ -8,7 +8,6 @@ Takes and returns tidy frames. A value that cannot be computed comes back as a n
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -20,7 +19,7 @@ from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, f
 from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
-from gram_platform.methods import METHODS
+from gram_platform.methods.order import method_key, seed_key, size_key
 
 BASELINE, ALL = "baseline", "all"  # method and profile of the reference
 MEAN = "mean"  # profile of the rows that average over profiles
@@ -36,7 +35,6 @@ CURVE_FIELDS += ["num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
 LARGEST = 1e100  # a ratio beyond it counts as infinite: squares of larger numbers may not fit a float
-UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 Notes = list[tuple[str, str]]  # (what is missing, why)
 
 
@@ -315,23 +313,6 @@ def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
     ranks = list(zip(*columns, strict=True))
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
-
-
-def method_key(method: str) -> tuple:
-    """Sorts methods as METHODS lists them, and all other names last."""
-    names = list(METHODS)
-    return names.index(method) if method in names else len(names), str(method)
-
-
-def size_key(size: str) -> tuple:
-    """Sorts 50M before 800M before 2B, and all other names last."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
-    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
-
-
-def seed_key(seed: str) -> tuple:
-    """Sorts numbers by value, and all other names last."""
-    return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 
 def profile_key(profile: str) -> tuple:

@@ -44,6 +44,7 @@ from gram_platform.analysis.ratios import (
     ordered,
     pseudo_values,
 )
+from gram_platform.config.terminal import aligned
 
 CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
@@ -317,17 +318,6 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
     return aligned([list(frame.columns), *([cell(value) for value in row] for row in frame.itertuples(index=False))])
 
 
-def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str:
-    """Joins lines of cells to text, every column as wide as its widest cell.
-
-    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
-    """
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
-    padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
-    return "\n".join(line.rstrip() for line in padded)
-
-
 def interval_cell(row: Mapping, name: str) -> str:
     """Returns `interval_text` of a row's columns of a class, empty without a value."""
     return interval_text(*(row[name + end] for end in ENDS))
@@ -343,3 +333,11 @@ def interval_text(mean: float, low: float, high: float) -> str:
     if np.isnan(mean):
         return ""
     return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
+
+
+def short_text(mean: float, low: float, high: float) -> str:
+    """Returns `mean ±half` of an interval for a narrow terminal, the mean alone without one, nothing without a mean."""
+    if np.isnan(mean):
+        return ""
+    half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
+    return f"{mean:.3f}" + ("" if np.isnan(low) else half)

@@ -15,6 +15,7 @@ from pathlib import Path
 import tyro
 
 from gram_platform.config.endings import escape_output, exit_codes
+from gram_platform.config.identity import require_choice
 from gram_platform.config.terminal import say
 
 COMMANDS = {  # the module of this folder that defines `NAME_command`
@@ -60,13 +61,19 @@ def _run(arguments: list[str]) -> None:
     if name == "run" and rest and not rest[0].startswith("-"):
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])  # each study has flags of its own
     elif name in COMMANDS:
-        tyro.cli(find_command(name), args=rest, prog=f"gram {name}")
+        tyro.cli(find_command(name), args=rest, prog=f"gram {name}", config=(tyro.conf.FlagCreatePairsOff,))
     elif arguments in ([], ["-h"], ["--help"]):
         say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
-    else:  # a completion for the shell, or an unknown name
-        commands = {name: find_command(name) for name in COMMANDS}
-        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram")
+    elif not name.startswith("--tyro-"):
+        require_choice("command", name, COMMANDS)
+    else:  # a completion for the shell
+        from gram_platform.cli.run import run_with_studies
+        from gram_platform.studies.flags import FLAG_STYLE
+
+        commands = {name: find_command(name) for name in COMMANDS} | {"run": run_with_studies()}
+        config = (*FLAG_STYLE, tyro.conf.OmitSubcommandPrefixes)
+        tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram", config=config)
 
 
 def overview() -> str:

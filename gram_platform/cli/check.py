@@ -8,11 +8,9 @@ from gram_platform.config.crash_safe import special_entries
 from gram_platform.config.identity import hash_file, local_path
 from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
-from gram_platform.release.export import require_unchanged
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
 from gram_platform.store.directories import TENSORS_HASH
-from gram_platform.store.shards import read_checkpoint
 
 Check = tuple[str, Callable[[], object]]  # a place, and what raises or warns when it is damaged
 
@@ -76,6 +74,8 @@ def _read_data(store: Store, data_id: str) -> None:
 
 def _read_run(run: RunDirectory) -> None:
     """Reads metrics, and weights unless they were removed on purpose; of an unfinished run its checkpoints."""
+    from gram_platform.store.shards import read_checkpoint
+
     run.records()
     if run.result() is None:
         for step, attempt_id in list_checkpoints(run.attempts):
@@ -95,5 +95,7 @@ def _read_weights(directory) -> None:
 
 
 def _exports(folders: tuple[str, ...]) -> Iterator[Check]:
+    from gram_platform.release.export import require_unchanged
+
     for folder in folders:
         yield f"export {folder}", lambda folder=folder: require_unchanged(local_path("exports", folder))

@@ -7,21 +7,20 @@ import tyro
 from gram_platform.cli.flags import Positional, report_progress
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.corpora import check, prepare, resolve
-from gram_platform.studies.packing import ray_workers
+from gram_platform.studies.flag_groups import Amount, Number, Place, Switch, Text
 
 
 def prepare_command(
     corpus: Positional[str],
-    out: str = "",
-    core_label: str = "",
+    out: Place = "",
+    core_label: Text = "",
     seq_len: int = 1024,
     vocab_size: int = 50_304,
-    tokenizer: str = "",
-    core_tokens: int = 0,
-    aux_share: float = 0.0,
-    core_tokenizer: bool = False,
-    check_only: Annotated[bool, tyro.conf.arg(name="check")] = False,
+    tokenizer: Text = "",
+    core_tokens: Number = 0,
+    aux_share: Amount = 0.0,
+    core_tokenizer: Switch = False,
+    check_only: Annotated[Switch, tyro.conf.arg(name="check")] = False,
 ) -> None:
     """Pack a corpus: a catalog name, a folder or file of records, a .json of globs, a .toml recipe, or hf://....
 
@@ -37,6 +36,9 @@ def prepare_command(
         core_tokenizer: train the tokenizer on core's text alone, without the other labels'
         check_only: open one record of every source and validate its fields, pack nothing
     """
+    from gram_platform.corpora import prepare, resolve
+    from gram_platform.studies.packing import ray_workers
+
     if check_only:
         _check_sources(corpus)
         return
@@ -69,6 +71,8 @@ def prepare_command(
 
 
 def _check_sources(corpus: str) -> None:
+    from gram_platform.corpora import check
+
     results = check(corpus)
     for result in results:
         state = "ok" if result.ok else "FAILED"

@@ -10,10 +10,14 @@ from gram_platform.config.terminal import say_progress
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
+from gram_platform.studies.flag_groups import Place, Switch, shown
 
-Storage = Annotated[str, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram")]
-TrackingUri = Annotated[str, tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")]
-AsJson = Annotated[bool, tyro.conf.arg(name="json", help="print JSON, for scripts")]
+STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
+Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
+TrackingUri = Annotated[
+    shown(str, "URL"), tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")
+]
+AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
 

@@ -5,43 +5,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
 from gram_platform.config import IMPORTED, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_name, require_real
+from gram_platform.config.identity import (
+    invalid,
+    local_path,
+    one_of,
+    require_choice,
+    require_int,
+    require_name,
+    require_real,
+)
 from gram_platform.config.terminal import say
 from gram_platform.config.view import PRECISIONS
-from gram_platform.release.card import card_subject, card_text
-from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
-from gram_platform.release.files import MAX_WEIGHTS_BYTES
-from gram_platform.release.importing import import_checkpoint, read_config
-from gram_platform.release.profile_numbers import profile_numbers
-from gram_platform.release.publishing import push_export, require_hub
+from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.selection import available_modules, parse_modules, parse_sources
-from gram_platform.release.serving.policy import new_token, token_entry
-from gram_platform.release.serving.policy_file import edit_policy
-from gram_platform.release.task_scores import Benchmark, parse_profile, score_profiles
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import storage_place
-from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.connection import masked
-from gram_platform.tracking.entry import RUN_ID, VIEW_ID
-from gram_platform.tracking.tracker import register_export
+from gram_platform.studies.flag_groups import Number, Place, Switch, Text, shown
 
 
 def eval_command(
     run_id: Positional[str],
     tasks: tuple[str, ...],
     profiles: tuple[str, ...] = ("core", "all"),
-    include_path: str = "",
-    limit: int = 0,
-    num_fewshot: int = -1,
+    include_path: Place = "",
+    limit: Number = 0,
+    num_fewshot: Number = -1,
     storage: Storage = "",
     device: Literal["cpu", "cuda"] = "cpu",
     precision: Literal["float32", "bfloat16"] = "float32",
-    out: str = "",
+    out: Place = "",
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
@@ -53,13 +49,16 @@ def eval_command(
         tasks: names of tasks, such as wmdp_bio mmlu hellaswag
         profiles: profiles to compare: core, core+virology, all
         include_path: folder with task files (.yaml) of your own
-        limit: first documents of each task; 0: all
-        num_fewshot: examples before each question; -1: as the task says
+        limit: first documents of each task (default: all)
+        num_fewshot: examples before each question (default: as the task says)
         storage: folder or URL of the storage
         device: cpu or cuda
         precision: float32 or bfloat16
         out: a .csv file for the table
     """
+    from gram_platform.analysis.tables import frame_text, table_csv
+    from gram_platform.release.task_scores import Benchmark, parse_profile, score_profiles
+
     require_int("limit", limit, 0)
     require_int("num_fewshot", num_fewshot, -1)
     if not tasks or not profiles:
@@ -87,16 +86,16 @@ def _output(out: str) -> Path:
 
 def export_command(
     run_id: Positional[str],
-    out: str = "",
-    modules: str | None = None,
-    all_modules: bool = False,
-    sources: str = "",
+    out: Place = "",
+    modules: shown(str | None, "TEXT") = None,
+    all_modules: Switch = False,
+    sources: Text = "",
     storage: Storage = "",
     dtype: Literal["float32", "bfloat16"] = "float32",
     max_file_gb: float = MAX_WEIGHTS_BYTES / 1e9,
     check: Literal["own", "transformers"] = "own",
-    push: str = "",
-    register: str = "",
+    push: Text = "",
+    register: Text = "",
     tracking_uri: TrackingUri = "",
 ) -> None:
     """Write a view as a stock checkpoint (StarCoder2 or Llama); modules that the view lacks are physically absent.
@@ -115,6 +114,11 @@ def export_command(
         register: name of a model in MLflow's registry, of which the checkpoint becomes a version
         tracking_uri: MLflow server or database, for --register
     """
+    from gram_platform.release.card import card_subject, card_text
+    from gram_platform.release.export import CARD, ExportRequest, export_view
+    from gram_platform.release.profile_numbers import profile_numbers
+    from gram_platform.release.publishing import push_export, require_hub
+
     if not out:
         raise invalid("out", out, "a folder for the checkpoint")
     place = local_path("out", out)
@@ -153,6 +157,8 @@ def export_command(
 
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
     """ValueError for a name that no model in MLflow can have, or an address without one."""
+    from gram_platform.tracking.connection import masked
+
     if not name and tracking_uri:
         raise invalid("tracking_uri", masked(tracking_uri), "no value without --register")
     if name:
@@ -165,6 +171,12 @@ def _registered(
     store: Store, view: View, folder: Path, name: str, tracking_uri: str, hub_tags: Mapping[str, str]
 ) -> str:
     """Registers an export with MLflow, which gets its run if it has none; describes the version."""
+    from gram_platform.release.export import RECORD
+    from gram_platform.tracking import Tracker, default_tracking_uri
+    from gram_platform.tracking.connection import masked
+    from gram_platform.tracking.entry import RUN_ID, VIEW_ID
+    from gram_platform.tracking.tracker import register_export
+
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     mlflow_run_id = tracker.mirror(store.run(view.run_id))
     assert mlflow_run_id is not None, "an exported run was attempted"
@@ -175,7 +187,9 @@ def _registered(
     return f"{name}: version {version} in MLflow at {masked(tracker.tracking_uri)}"
 
 
-def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: int | None = None) -> None:
+def import_command(
+    checkpoint: Positional[str], storage: Storage = "", seq_len: shown(int | None, "INT") = None
+) -> None:
     """Import a StarCoder2 or Llama checkpoint into the storage, so that runs can start from it and add modules.
 
     Args:
@@ -183,6 +197,8 @@ def import_command(checkpoint: Positional[str], storage: Storage = "", seq_len: 
         storage: folder or URL of the storage; created if absent
         seq_len: sequence length of later runs; default: all the model's positions
     """
+    from gram_platform.release.importing import import_checkpoint, read_config
+
     folder = local_path("checkpoint", checkpoint)
     read_config(folder)
     store = Store(storage_place(storage)).open_for_writing()
@@ -211,9 +227,9 @@ def serve_command(
     precision: str = "float32",
     device: str = "cpu",
     threads: int = 1,
-    ray_address: str = "",
-    tls_cert: str = "",
-    tls_key: str = "",
+    ray_address: Text = "",
+    tls_cert: Place = "",
+    tls_key: Place = "",
 ) -> None:
     """Serve a run over HTTP; a caller's token decides which modules answer. Ctrl-C stops it.
 
@@ -252,9 +268,9 @@ def token_command(
     name: Positional[str],
     profiles: tuple[str, ...],
     policy: str = "policy.toml",
-    default: str = "",
-    metrics: bool = False,
-    max_requests: int | None = None,
+    default: Text = "",
+    metrics: Switch = False,
+    max_requests: shown(int | None, "INT") = None,
 ) -> None:
     """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
 
@@ -266,10 +282,13 @@ def token_command(
         metrics: whether it may read /metrics
         max_requests: requests of it that may be at work or wait at once; default: what `gram serve` says
     """
+    from gram_platform.release.serving.policy import new_token, token_entry
+    from gram_platform.release.serving.policy_file import edit_policy
+
     if not profiles:
         raise invalid("profiles", profiles, "at least one profile of the policy")
     if len(profiles) > 1 and not default:
-        raise invalid("default", default, "one of " + ", ".join(profiles))
+        raise invalid("default", default, one_of(default, profiles))
     token = new_token()
     entry = token_entry(name, token, profiles, default or profiles[0], metrics, max_requests)
     edit_policy(policy, lambda text: text + entry)

@@ -1,14 +1,19 @@
-"""Implements `gram run`, which runs studies and searches by name from wherever the package is, and `gram list`."""
+"""Implements `gram run`, which runs studies and searches by name from wherever the package is, and `gram list`.
+
+What executes a study (torch, Ray, MLflow) is imported when one is run: lists, help and misspelt names need none of it.
+"""
 
 import inspect
 import json
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Literal
+from typing import Annotated, Any, Literal, Union
 
-from gram_platform.analysis.tables import aligned
+import tyro
+
 from gram_platform.cli.flags import AsJson, Positional
+from gram_platform.cli.tables import say_rows
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
@@ -17,33 +22,45 @@ from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
 from gram_platform.studies import Study, library
-from gram_platform.studies.campaign import run_searched
-from gram_platform.studies.flags import Flags, checked, parse_flags
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.run import checked_flags, run_search
-from gram_platform.studies.session import exit_with
+from gram_platform.studies.flag_groups import Text
+from gram_platform.studies.flags import CommonFlags, Flags, boxes_of, checked, parse_flags
+from gram_platform.studies.searches.definition import Search, checked_flags
 
 OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
 OFFERED = Table("gram.studies", {}, is_usable=lambda study: isinstance(study, Study), reserved=OURS)
 
 
-def run_command(study: Positional[Literal[OURS]]) -> None:
-    """Run a study or a search by name, as `python experiments/NAME.py` does; `gram run NAME --help` lists its flags.
+STUDY_HELP = f"{', '.join(OURS)}, or one of an installed package; its own flags follow"
 
-    Args:
-        study: name of a study or search, one of these or of an installed package; its own flags follow
-    """
+
+def run_command(study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY", help=STUDY_HELP)]) -> None:
+    """Run a study or a search by name, as `python experiments/NAME.py` does; `gram run NAME --help` lists its flags."""
     run_named(study, [])
 
 
 def run_named(name: str, arguments: list[str]) -> None:
-    """Runs a study or a search with its own flags, and ends the process; ValueError for an unknown name."""
+    """Runs a study or a search with its own flags, and ends the process; ValueError for an unknown name or a flag."""
     study = find_study(name)
-    kind = study.flags_type if isinstance(study, Search) else Flags
-    flags = parse_flags(kind, study.about, arguments, f"gram run {name}")
+    flags = parse_flags(flags_of(study), study.about, arguments, f"gram run {name}")
     if isinstance(study, Search):
-        exit_with(lambda: run_search(study, checked_flags(study, flags)))
-    exit_with(lambda: run_searched(study, checked(study, flags)))
+        flags = checked_flags(study, flags)
+        from gram_platform.studies.searches.run import run_search as run
+    else:
+        flags = checked(study, flags)
+        from gram_platform.studies.campaign import run_searched as run
+    from gram_platform.studies.session import exit_with
+
+    exit_with(lambda: run(study, flags))
+
+
+def flags_of(study: Study) -> type[CommonFlags]:
+    return study.flags_type if isinstance(study, Search) else Flags
+
+
+def run_with_studies() -> Any:
+    """Returns `gram run` for the shell's completion: every study and search is a command with its own flags."""
+    named = {name: boxes_of(flags_of(find_study(name))) for name in study_names()}
+    return Union[*(Annotated[boxes, tyro.conf.subcommand(name, prefix_name=False)] for name, boxes in named.items())]
 
 
 def study_names() -> tuple[str, ...]:
@@ -68,17 +85,20 @@ Row = dict[str, object]
 
 def list_command(
     what: Positional[Literal["studies", "methods", "presets", "corpora", "sizes"]] = "studies",
-    study: str = "",
+    study: Text = "",
     as_json: AsJson = False,
 ) -> None:
     """List what `gram run` can use: studies, methods, presets, corpora or sizes.
 
     Args:
         what: studies and searches; methods; presets with their corpus; corpora by name; sizes of presets
-        study: presets and sizes of this study alone
+        study: presets and sizes of this study alone (default: of all)
     """
     rows = list(LISTINGS[what](study) if what in ("presets", "sizes") else LISTINGS[what]())
-    say(json.dumps(rows, indent=1) if as_json else table_text(rows))
+    if as_json:
+        say(json.dumps(rows, indent=1))
+    elif rows:
+        say_rows([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)], has_head=True)
 
 
 def _studies() -> Iterator[Row]:
@@ -117,13 +137,6 @@ def _corpora() -> Iterator[Row]:
 
 
 LISTINGS = {"studies": _studies, "methods": _methods, "presets": _presets, "corpora": _corpora, "sizes": _sizes}
-
-
-def table_text(rows: list[Row]) -> str:
-    """Aligns rows of equal keys in columns below their names."""
-    if not rows:
-        return ""
-    return aligned([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)])
 
 
 def _cell(value: object) -> str:

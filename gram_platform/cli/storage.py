@@ -3,39 +3,44 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import groupby
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
+from gram_platform.cli.tables import say_rows
 from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
 from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
 from gram_platform.methods.nodes import node_name, view_runs
+from gram_platform.methods.order import method_key, seed_key, size_key
 from gram_platform.planner import MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.machines import cordoned_lines, read_cordoned
+from gram_platform.studies.flag_groups import Switch, Text
 
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
 def status_command(
-    storage: Storage = "", study: str = "", machine: MachineName = "cpu", as_json: AsJson = False
+    storage: Storage = "", study: Text = "", machine: MachineName = "cpu", as_json: AsJson = False
 ) -> None:
     """List every run of a storage: state, step, speed, and the hours and space that unfinished runs still need.
 
+    Runs are listed by study, size, method, profile and seed; one that several studies share stands under all of them.
     Folders without a config and an attempt are left out. The machines follow that the last submission of each study
     left out, because a product on their device failed.
 
     Args:
         storage: folder or URL of the storage
-        study: name of a submitted study: lists only its runs
+        study: name of a submitted study: lists only its runs (default: all)
         machine: machine for the expected hours
     """
     store = stored(storage)
     chosen, studies = _ids_of(store, study) if study else None, [study] if study else store.list_studies()
-    rows, left = [], []
+    studies_of, rows, left = _studies_of(store), [], []
     for run_id in store.list_runs():
         if chosen is not None and run_id not in chosen:
             continue
@@ -49,7 +54,11 @@ def status_command(
             left += [needed] if needed else []
             facts.append(text)
         about = "; ".join(filter(None, facts))
-        rows.append({"id": run_id, "state": str(state), "name": node_name("run", run_id, tags), "about": about})
+        row = {"id": run_id, "state": str(state), "name": node_name("run", run_id, tags), "about": about}
+        of = studies_of.get(run_id, [])
+        key = (not of, of, size_key(tags.get("size", "")), method_key(tags.get("method", "")), tags.get("profile", ""))
+        rows.append((*key, seed_key(tags.get("seed", "")), row["name"], run_id, {**row, "studies": of}))
+    rows = [row for *_, row in sorted(rows, key=lambda entry: entry[:-1])]
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
     if as_json:
@@ -59,7 +68,10 @@ def status_command(
         found = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
         say(json.dumps({"storage": store.root, **found}, indent=1))
         return
-    say("\n".join(one_line(f"{row['id']}  {row['state']:11} {row['name']}  {row['about']}") for row in rows))
+    for of, group in groupby(rows, lambda row: row["studies"]):
+        if studies_of:
+            say(f"{', '.join(of) or 'no study'}:")
+        say_rows([[row[name] for name in ("id", "state", "name", "about")] for row in group])
     states = Counter(row["state"] for row in rows)
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "no runs"
     say(f"{store.root}: {counts}; {done} of {len(evaluations)} evaluations complete")
@@ -72,6 +84,16 @@ def status_command(
     for name in studies:
         for line in cordoned_lines(store, name):
             say(one_line(f"{name}: {line}"))
+
+
+def _studies_of(store: Store) -> dict[str, list[str]]:
+    """Returns the studies of each run or evaluation, by its id."""
+    found: dict[str, list[str]] = {}
+    for name in store.list_studies():
+        entries = store.study_dir(name).read_spare("study.json", {"entries": [{"id": str}]}).get("entries", ())
+        for node_id in {entry["id"] for entry in entries}:
+            found.setdefault(node_id, []).append(name)
+    return found
 
 
 def _ids_of(store: Store, study: str) -> set[str]:
@@ -136,9 +158,7 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
     node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
     kind = kind_of[node_id]
     node = store.node(kind, node_id)
-    shape = {"entries": [{"id": str}]}
-    records = {name: store.study_dir(name).read_spare("study.json", shape) for name in store.list_studies()}
-    studies = [n for n, plain in records.items() if any(e["id"] == node_id for e in plain.get("entries", ()))]
+    studies = _studies_of(store).get(node_id, [])
     tags, state = node.tags(), str(node.status())
     facts = {"id": node_id, "name": node_name(kind, node_id, tags), "kind": kind, "state": state}
     facts |= {"folder": node.folder.path, "studies": studies}
@@ -165,7 +185,7 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         say("the configs are equal")
 
 
-def gc_command(storage: Storage = "", dry_run: bool = False) -> None:
+def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     """Remove the weights of finished attacks that nothing starts from, and leftovers of killed processes.
 
     The attacks' losses, which are their result, stay.

@@ -1,6 +1,7 @@
 """Validates fields, writes canonical JSON and hashes it: every id of the platform is made here."""
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
@@ -12,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+SIMILAR = 0.75  # of `difflib`: two words of which one may be the other misspelt
 MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
@@ -80,9 +82,23 @@ def find_id(field: str, beginning: str, known: Collection[str], expected: str) -
     return found[0]
 
 
-def require_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
+    choices = tuple(choices)
     if value not in choices:
-        raise invalid(field, value, "one of " + ", ".join(choices))
+        raise invalid(field, value, one_of(value, choices))
+
+
+def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
+    """Says what is allowed in place of a value: one of the choices, or one `of` something, which are the choices."""
+    choices = tuple(choices)
+    return f"one of {of}{', '.join(choices)}{meant(value, choices)}"
+
+
+def meant(value: object, choices: Iterable[str]) -> str:
+    """Says which choices a value may be misspelt from, in the words of tyro; "" for none. It ends an expectation."""
+    spelt = {choice.lower(): choice for choice in choices}
+    similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
+    return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
 
 
 def require_name(field: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import invalid, local_path, parse_json, require_int, require_real
+from gram_platform.config.identity import invalid, local_path, meant, parse_json, require_int, require_real
 from gram_platform.config.plain import from_plain
 from gram_platform.config.user_files import read_text, target_kind
 
@@ -254,7 +254,8 @@ def load_law(name_or_path: str) -> Law:
         return LAWS[name_or_path]
     path = local_path("law", name_or_path)
     if target_kind("law", path) != A_FILE:
-        raise invalid("law", name_or_path, f"one of {', '.join(LAWS)}, or the path of a law's JSON file")
+        expected = f"one of {', '.join(LAWS)}, or the path of a law's JSON file{meant(name_or_path, LAWS)}"
+        raise invalid("law", name_or_path, expected)
     try:
         stored = parse_json(read_text("law", path))
     except ValueError as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from gram_platform.config.identity import InvalidField, Steps
+from gram_platform.config.identity import InvalidField, Steps, one_of
 
 SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
@@ -70,7 +70,7 @@ def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
     for name, value in plain.items():
         if name not in hints:
-            raise _misplaced((*steps, name), value, "one of the fields " + ", ".join(hints))
+            raise _misplaced((*steps, name), value, one_of(name, hints, "the fields "))
     values = {name: from_plain(hints[name], value, (*steps, name)) for name, value in plain.items()}
     if missing := [name for name in needed if name not in values]:
         # the whole document would be a long line

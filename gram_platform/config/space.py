@@ -1,4 +1,4 @@
-"""Defines a search space: the ranges of a search's parameters, which a command line can replace."""
+"""Defines what a search varies and optimises: ranges of parameters, which a command line can replace, and metrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -65,6 +65,15 @@ class Space:
             require_choice("space", name, self.names)
             ranges[name] = _range(ranges[name], text, rest)
         return Space(tuple(ranges.values()), self.limits)
+
+
+@dataclass(frozen=True)
+class SearchObjective:
+    """A metric to optimise; the sampler gets `worst` for a diverged trial."""
+
+    metric: str
+    direction: str  # "minimize" or "maximize"
+    worst: float
 
 
 def _range(parameter: Parameter, text: str, rest: str) -> Parameter:

@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import TextIO
 
 from gram_platform.config.identity import printable
@@ -29,3 +30,14 @@ def one_line(text: object) -> str:
     """Puts a stored text into a line of a list: without line breaks, and cut where it is long."""
     line = " ".join(str(text).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
+
+
+def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str:
+    """Joins lines of cells to text, every column as wide as its widest cell.
+
+    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
+    """
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
+    padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
+    return "\n".join(line.rstrip() for line in padded)

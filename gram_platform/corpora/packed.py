@@ -33,6 +33,7 @@ from gram_platform.config.identity import (
     hash_file,
     invalid,
     local_path,
+    one_of,
     parse_json,
     require_choice,
     require_name,
@@ -229,7 +230,7 @@ class PackedCorpus:
     def _counts(self, split: str, domain: str) -> dict[str, int]:
         require_choice("split", split, SPLITS)
         if domain not in self.manifest["domains"]:
-            raise invalid("domain", domain, "one of " + ", ".join(self.domains))
+            raise invalid("domain", domain, one_of(domain, self.domains))
         return self.manifest["domains"][domain][split]
 
     @property

@@ -15,6 +15,7 @@ from gram_platform.config.identity import (
     added,
     identity_fields,
     invalid,
+    one_of,
     require_choice,
     require_int,
     require_name,
@@ -276,7 +277,7 @@ class CorpusRecipe:
         """Returns the recipe of a domain; ValueError for a domain that the corpus lacks."""
         found = next((d for d in self.domains_from if d.name == domain), None)
         if found is None:
-            raise invalid("domain", domain, "one of " + ", ".join(self.domains))
+            raise invalid("domain", domain, one_of(domain, self.domains))
         return found
 
     def validation_share(self, domain: str) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import InvalidField, canonical_json, invalid, local_path
+from gram_platform.config.identity import InvalidField, canonical_json, invalid, local_path, meant
 from gram_platform.config.user_files import target_kind
 from gram_platform.config.written import Written, read_toml
 from gram_platform.corpora import catalog
@@ -102,7 +102,8 @@ def _from_url(url: str) -> HubCorpus:
     fields = dict(written)
     for name, value in written:
         if name not in IN_URL:
-            raise invalid(f"corpus: {name}", value, f"one of the fields {', '.join(IN_URL)} in {url}")
+            expected = f"one of the fields {', '.join(IN_URL)} in {url}{meant(name, IN_URL)}"
+            raise invalid(f"corpus: {name}", value, expected)
         if value != fields[name]:
             raise invalid(f"corpus: {name}", value, f"each field once, several values separated by commas, in {url}")
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, one_of
 from gram_platform.corpora.compression import opened, seekable
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
@@ -97,7 +97,7 @@ def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[s
         is_told = isinstance(source, StoriesSource)
         for label, text in story_documents(source, first, stop) if is_told else _read(piece):
             if label not in domain_of:
-                raise invalid("label", label, "one of " + ", ".join(sorted(domain_of)))
+                raise invalid("label", label, one_of(label, sorted(domain_of)))
             yield domain_of[label], text
 
 

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import invalid, local_path, require_metric_name, require_name, require_tellable
+from gram_platform.config.identity import (
+    invalid,
+    local_path,
+    meant,
+    require_metric_name,
+    require_name,
+    require_tellable,
+)
 from gram_platform.config.user_files import target_kind
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
@@ -132,8 +139,9 @@ def existing_path(corpus: str | Path) -> Path:
     """Returns the absolute path of a corpus that is not in the catalog; ValueError if it does not exist."""
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
-        names = ", ".join(catalog_names())
-        raise invalid("corpus", str(corpus), f"one of {names}, or a folder or file that exists")
+        names = catalog_names()
+        expected = f"one of {', '.join(names)}, or a folder or file that exists{meant(corpus, names)}"
+        raise invalid("corpus", str(corpus), expected)
     return path
 
 
@@ -162,7 +170,7 @@ def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, .
         core = given
     missing = [label for label in core if label not in labels]
     if missing:
-        allowed = "labels of this corpus, which are " + _named(labels)
+        allowed = f"labels of this corpus, which are {_named(labels)}{meant(missing[0], labels)}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
         raise invalid("core_label", ", ".join(core), "fewer than all labels: at least one stays an auxiliary domain")

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from gram_platform.config import State
 from gram_platform.config.identity import short_hash
-from gram_platform.config.space import Space
+from gram_platform.config.space import SearchObjective, Space
 from gram_platform.engine.trials import Outcome, Point
 
 # Random trials of a study before its sampler looks at results: Optuna's default.
@@ -63,16 +63,6 @@ class PointList:
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Does nothing."""
-
-
-@dataclass(frozen=True)
-class SearchObjective:
-    """A metric to optimise; the sampler gets `worst` for a diverged trial."""
-
-    metric: str
-    # "minimize" or "maximize".
-    direction: str
-    worst: float
 
 
 @dataclass

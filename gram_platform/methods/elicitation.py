@@ -18,7 +18,7 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.training import merged_config
 from gram_platform.methods.budgets import optimizer_of
 from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, Plans, Profile, Setting, profile_name
@@ -57,9 +57,8 @@ def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
     if options.text == NEIGHBOUR and len(setting.auxiliary) > 1:
         return setting.auxiliary[(setting.auxiliary.index(domain) + 1) % len(setting.auxiliary)]
     if options.text not in setting.domains:
-        allowed = f"{OWN}, {NEIGHBOUR} in a corpus of several auxiliary domains, or one of " + ", ".join(
-            setting.domains
-        )
+        named = one_of(options.text, setting.domains)
+        allowed = f"{OWN}, {NEIGHBOUR} in a corpus of several auxiliary domains, or {named}"
         raise invalid("elicitation.text", options.text, allowed)
     return options.text
 

@@ -25,7 +25,8 @@ from gram_platform.config.identity import (
 from gram_platform.config.training import merged_config
 from gram_platform.config.user_files import read_text
 from gram_platform.corpora.sources import silent
-from gram_platform.release.files import MAX_WEIGHTS_BYTES, ByteCounter, Progress, shards, write_tensors, write_tokenizer
+from gram_platform.release import MAX_WEIGHTS_BYTES
+from gram_platform.release.files import ByteCounter, Progress, shards, write_tensors, write_tokenizer
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights

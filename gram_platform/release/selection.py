@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, View, run_from_plain
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.plain import from_plain
 from gram_platform.store import Store
-from gram_platform.store.views import model_config
 
 
 def parse_modules(text: str) -> dict[str, float]:
@@ -51,7 +50,7 @@ class AvailableModules:
             return self.run_id
         found = self.branches.get(domain, ())
         if not found:
-            allowed = f"one of run {self.run_id}'s modules: {', '.join(self.modules)}"
+            allowed = one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
             raise invalid("modules", domain, allowed if self.modules else f"none: run {self.run_id} is dense")
         if len(found) > 1:
             raise invalid("sources", "", f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}")
@@ -70,6 +69,8 @@ class AvailableModules:
 
 def available_modules(store: Store, run_id: str) -> AvailableModules:
     """Lists the modules that views of a run can switch on."""
+    from gram_platform.store.views import model_config  # imports torch
+
     model = model_config(store, run_id)
     branches: dict[str, tuple[str, ...]] = {}
     for other in store.list_runs() if not model.modules else ():

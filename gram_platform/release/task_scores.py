@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from gram_platform.config import TASKS, TaskScores, View, run_from_plain
-from gram_platform.config.identity import hash_file, invalid, local_path
+from gram_platform.config.identity import hash_file, invalid, local_path, meant
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
@@ -60,7 +60,8 @@ class Benchmark:
         known = TaskManager(include_path=folder or None).all_tasks
         for task in self.tasks:
             if task not in known:
-                raise invalid("tasks", task, f"one of the {len(known):,} tasks of lm-eval, or of --include-path")
+                expected = f"one of the {len(known):,} tasks of lm-eval, or of --include-path{meant(task, known)}"
+                raise invalid("tasks", task, expected)
         return replace(self, folder=folder)
 
     def of_view(self, view: View, data_id: str, precision: str, files_sha256: str) -> TaskScores:

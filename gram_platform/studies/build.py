@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.config import CORE, IMPORTED
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.corpora import CorpusRecipe, resolve
@@ -280,7 +280,7 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
     """
     for domain in retain:
         if domain not in auxiliary:
-            raise invalid("retain", domain, "one of the auxiliary domains: " + ", ".join(auxiliary))
+            raise invalid("retain", domain, one_of(domain, auxiliary, "the auxiliary domains: "))
     if retain and len(auxiliary) == 1:
         raise invalid("retain", retain[0], "no domain: beside a single auxiliary domain core alone is compared")
     if preset.core_only or len(auxiliary) == 1:

@@ -17,6 +17,7 @@ from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
 from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
+from gram_platform.studies.flag_groups import FlagGroup, Names
 from gram_platform.studies.flag_values import split_list
 from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
@@ -33,13 +34,23 @@ NONE = "none"
 
 
 @dataclass(frozen=True)
-class CampaignFlags(CommonFlags):
-    """The flags of all studies and searches together."""
+class MemberFlags(FlagGroup):
+    """Which studies and searches.
 
-    studies: tuple[str, ...] = ()
-    """names of studies (default: all), or none"""
-    searches: tuple[str, ...] = ()
-    """names of searches that follow the studies (default: all), or none"""
+    Args:
+        studies: names of studies (default: all), or none
+        searches: names of searches that follow the studies (default: all), or none
+    """
+
+    title = "campaign"
+
+    studies: Names = ()
+    searches: Names = ()
+
+
+@dataclass(frozen=True)
+class CampaignFlags(MemberFlags, CommonFlags):
+    """The flags of all studies and searches together."""
 
 
 def study_main(study: Study, arguments: list[str] | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, require_choice, require_int, require_real
+from gram_platform.config.identity import invalid, local_path, one_of, require_choice, require_int, require_real
 from gram_platform.config.ladder import Law, Size, sized_by
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
@@ -260,7 +260,7 @@ def read_preset(presets: Mapping[str, Preset], named: str, changes: tuple[str, .
         written = read_toml("preset", local_path("preset", named))
         named, of_file = written.plain.get(BASE, ""), {k: one for k, one in written.plain.items() if k != BASE}
         if named not in tuple(presets):
-            raise written.error(invalid(BASE, named, "the preset to change, one of " + ", ".join(presets)))
+            raise written.error(invalid(BASE, named, f"the preset to change, {one_of(named, presets)}"))
         parts, changes = [replace(written, plain=of_file), *parts], (*assignments(of_file), *changes)
     require_choice("preset", named, tuple(presets))
     _changed(presets[named], together(parts))
@@ -323,7 +323,7 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
             continue
         base = one.get(BASE, name) if isinstance(one, Mapping) else name
         if base != name and base not in tuple(preset.sizes):
-            raise invalid(f"{SIZES}.{name}.{BASE}", base, "one of " + ", ".join(preset.sizes))
+            raise invalid(f"{SIZES}.{name}.{BASE}", base, one_of(base, preset.sizes))
         fields = {"name": name, **{k: v for k, v in one.items() if k != BASE}} if isinstance(one, Mapping) else one
         sizes[name] = overlaid(preset.sizes.get(base), fields)
     return sizes

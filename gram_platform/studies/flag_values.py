@@ -7,9 +7,6 @@ from gram_platform.config.identity import absolute_place, invalid
 from gram_platform.corpora import catalog_names
 from gram_platform.planner import AUTO
 from gram_platform.studies.definition import Preset
-from gram_platform.tracking import default_tracking_uri
-from gram_platform.tracking.connection import require_tracking_uri
-from gram_platform.tracking.database import with_absolute_path
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -19,6 +16,10 @@ def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
 
 def tracking_place(uri: str, storage: str) -> str:
     """Returns MLflow's URI, by default SQLite in the storage; ValueError for another form. A path is made absolute."""
+    from gram_platform.tracking import default_tracking_uri
+    from gram_platform.tracking.connection import require_tracking_uri
+    from gram_platform.tracking.database import with_absolute_path
+
     if not uri:
         return default_tracking_uri(storage)
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):

@@ -1,8 +1,11 @@
 """Defines the flags of studies, and checks them before any work starts."""
 
-from dataclasses import dataclass, replace
+import shutil
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -14,111 +17,31 @@ from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
 from gram_platform.studies.choice import Choice, Destination, Limits
 from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
+from gram_platform.studies.flag_groups import (
+    CostFlags,
+    DeviceFlags,
+    ExecutionFlags,
+    FlagGroup,
+    SizeFlags,
+    StorageFlags,
+    StudyFlags,
+    SubjectFlags,
+)
 from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
 
 AUTO_INTERVAL = "auto"
+# How tyro reads flags: without the names of their boxes, and without --no- twins.
+FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 # Eleven days; torch's clock in nanoseconds can hold it.
 MAX_TIMEOUT_S = 1e6
 
 
-def _shown(kind: Any, metavar: str) -> Any:
-    """Returns the type of a flag that `--help` shows as `metavar`, without its empty default: the help says it."""
-    return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
-
-
-def _choice(*values: str) -> Any:
-    """Returns the type of a flag with one of these values, or "" for its default."""
-    return _shown(Literal["", *values], f"{{{','.join(values)}}}")
-
-
-SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
-Text, Texts = _shown(str, "TEXT"), _shown(tuple[str, ...], "TEXT ...")
-Place, Names = _shown(str, "FOLDER|URL"), _shown(tuple[str, ...], "NAME ...")
-
-
 @dataclass(frozen=True)
-class CommonFlags:
+class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags):
     """The flags that studies and searches share. Lists take values separated by blanks or commas.
 
     The properties say what checked flags mean; each is resolved once.
     """
-
-    preset: _shown(str, "NAME|FILE.toml") = ""
-    """one of those above; paper is as the paper's text prints it, as_run as the authors' settings have it; or a file
-    with `base`, the name of a preset, and the fields that it changes (docs/studies.md)"""
-    changes: Annotated[tuple[str, ...], SET] = ()
-    """fields of the preset to change, as routing.p_aux_spread=0.1 'sizes[0.6M].peak_lr=2e-3'"""
-    storage: Place = ""
-    """folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram"""
-    tracking_uri: _shown(str, "URL") = ""
-    """MLflow server or database; default SQLite in the storage"""
-    corpus: _shown(str, "NAME|FOLDER|FILE|hf://...") = ""
-    """a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of labelled globs, a .toml recipe,
-    or hf://ORG/NAME?label=FIELD&text=FIELD (docs/studies.md)"""
-    core_label: Text = ""
-    """the label (or labels, with commas between) that is core, default core or the catalog's own; every other
-    label is an auxiliary domain"""
-    core_tokenizer: bool = False
-    """train the tokenizer on core's text alone: exports then ship no vocabulary of removed domains"""
-    retain: Names = ()
-    """auxiliary domains: each is compared in the profile core + that domain"""
-    seeds: int = 0
-    """number of seeds of every size (0: the preset's, which may have fewer at large sizes)"""
-    first_seed: int = -1
-    """the first seed, the others follow it (default, -1: the preset's)"""
-    sizes: Names = ()
-    """names of sizes (default: all of the preset)"""
-    num_workers: Texts = ()
-    """ranks of each run: a number, size=number for single sizes, a range as 4..8 for as many as can be placed at each
-    start, or auto for the fewest whose memory suffices on --machine; 1 trains in the Ray task itself (default: 1;
-    --dry-run without it plans for auto, with a range for the fewest)"""
-    device: _choice("cpu", "cuda") = ""
-    """kept when the study is submitted again (default at first: cuda if Ray has a GPU; must be given where the preset
-    plans for GPUs and the cluster starts machines on demand)"""
-    dry_run: bool = False
-    """print what would run, what it costs and what is done already; start nothing"""
-    simulate: bool = False
-    """with --dry-run: what is left on a hypothetical cluster; expected makespan, cost and lost work"""
-    cluster: Texts = ()
-    """of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
-    machine_start_s, group_start_s, recovery_s, storage_bytes_per_s, checkpoint_every_s, dollars_per_machine_hour"""
-    optuna_uri: _shown(str, "URL") = ""
-    """Optuna's database of searches; default SQLite in the storage"""
-    machine: _choice(*MACHINES) = ""
-    """what --dry-run, prices and --num-workers auto plan for (default: the preset's; cpu beside --device cpu)"""
-    threads: int = 1
-    """CPU threads of a rank: part of what makes a run repeat bit for bit"""
-    checkpoint_every: str = "auto"
-    """seconds between checkpoints; auto: 30, or as many more as keep writing them below 2% of the time"""
-    activation_checkpointing: bool = False
-    """compute every block again in the backward pass: less memory, a third more time (--dry-run shows both)"""
-    max_hours: float = 0.0
-    """stop starting runs or trials after this many machine hours (a slot's, or a GPU's), summed over all
-    submissions"""
-    max_cost: float = 0.0
-    """the same in dollars, at the price of --machine"""
-    confirm_above: float = 500.0
-    """dollars, predicted of what is not done, above which a submission needs --yes or --max-cost"""
-    yes: bool = False
-    """start whatever is predicted: nobody is ever asked, so a job that restarts needs it too"""
-    max_gpus: int = 0
-    """GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler start); CPU slots on CPUs"""
-    gpus_per_run: float = 1.0
-    """share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight small runs share one"""
-    gpus_per_machine: int = 8
-    """GPUs of the machines that an autoscaler starts for several ranks: so many ranks stay on one machine"""
-    stall_timeout: float = 7200.0
-    """seconds without a training step after which a run of one rank starts again; also of an evaluation as a whole"""
-    compile: bool = False
-    """compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has the number of graphs"""
-    deterministic: bool = False
-    """on a GPU, refuse algorithms whose sums have no fixed order: slower, the same bytes on the same kind of GPU"""
-    collective_timeout: float = 600.0
-    """seconds after which ranks that wait for one another give up and start again from the last checkpoint"""
-    retry_failed: bool = False
-    """train runs again that ended with a non-finite loss"""
-    verbose: bool = False
-    """print what the workers print, into `ray job logs` too"""
 
     @cached_property
     def hardware(self) -> Machine:
@@ -188,31 +111,8 @@ class CommonFlags:
 
 
 @dataclass(frozen=True)
-class Flags(CommonFlags):
+class Flags(StudyFlags, CommonFlags):
     """The flags of a study."""
-
-    through: Text = ""
-    """train sizes one after another, up to this one, with a line of predicted against spent hours after each"""
-    methods: Names = ()
-    """names of those above (default: the preset's, else the study's); the baseline is always there, it is the unit"""
-    law: Text = ""
-    """learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default: each size's own"""
-    trust_law: bool = False
-    """use a law against its evidence: one that is none, or more than ten times beyond the sizes that it is fitted to"""
-    start: Text = ""
-    """id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch, data, rate
-    and module width of the one size in --sizes"""
-    maxent: Text = ""
-    """id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the preset's,
-    which may be those of a search that runs first"""
-    instructions: _shown(str, "FILE.jsonl") = ""
-    """lines with `prompt` and `response` beside a corpus of local text, for the study finetuning: counts the loss of
-    responses alone"""
-    in_process: bool = False
-    """run the nodes one after another in this process, without Ray; to stop in a debugger at an unexpected error:
-    python -m pdb -c continue experiments/scaling.py --in-process"""
-    export_nodes: Text = ""
-    """write the missing nodes to this file, for a machine without Ray (docs/cluster.md), and start nothing"""
 
     @property
     def starts_nothing(self) -> bool:
@@ -245,13 +145,33 @@ def parse_flags(
     kind: type[AnyFlags], description: str, arguments: list[str] | None = None, prog: str | None = None
 ) -> AnyFlags:
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
-    unnamed = Annotated[kind, tyro.conf.arg(name="")]
-    config = (tyro.conf.OmitArgPrefixes,)
-    return tyro.cli(unnamed, prog=prog, args=arguments, description=description, config=config)
+    description = "\n\n".join(map(_folded, description.split("\n\n")))
+    found = tyro.cli(boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE)
+    return kind(**{field.name: getattr(group, field.name) for group in found for field in fields(group)})
+
+
+def boxes_of(kind: type[CommonFlags]) -> Any:
+    """Returns the groups of flags as the type that tyro parses: a box of `--help` for each."""
+    return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups_of(kind))]
+
+
+def groups_of(kind: type[CommonFlags]) -> list[type[FlagGroup]]:
+    """Returns the groups from which flags inherit every field: the subject, those of the kind, the others."""
+    groups = [one for one in kind.__mro__ if issubclass(one, FlagGroup) and not issubclass(one, CommonFlags)]
+    broader = {base for one in groups for base in one.__mro__[1:]}
+    return sorted((one for one in groups if one not in broader), key=lambda group: group is not SubjectFlags)
+
+
+def _folded(paragraph: str) -> str:
+    """Breaks a paragraph at the terminal's width; tyro joins lines again, but not those that begin with a blank."""
+    width = shutil.get_terminal_size().columns - 1
+    return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def checked(study: Study, flags: Flags) -> Flags:
     """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
+    # Before any place is looked at: a misspelt name needs no MLflow.
+    _require_methods(given := split_list(flags.methods))
     if flags.instructions:
         place = absolute_place("instructions", flags.instructions)
         flags = replace(flags, instructions=place, changes=on_responses(study, flags.changes))
@@ -260,9 +180,8 @@ def checked(study: Study, flags: Flags) -> Flags:
     if flags.through:
         require_choice("through", flags.through, flags.sizes)
         flags = replace(flags, sizes=flags.sizes[: flags.sizes.index(flags.through) + 1])
-    methods = split_list(flags.methods) or preset.methods or study.methods
-    for method in methods:
-        require_choice("methods", method, tuple(METHODS))
+    methods = given or preset.methods or study.methods
+    _require_methods(methods)
     if flags.start and len(flags.sizes) > 1:
         raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
     if flags.start and flags.ranks.of_size:
@@ -279,16 +198,21 @@ def checked(study: Study, flags: Flags) -> Flags:
     return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
 
 
+def _require_methods(methods: Iterable[str]) -> None:
+    for method in methods:
+        require_choice("methods", method, METHODS)
+
+
 def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
     """Returns the common flags with defaults and lists filled in; ValueError as `checked`."""
     name, changes = read_preset(study.presets, flags.preset or study.default_preset, flags.changes)
     preset = with_changes(study, name, changes).presets[name]
-    storage = storage_place(flags.storage)
     sizes = split_list(flags.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
     if flags.device == "cpu" and flags.machine not in ("", "cpu"):
         raise invalid("machine", flags.machine, "no value or cpu beside --device cpu, which plans for CPUs")
+    storage = storage_place(flags.storage)
     flags = replace(
         flags,
         preset=name,

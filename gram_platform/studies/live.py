@@ -4,19 +4,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ray.util.metrics import Gauge
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from gram_platform.config.identity import printable
 from gram_platform.engine.life import SUBMIT_AGAIN, Progress
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
+from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
+from gram_platform.studies.panel import WIDE, Row, clock, panel, results_in_short
 
 PLAIN_EVERY_S, PANEL_EVERY_S = 15.0, 0.5
 GAUGES_EVERY_S = 2.0
@@ -43,7 +44,7 @@ class LiveView:
         # The monotonic time before which something is not shown again.
         self._next: dict[str, float] = {}
         self._updated, self._over = time.monotonic(), threading.Event()
-        self.console = Console(soft_wrap=True)
+        self.console = Console()
         self.name = name
         self.gauges: ProgressGauges | None = None
         # Without Ray plain lines leave the terminal to a debugger.
@@ -65,9 +66,17 @@ class LiveView:
         if self.live:
             self.live.stop()
 
-    def say(self, text: str) -> None:
-        """Prints a line that stays."""
-        self.console.print(printable(text), markup=False, highlight=False, emoji=False)
+    def say(self, text: str, style: str = "") -> None:
+        """Prints a line that stays, in a style where the output has one."""
+        self.console.print(Text(printable(text), style), soft_wrap=True)
+
+    def show(self, text: str, brief: Callable[[bool], Brief] | None = None) -> None:
+        """Prints results: in a log the whole text, on a terminal the tables of `brief`, which fit its width."""
+        if brief is None or not self.console.is_terminal:
+            self.say(f"\n{text}\n")
+            return
+        for renderable in results_in_short(brief(self.console.width >= WIDE)):
+            self.console.print(renderable)
 
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""
@@ -77,9 +86,9 @@ class LiveView:
         if ended is not None:
             # evaluations and attacks are many and short: they are only counted
             if (ended.is_run and not ended.is_attack) or ended.id in progress.failed:
-                self.say(self._ended_line(progress, ended))
+                self.say(self._ended_line(progress, ended), "red" if ended.id in progress.failed else "")
             for text in progress.warnings.pop(ended.id, ()):
-                self.say(f"warning: {self.nodes[ended.id].name}: {text}")
+                self.say(f"warning: {self.nodes[ended.id].name}: {text}", "yellow")
         if self.gauges is not None and self._is_due("gauges", GAUGES_EVERY_S):
             running = self._running(progress)
             self.gauges.set(self._num_nodes(progress, running), _rate(running), _losses(running))
@@ -87,16 +96,23 @@ class LiveView:
             self._show_nodes(progress, self._running(progress))
 
     def _show_nodes(self, progress: Progress, running: list[tuple[Node, dict]]) -> None:
-        summary = self._summary(progress, running)
-        parts = [f"{n.name} {p['step'] / max(p['num_steps'], 1):.0%}" for n, p in running]
-        self._show(Group(self._table(running), _plain(summary)), summary + (" | " + ", ".join(parts) if parts else ""))
+        counts, rate = self._counts(progress, running), f"{_rate(running):,.0f} tokens/s"
+        left = self._seconds_left(progress, running)
+        if self.live is None:
+            parts = [*counts, rate, f"about {clock(left)} left", *self._ends(progress)]
+            parts += [", ".join(f"{n.name} {_share(beat):.0%}" for n, beat in running)] if running else []
+            self.say(" | ".join(parts))
+            return
+        rows = [
+            Row(node.name, _share(beat), f"{beat['tokens_per_second']:,.0f} tokens/s", clock(_left(node, beat)))
+            for node, beat in running
+        ]
+        share = self._done_flops(progress, _shares(running)) / max(sum(self.flops.values()), 1.0)
+        total = Row("all runs", share, rate, f"about {clock(left)} left")
+        self._draw(", ".join([*counts, *self._ends(progress)]), total, rows)
 
-    def _show(self, panel: RenderableType, line: str) -> None:
-        """Replaces the panel on a terminal, or prints a line in a log."""
-        if self.live:
-            self.live.update(panel, refresh=True)
-        else:
-            self.say(line)
+    def _draw(self, headline: str, total: Row, rows: Sequence[Row]) -> None:
+        self.live.update(panel(self.console, headline, total, rows), refresh=True)
 
     def _is_due(self, what: str, every_s: float) -> bool:
         """Returns whether something that reads all nodes is to be done again; many nodes may end in a second."""
@@ -141,18 +157,17 @@ class LiveView:
         num_nodes = {**ended, "training": len(running)}
         return {**num_nodes, "waiting": len(self.nodes) - sum(num_nodes.values())}
 
-    def _summary(self, progress: Progress, running: list[tuple[Node, dict]]) -> str:
+    def _counts(self, progress: Progress, running: list[tuple[Node, dict]]) -> list[str]:
         kinds = Counter(self.nodes[i].kind for i in progress.done)
         runs, waiting = len(self.flops), self._num_nodes(progress, running)["waiting"]
-        parts = [
+        return [
             f"runs {kinds['run']}/{runs}",
             f"evaluations {kinds['evaluation']}/{len(self.nodes) - runs}",
             f"{len(running)} training, {waiting} waiting",
-            f"{_rate(running):,.0f} tokens/s",
-            f"about {_clock(self._seconds_left(progress, running))} left",
         ]
-        parts += [f"{len(progress.failed)} failed, {len(progress.blocked)} blocked"] if progress.failed else []
-        return " | ".join(parts)
+
+    def _ends(self, progress: Progress) -> list[str]:
+        return [f"{len(progress.failed)} failed, {len(progress.blocked)} blocked"] if progress.failed else []
 
     def _done_flops(self, progress: Progress, fractions: dict[str, float]) -> float:
         done = sum(self.flops.get(i, 0.0) for i in progress.done)
@@ -160,26 +175,13 @@ class LiveView:
 
     def _seconds_left(self, progress: Progress, running: list[tuple[Node, dict]]) -> float | None:
         """Estimates from the FLOPs done since the view began; None before there is a rate."""
-        fractions = {n.id: beat["step"] / max(beat["num_steps"], 1) for n, beat in running}
-        done = self._done_flops(progress, fractions)
+        done = self._done_flops(progress, _shares(running))
         gained, elapsed_s = done - self.base_flops, time.time() - self.started
         unreachable = {*progress.failed, *progress.blocked}
         total = sum(f for i, f in self.flops.items() if i not in unreachable)
         if total <= done:
             return 0.0
         return None if gained <= 0 or elapsed_s < 5 else (total - done) * elapsed_s / gained
-
-    def _table(self, running: list[tuple[Node, dict]]) -> Table:
-        table = Table("training", "step", "", "tokens/s", "left", box=None)
-        for node, beat in running:
-            rate, config = beat["tokens_per_second"], node.config
-            left = (config.num_steps - beat["step"]) * config.batch_size * config.model.seq_len / rate if rate else None
-            share = beat["step"] / config.num_steps
-            bar = "#" * round(20 * share)
-            table.add_row(
-                _plain(node.name), f"{beat['step']}/{config.num_steps}", f"{bar:<20}", f"{rate:,.0f}", _clock(left)
-            )
-        return table
 
     def begin_trials(self, number: int) -> None:
         """Begins a round of this number of trials."""
@@ -194,23 +196,19 @@ class LiveView:
         self.say(f"{_share_text(self.num_ended, self.num_trials)} {line}")
 
     def _show_trials(self) -> None:
-        if self._is_due("trials", PLAIN_EVERY_S):
-            text = self.trials_text()
-            self._show(_plain(text), text)
-
-    def trials_text(self) -> str:
-        """Returns one line: the numbers of trials ended and running, the time left, the share that each has done."""
+        if not self._is_due("trials", PLAIN_EVERY_S):
+            return
+        running = [(name, self._share_done(run_ids)) for name, run_ids in list(self.trials.items())]
+        counts = f"{self.num_ended} of {self.num_trials} trials ended, {len(running)} running"
         left = None
         if self.num_ended:
             left = (time.time() - self.started) * (self.num_trials - self.num_ended) / self.num_ended
-        running = list(self.trials.items())
-        counts = f"{self.num_ended} of {self.num_trials} trials ended, {len(running)} running"
-        return " | ".join(
-            [
-                f"{counts}, about {_clock(left)} left",
-                *(f"{name} {self._share_done(run_ids):.0%}" for name, run_ids in running),
-            ]
-        )
+        if self.live is None:
+            shares = [f"{name} {share:.0%}" for name, share in running]
+            self.say(" | ".join([f"{counts}, about {clock(left)} left", *shares]))
+            return
+        total = Row("all trials", self.num_ended / self.num_trials, "", f"about {clock(left)} left")
+        self._draw(counts, total, [Row(name, share, "", "") for name, share in running])
 
     def _share_done(self, run_ids: Sequence[str]) -> float:
         done = 0.0
@@ -256,18 +254,19 @@ def _rate(running: list[tuple[Node, dict]]) -> float:
     return sum(beat["tokens_per_second"] for _, beat in running)
 
 
-def _plain(text: str) -> Text:
-    """Makes a text of the panel, in which nothing is markup or commands the terminal."""
-    return Text(printable(text))
+def _share(beat: dict) -> float:
+    return beat["step"] / max(beat["num_steps"], 1)
+
+
+def _shares(running: list[tuple[Node, dict]]) -> dict[str, float]:
+    return {node.id: _share(beat) for node, beat in running}
+
+
+def _left(node: Node, beat: dict) -> float | None:
+    """Returns the seconds that a run needs at its speed; None before it has one."""
+    rate, config = beat["tokens_per_second"], node.config
+    return (config.num_steps - beat["step"]) * config.batch_size * config.model.seq_len / rate if rate else None
 
 
 def _share_text(done: int, total: int) -> str:
     return f"[{done:>3}/{total}]"
-
-
-def _clock(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

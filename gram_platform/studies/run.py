@@ -154,7 +154,8 @@ class StudyWork:
         results = measurement.read(record, self.store)
         if results is not None:
             paths = measurement.write(record, self.store, results, progress.failed, None)
-            self.say(f"\n{measurement.text(record, results)}\nso far: {paths['report.html']}\n")
+            self.submission.view.show(measurement.text(record, results), measurement.brief_of(record, results))
+            self.say(f"so far: {paths['report.html']}\n")
 
     def write(self) -> int:
         """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""
@@ -171,5 +172,6 @@ class StudyWork:
             write = partial(measurement.write, record, self.store, results, progress.failed)
             source = () if results.source == "MLflow" else (f"read from {results.source}",)
             text = f"{record.title}\n{measurement.text(record, results)}"
-            self.submission.publish(record.name, write, text, *source)
+            brief = measurement.brief_of(record, results)
+            self.submission.publish(record.name, write, text, *source, brief=brief)
         return code

@@ -15,6 +15,7 @@ from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.record import write_or_log
+from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.store.files import Folder
 from gram_platform.studies.build import Graph
@@ -162,13 +163,21 @@ class Submission:
         done, reused = len(self.progress.done), self.progress.reused
         return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
 
-    def publish(self, study: str, write: Callable[[Tracker | None], Mapping[str, str]], text: str, *more: str) -> None:
+    def publish(
+        self,
+        study: str,
+        write: Callable[[Tracker | None], Mapping[str, str]],
+        text: str,
+        *more: str,
+        brief: Callable[[bool], Brief] | None = None,
+    ) -> None:
         """Writes a study's files and logs them to MLflow, or only writes them while it is away; prints text and paths.
 
-        Then `more` lines, and the study's pages in MLflow, if it answers.
+        Then `more` lines, and the study's pages in MLflow, if it answers. A terminal shows `brief` in place of the
+        text.
         """
         paths = write_or_log(write, self.tracker, self.view.say)
-        self.view.say(f"\n{text}\n")
+        self.view.show(text, brief)
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")
         for line in more:

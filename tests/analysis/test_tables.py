@@ -15,6 +15,7 @@ from gram_platform.analysis.tables import (
     domain_table,
     format_table,
     pair_means,
+    short_text,
     table_csv,
 )
 from tests.study_frames import (
@@ -371,3 +372,10 @@ def test_profiles_of_the_mean_by_what_they_retain():
         "all",
     }
     assert averaged_profiles(gram.iloc[:0]) == set()
+
+
+def test_an_interval_in_short():
+    assert short_text(0.914, 0.855, 0.973) == "0.914 \u00b1.059"
+    assert short_text(1.548, 0.2, 2.9) == "1.548 \u00b11.350"
+    assert short_text(0.914, np.nan, np.nan) == "0.914"
+    assert short_text(np.nan, np.nan, np.nan) == ""

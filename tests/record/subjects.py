@@ -35,7 +35,7 @@ Wanted = Callable[[str], bool]  # of a heading
 
 EVERYWHERE = {"installed": "stories"}  # a corpus whose text is this machine's, and the one in its place here
 STORAGE = "STORAGE"  # in place of a path
-WIDTH = "1000"  # letters of a terminal, so that --help breaks no line of its own accord
+WIDTH = "129"  # letters of a terminal: from 130 on, tyro sets the boxes of --help side by side
 RETURNED = {  # classes of which public functions return objects
     "analysis.compute_ratio": "LearningCurve",
     "analysis.surface": "Optimum",
@@ -149,8 +149,8 @@ def flags_in(text: str) -> list[str]:
         if (entry := ENTRY.match(line)) and entry[1] != "-h, --help":
             entries.append([entry[1], line])
         elif entries and line.startswith(("│  ", "   ")) and not entry:
-            entries[-1][1] = line
-    endings = [ENDING.search(last) for _, last in entries]
+            entries[-1][1] += f" {line.removeprefix('│').strip()}"
+    endings = [ENDING.search(text) for _, text in entries]
     return [f"{named} {ending[0]}" if ending else named for (named, _), ending in zip(entries, endings, strict=True)]
 
 

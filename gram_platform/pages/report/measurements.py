@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -18,7 +19,14 @@ from gram_platform.pages.report.page import Page
 from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import StudyRecord, mlflow_links, publish, with_links
-from gram_platform.pages.results.results import lost_rows, ratio_lines, read_results, summary_text
+from gram_platform.pages.results.results import (
+    Brief,
+    brief_results,
+    lost_rows,
+    ratio_lines,
+    read_results,
+    summary_text,
+)
 from gram_platform.store import Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.tracking import Tracker
@@ -35,12 +43,18 @@ class Presentation:
 
     # reads `frames` where they are given, else the storage; None while there is nothing to show
     read: Callable[[StudyRecord, Store, Frames | None], Any]
-    text: Callable[[StudyRecord, Any], str]  # for a terminal
+    text: Callable[[StudyRecord, Any], str]  # for a log, and for `gram report`
     table: Callable[[StudyRecord, Any], pd.DataFrame]  # table.csv
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
+    # for a terminal, wide or not, in place of the text
+    brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()  # that MLflow draws
     # a line for each of the nodes that are done but missing from the tables
     lost: Callable[[StudyRecord, Store, Any, Collection[str]], Sequence[str]] = lambda *_: ()
+
+    def brief_of(self, record: StudyRecord, results: Any) -> Callable[[bool], Brief] | None:
+        """Returns a study's results in short, as a function of whether the terminal is wide; None without `brief`."""
+        return partial(self.brief, record, results) if self.brief else None
 
     def write(
         self, record: StudyRecord, store: Store, results: Any, failures: Mapping[str, str], tracker: Tracker | None
@@ -59,6 +73,7 @@ class Presentation:
 LOSSES_PRESENTATION = Presentation(
     read=read_results,
     text=summary_text,
+    brief=brief_results,
     table=lambda record, results: renamed(results.analysis.table, record.varies),
     page=study_page,
     lines=ratio_lines,
@@ -78,6 +93,7 @@ MEASUREMENTS = Table(
             LOSSES_PRESENTATION,
             read=read_calibration,
             text=calibration_text,
+            brief=None,
             table=lambda record, results: calibration_table(results.errors),
             page=calibration_page,
         ),

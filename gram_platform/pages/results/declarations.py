@@ -14,7 +14,7 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.analysis.tables import TABLE_COLUMNS
-from gram_platform.config.identity import InvalidField, invalid
+from gram_platform.config.identity import InvalidField, invalid, one_of
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
@@ -98,7 +98,7 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     if given.get("baseline_from", "") not in ("", *studies):
         raise invalid(f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}")
     if given.get("compare_with", "") not in ("", *CLAIMS):
-        raise invalid(f"{place}, compare_with", given["compare_with"], "one of " + ", ".join(CLAIMS))
+        raise invalid(f"{place}, compare_with", given["compare_with"], one_of(given["compare_with"], CLAIMS))
     return declared
 
 

@@ -18,7 +18,7 @@ from gram_platform.analysis.compute_ratio import MIN_POINTS
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT, size_key
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, parse_json, require_name
+from gram_platform.config.identity import invalid, local_path, meant, parse_json, require_name
 from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
 from gram_platform.config.user_files import read_text, target_kind
 from gram_platform.methods import METHODS
@@ -137,7 +137,8 @@ def _method(field: str, name: str) -> str:
     known = name.lower().replace("-", "_")
     method = METHOD_NAMES.get(known, known)
     if method not in METHODS:
-        raise invalid(field, name, f"one of {', '.join(METHODS)}; or the authors' {', '.join(METHOD_NAMES)}")
+        known_too = f"or the authors' {', '.join(METHOD_NAMES)}"
+        raise invalid(field, name, f"one of {', '.join(METHODS)}; {known_too}{meant(known, METHODS)}")
     return method
 
 

@@ -12,7 +12,7 @@ from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
-from gram_platform.config.identity import InvalidField, has_shape, invalid, short_hash
+from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
 from gram_platform.config.terminal import warn
@@ -116,7 +116,8 @@ def load_record(store: Store, name: str) -> StudyRecord:
     plain = folder.read_json(STUDY_FILE)
     if plain is None:
         known = [other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)]
-        raise invalid("study", name, f"a study that was submitted to {store.root}: {', '.join(known) or 'none yet'}")
+        submitted = f"{', '.join(known) or 'none yet'}{meant(name, known)}"
+        raise invalid("study", name, f"a study that was submitted to {store.root}: {submitted}")
     return record_from_plain(plain, f"{folder.path}/{STUDY_FILE}")
 
 

@@ -20,7 +20,7 @@ from gram_platform.analysis.ratios import (
 )
 from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, one_of
 from gram_platform.methods.setting import profile_name
 from gram_platform.pages.results.declarations import (
     Baseline,
@@ -76,7 +76,7 @@ def _prepare(name: str, external: External, declared: Declaration, baselines: Ba
     views = _evaluations(rows[~rows[ELICITED]])
     profile, profiles = external.declared.get(name, {}).get("profile", ""), dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
-        raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, "one of " + ", ".join(profiles))
+        raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
     record = _record(name, external, declared, used, variants, unit, rows)

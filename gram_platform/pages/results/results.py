@@ -1,13 +1,22 @@
 """Reads a study's losses, and writes its tables for a terminal."""
 
-from collections.abc import Collection
-from typing import Literal
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import JACKKNIFE
+from gram_platform.analysis.intervals import ENDS, JACKKNIFE
 from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, Analysis, analyse, format_table, frame_text
+from gram_platform.analysis.tables import (
+    CLASSES,
+    Analysis,
+    analyse,
+    format_table,
+    frame_text,
+    interval_text,
+    short_text,
+)
 from gram_platform.analysis.unit_error import errors_by_class
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, module_shares
 from gram_platform.config import CORE, State
@@ -147,6 +156,32 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
     return "\n\n".join(filter(None, [*parts, unit_warning(record)]))
+
+
+class Brief(NamedTuple):
+    """A study's results in short: tables of texts by title, the number of claims of each verdict, and a warning."""
+
+    tables: dict[str, pd.DataFrame]
+    verdicts: Mapping[str, int]
+    warning: str
+
+
+def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
+    """Returns the means over profiles and the compared profile; the report has the rest.
+
+    Intervals are `mean [low, high]`, or `mean ±half` where the terminal is not wide. A column with one value is left
+    out.
+    """
+    table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
+    for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
+        rows = table[table["profile"] == profile]
+        names = [name for name in ("method", "size", VARIANT) if name in rows and rows[name].nunique() > 1]
+        cells = {
+            name: list(map(text, *(rows[name + end] for end in ENDS))) for name in CLASSES if rows[name].notna().any()
+        }
+        tables[f"profile {profile}"] = renamed(rows[names].assign(**cells), record.varies)
+    verdicts = Counter(results.claims["verdict"]) if len(results.claims) else {}
+    return Brief(tables, verdicts, unit_warning(record))
 
 
 # ------------------------------------------------------------------------------------------------------ frames

@@ -1,26 +1,31 @@
-"""Defines a search: a study whose points come from a source, with the flags and questions of each kind of search."""
+"""Defines a search: a study whose points come from a source, with the flags and questions of each kind of search.
+
+What executes trials (Ray, Optuna, MLflow) is imported on first use: a declaration and its `--help` need none of it.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from gram_platform.config.identity import invalid, require_int, short_hash
-from gram_platform.config.space import Space
-from gram_platform.engine.life import NodeLifecycle
-from gram_platform.engine.proposals import Group, OptunaSource, PointList, SearchObjective, Source, open_study
-from gram_platform.engine.trials import Point, Problem
+from gram_platform.config.space import SearchObjective, Space
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
-from gram_platform.studies.build import Graph
-from gram_platform.studies.definition import Study
+from gram_platform.studies.definition import Study, with_changes
+from gram_platform.studies.flag_groups import FlagGroup, Number, Switch, Texts
 from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.flags import CommonFlags
-from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
-from gram_platform.studies.searches.report import SearchOutput
-from gram_platform.studies.session import machine_hours
-from gram_platform.tracking import Tracker
-from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
+from gram_platform.studies.flags import CommonFlags, checked_common
+
+if TYPE_CHECKING:
+    from gram_platform.engine.proposals import Group, Source
+    from gram_platform.engine.trials import Point, Problem
+    from gram_platform.studies.build import Graph
+    from gram_platform.studies.searches.report import SearchOutput
+    from gram_platform.tracking import Tracker
 
 # Part of every search's id: raised when trials of before and after are not comparable.
 SEARCH_VERSION = 1
@@ -30,16 +35,26 @@ SEARCH_VERSION = 1
 
 
 @dataclass(frozen=True)
-class SearchFlags(CommonFlags):
+class TrialFlags(FlagGroup):
+    """Of this search.
+
+    Args:
+        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that can grow also the
+            trials that depend on no result: all of a grid, the first ten of an Optuna study)
+        report_only: build tables and report again from what is stored; start no trial
+    """
+
+    title = "search"
+
+    max_concurrent: Number = 0
+    report_only: Switch = False
+
+
+@dataclass(frozen=True)
+class SearchFlags(TrialFlags, CommonFlags):
     """The flags of every search."""
 
-    max_concurrent: int = 0
-    """at most so many trials at once (default: what the cluster holds; on one that can grow also the trials that depend
-    on no result: all of a grid, the first ten of an Optuna study)"""
-    report_only: bool = False
-    """build tables and report again from what is stored; start no trial"""
-
-    def checked(self) -> "SearchFlags":
+    def checked(self) -> SearchFlags:
         """Returns the flags that studies do not have with defaults filled in, after `checked_common`.
 
         ValueError naming flag and value.
@@ -49,15 +64,23 @@ class SearchFlags(CommonFlags):
 
 
 @dataclass(frozen=True)
-class OptunaFlags(SearchFlags):
+class OptunaTrialFlags(TrialFlags):
+    """Of this search.
+
+    Args:
+        trials: trials to be complete, in each Optuna study of the search (default: the preset's)
+        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to hold one
+    """
+
+    trials: Number = 0
+    space: Texts = ()
+
+
+@dataclass(frozen=True)
+class OptunaFlags(OptunaTrialFlags, SearchFlags):
     """The flags of searches with Optuna."""
 
-    trials: int = 0
-    """trials to be complete, in each Optuna study of the search (default: the preset's)"""
-    space: tuple[str, ...] = ()
-    """ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to hold one"""
-
-    def checked(self) -> "OptunaFlags":
+    def checked(self) -> OptunaFlags:
         require_int("trials", self.trials, 0)
         uri = _optuna_uri(self.optuna_uri, self.storage)
         return replace(super().checked(), space=split_list(self.space), optuna_uri=uri)
@@ -65,6 +88,8 @@ class OptunaFlags(SearchFlags):
 
 def _optuna_uri(uri: str, storage: str) -> str:
     """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made absolute."""
+    from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
+
     store = Store(storage)
     if not (uri or store.is_local):
         raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
@@ -102,7 +127,7 @@ class Search(Study):
 
     flags_type = SearchFlags
 
-    def of_preset(self, name: str) -> "Search":
+    def of_preset(self, name: str) -> Search:
         """Returns the search as one of its presets changes it."""
         return self
 
@@ -142,6 +167,12 @@ class Search(Study):
         raise NotImplementedError
 
 
+def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
+    """Returns the flags with defaults filled in; ValueError naming the flag, the value and what is expected."""
+    common = checked_common(search, flags)
+    return with_changes(search, common.preset, common.changes).checked(common.checked())
+
+
 @dataclass(frozen=True)
 class GridSearch(Search):
     """Runs every point of a list, which may grow with the results."""
@@ -154,6 +185,9 @@ class GridSearch(Search):
         raise NotImplementedError
 
     def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
+        from gram_platform.engine.proposals import PointList
+        from gram_platform.studies.session import machine_hours
+
         seen, said = set(), set()
         while True:
             points, announcements = self.points(graph, store)
@@ -175,6 +209,8 @@ class GridSearch(Search):
 
 def _done(nodes: Sequence[Node], store: Store) -> Sequence[Node]:
     """Returns the nodes if all of them have results, else ()."""
+    from gram_platform.engine.life import NodeLifecycle
+
     lifecycle = NodeLifecycle(store)
     return nodes if all(lifecycle.result(node) is not None for node in nodes) else ()
 
@@ -215,6 +251,9 @@ class OptunaSearch(Search):
 
     def open(self, graph: Graph, search_id: str) -> list[Group]:
         """Opens the Optuna studies, named by the search's id and the group."""
+        from gram_platform.engine.proposals import Group, open_study
+        from gram_platform.studies.searches.optuna_studies import open_storage
+
         storage, target = open_storage(graph.flags.optuna_uri), self.target(graph)
         return [
             Group(name, fixed, open_study(storage, self._study_name(search_id, name), self.objectives), target, storage)
@@ -226,6 +265,9 @@ class OptunaSearch(Search):
 
     def share_left(self, graph: Graph) -> float:
         """Returns the share of the trials that are not complete; creates nothing, and a dry run asks no server."""
+        from gram_platform.studies.searches.optuna_studies import num_complete, open_storage
+        from gram_platform.tracking.database import database_path
+
         path = database_path(graph.flags.optuna_uri)
         if not (path.exists() if path else not graph.flags.dry_run):
             return 1.0
@@ -234,6 +276,9 @@ class OptunaSearch(Search):
         return sum(max(0, target - number) for number in complete) / (target * len(complete))
 
     def rounds(self, graph: Graph, store: Store, problem: Problem, search_id: str) -> Iterator[Round]:
+        from gram_platform.engine.proposals import OptunaSource
+        from gram_platform.studies.searches.optuna_studies import attributes
+
         groups = self.open(graph, search_id)
         source = OptunaSource(groups, self.space(graph), self.objectives)
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]

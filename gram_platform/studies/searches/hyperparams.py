@@ -6,33 +6,42 @@ method share the run at the preset's values with one another and with the studie
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-from gram_platform.config.identity import invalid, require_choice, require_real, short_hash
-from gram_platform.engine.trials import Point
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gram_platform.config.identity import short_hash
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
-from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.searches.definition import GridSearch, SearchFlags
-from gram_platform.studies.searches.hyperparams_trials import KNOB, SweepProblem, sweep_report, trial_name
-from gram_platform.studies.searches.report import SearchOutput, baseline_frames
-from gram_platform.tracking import Tracker
+from gram_platform.studies.flag_groups import Texts
+from gram_platform.studies.searches.definition import GridSearch, SearchFlags, TrialFlags
+from gram_platform.studies.searches.knobs import Values, chosen_values
 
-# The values of each knob, ascending.
-Values = Mapping[str, tuple[float, ...]]
-
-KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
+if TYPE_CHECKING:
+    from gram_platform.engine.trials import Point
+    from gram_platform.studies.build import Graph
+    from gram_platform.studies.searches.hyperparams_trials import SweepProblem
+    from gram_platform.studies.searches.report import SearchOutput
+    from gram_platform.tracking import Tracker
 
 
 @dataclass(frozen=True)
-class SweepFlags(SearchFlags):
-    """Of sweeps."""
+class KnobFlags(TrialFlags):
+    """Of this search.
 
-    knobs: tuple[str, ...] = ()
-    """knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values as p_cr=0:0.5:1"""
+    Args:
+        knobs: knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values as p_cr=0:0.5:1
+    """
+
+    knobs: Texts = ()
+
+
+@dataclass(frozen=True)
+class SweepFlags(KnobFlags, SearchFlags):
+    """The flags of sweeps."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class HyperparameterSweep(GridSearch):
 
     def points(self, graph: Graph, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns every point; those that share another point's runs come last and reuse them."""
+        from gram_platform.studies.searches.hyperparams_trials import SweepProblem, trial_name
+
         problem, seen, first, again = SweepProblem(graph.settings), set(), [], []
         for point in self.all_points(graph):
             run_id = problem.nodes(point)[0].id
@@ -80,37 +91,20 @@ class HyperparameterSweep(GridSearch):
         return first + again, []
 
     def problem(self, graph: Graph, store: Store) -> SweepProblem:
+        from gram_platform.studies.searches.hyperparams_trials import SweepProblem
+        from gram_platform.studies.searches.report import baseline_frames
+
         evaluations, curves = baseline_frames(store, graph.baselines)
         return SweepProblem(graph.settings, evaluations.assign(knob=None, value=math.nan), curves)
 
     def example(self, graph: Graph) -> list[Node]:
+        from gram_platform.studies.searches.hyperparams_trials import SweepProblem
+
         problem = SweepProblem(graph.settings)
         return unique(node for point in self.all_points(graph) for node in problem.nodes(point))
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        from gram_platform.studies.searches.hyperparams_trials import sweep_report
+
         values, points = self.sweep_values(graph), self.all_points(graph)
         return sweep_report(values, points, graph, store, tracker, search_id)
-
-
-def chosen_values(texts: Sequence[str], preset: Values) -> Values:
-    """Returns the knobs of the flag with their values, by default the preset's; ValueError naming `knobs`."""
-    chosen = {}
-    for text in split_list(tuple(texts)) or tuple(preset):
-        knob, separator, rest = text.partition("=")
-        require_choice("knobs", knob, tuple(KNOB))
-        if not separator and knob not in preset:
-            raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
-        chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
-    return {knob: chosen[knob] for knob in KNOB if knob in chosen}
-
-
-def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
-    try:
-        values = tuple(sorted(float(number) for number in numbers))
-    except ValueError as error:
-        raise invalid("knobs", text, KNOB_FORM) from error
-    for value in values:
-        require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
-    if len(set(values)) != len(values):
-        raise invalid("knobs", text, "each value once")
-    return values

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pandas as pd
 
@@ -26,6 +26,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.definition import setting_at
+from gram_platform.studies.searches.knobs import KNOB
 from gram_platform.studies.searches.report import (
     SearchOutput,
     attack_frame,
@@ -42,36 +43,6 @@ from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
 
 SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
-
-
-@dataclass(frozen=True)
-class Knob:
-    """A number of a setting on which one method depends, and its range."""
-
-    method: str
-    read: Callable[[Setting], float]
-    turned: Callable[[Setting, float], Setting]
-    high: float = math.inf
-    open_low: bool = False
-
-
-def _with_routing(setting: Setting, **changes: float) -> Setting:
-    return replace(setting, routing=replace(setting.routing, **changes))
-
-
-def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps branches as long as at p_ca 1."""
-    branching = replace(setting.options.branch_module, core_ratio=value)
-    if setting.conventions.constant_branches:
-        branching = replace(branching, aux_factor=2.0 / (1.0 + value))
-    return replace(setting, options=replace(setting.options, branch_module=branching))
-
-
-KNOB = {
-    "p_cr": Knob("gram", lambda s: s.routing.p_core_robust, lambda s, v: _with_routing(s, p_core_robust=v), 1.0),
-    "p_as": Knob("gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0),
-    "p_ca": Knob("ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True),
-}
 
 
 @dataclass(frozen=True)

@@ -5,52 +5,56 @@ and auxiliary validation losses. Ours: a grid may grow towards a minimum at its 
 cell with a size's rate and batch is the baseline of the studies, and shared with them.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from gram_platform.analysis.lr_extension import Cell, Grid, extension
-from gram_platform.analysis.lr_grid import ENDED
-from gram_platform.config.identity import invalid, require_int, require_real
+from gram_platform.config.identity import invalid, one_of, require_int, require_real
 from gram_platform.config.ladder import Size
-from gram_platform.engine.trials import Point
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import Preset
-from gram_platform.studies.build import Graph
+from gram_platform.studies.flag_groups import Amount, Number
 from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.searches.definition import GridSearch, SearchFlags
-from gram_platform.studies.searches.lr_batch_trials import (
-    CORE_WEIGHT,
-    LrBatchProblem,
-    grid_report,
-    micro_batch_at,
-    trial_rows,
-)
-from gram_platform.studies.searches.report import SearchOutput, result_frame
-from gram_platform.tracking import Tracker
-from gram_platform.tracking.frame import final_frames
+from gram_platform.studies.searches.definition import GridSearch, SearchFlags, TrialFlags
+
+if TYPE_CHECKING:
+    from gram_platform.engine.trials import Point
+    from gram_platform.studies.build import Graph
+    from gram_platform.studies.searches.lr_batch_trials import LrBatchProblem
+    from gram_platform.studies.searches.report import SearchOutput
+    from gram_platform.tracking import Tracker
 
 AUTO_AXIS = "auto"
-NO_RUNS = pd.DataFrame({"id": [], "status": []})
 
 
 @dataclass(frozen=True)
-class GridFlags(SearchFlags):
-    """The flags of the LR/batch grid."""
+class CellFlags(TrialFlags):
+    """Of this search.
+
+    Args:
+        lrs: peak learning rates for every size; auto: the preset's, around each size's own
+        batches: batches in sequences for every size; auto: the preset's, around each size's own
+        window: the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all cells)
+        max_extensions: rows or columns that each side of a grid may grow by while its minimum lies there (default: the
+            preset's)
+    """
 
     lrs: tuple[str, ...] = (AUTO_AXIS,)
-    """peak learning rates for every size; auto: the preset's, around each size's own"""
     batches: tuple[str, ...] = (AUTO_AXIS,)
-    """batches in sequences for every size; auto: the preset's, around each size's own"""
-    window: float = 0.0
-    """the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all cells)"""
-    max_extensions: int = -1
-    """rows or columns that each side of a grid may grow by while its minimum lies there (default: the preset's)"""
+    window: Amount = 0.0
+    max_extensions: Number = -1
 
-    def checked(self) -> "GridFlags":
+
+@dataclass(frozen=True)
+class GridFlags(CellFlags, SearchFlags):
+    """The flags of the LR/batch grid."""
+
+    def checked(self) -> GridFlags:
         require_real("window", self.window, 0.0)
         require_int("max_extensions", self.max_extensions, -1)
         return replace(super().checked(), lrs=_numbers("lrs", self.lrs), batches=_numbers("batches", self.batches))
@@ -105,7 +109,7 @@ class LiteralGrids:
 
     def of(self, size: Size) -> Grid:
         if size.name not in self.of_size:
-            raise invalid("sizes", size.name, "one of those with a grid in this preset: " + ", ".join(self.of_size))
+            raise invalid("sizes", size.name, one_of(size.name, self.of_size, "those with a grid in this preset: "))
         return self.of_size[size.name]
 
 
@@ -136,10 +140,14 @@ class LrBatchGrid(GridSearch):
         return Grid(lrs, _whole(sorted(float(batch) for batch in flags.batches)) or grid.batches)
 
     def problem(self, graph: Graph, store: Store | None = None) -> LrBatchProblem:
+        from gram_platform.studies.searches.lr_batch_trials import LrBatchProblem
+
         return LrBatchProblem(graph.settings)
 
     def identity(self, graph: Graph) -> Mapping:
         """Hashes the runs of the first grids, which depend on data, sizes, cells and seeds."""
+        from gram_platform.studies.searches.lr_batch_trials import CORE_WEIGHT
+
         return {"runs": [node.id for node in self.example(graph)], "core_weight": CORE_WEIGHT}
 
     def example(self, graph: Graph) -> list[Node]:
@@ -159,12 +167,16 @@ class LrBatchGrid(GridSearch):
 
     def grown(self, graph: Graph, store: Store, size: Size) -> tuple[Grid, list[str]]:
         """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended."""
+        from gram_platform.analysis.lr_grid import ENDED
+        from gram_platform.studies.searches.lr_batch_trials import trial_rows
+        from gram_platform.studies.searches.report import result_frame
+
         flags, messages = graph.flags, []
         grid = self.grid(flags, size)
         while True:
             nodes = self.cell_nodes(graph, size, grid)
             done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
-            frame = result_frame([node for node in nodes.values() if node.id in done], done) if done else NO_RUNS
+            frame = result_frame([node for node in nodes.values() if node.id in done], done)
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
@@ -181,6 +193,11 @@ class LrBatchGrid(GridSearch):
         return {((p["lr"], p["batch"]), p["seed"]): problem.nodes(p)[0] for _, p in points}
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        import pandas as pd
+
+        from gram_platform.studies.searches.lr_batch_trials import grid_report, trial_rows
+        from gram_platform.tracking.frame import final_frames
+
         grids = {size: self.grown(graph, store, size)[0] for size in sizes_of(graph)}
         nodes = {size: self.cell_nodes(graph, size, grid) for size, grid in grids.items()}
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
@@ -205,6 +222,8 @@ def cell_points(graph: Graph, size: Size, grid: Grid) -> list[tuple[str, Point]]
 
 def why_not(flags: GridFlags, preset: Preset, size: Size, batch: int) -> str:
     """Returns the reason for which a size cannot train at this batch; "" if it can."""
+    from gram_platform.studies.searches.lr_batch_trials import micro_batch_at
+
     micro_batch, wanted = micro_batch_at(size, batch), flags.ranks.wanted(size.name)
     if wanted != AUTO and micro_batch % wanted:
         return f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot divide"

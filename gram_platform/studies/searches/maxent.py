@@ -4,37 +4,32 @@ The paper tunes them "per profile via Bayesian optimization" (`app:stories`); th
 `analysis/maxent_objective.py`. A trial unlearns from the baseline of every seed and evaluates the result.
 """
 
-from dataclasses import dataclass, replace
+from __future__ import annotations
 
-from gram_platform.analysis.maxent_objective import MaxEntObjective
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gram_platform.analysis.maxent_objective import METRIC, MaxEntObjective
 from gram_platform.config.identity import invalid, to_plain
-from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import SearchObjective
-from gram_platform.engine.trials import Point
+from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
 from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
-from gram_platform.studies.searches.maxent_trials import (
-    METRIC,
-    PEAK_LR,
-    PROFILE,
-    RETAIN_WEIGHT,
-    MaxEntProblem,
-    default_values,
-    maxent_report,
-    searched_profiles,
-)
-from gram_platform.studies.searches.optuna_studies import spread_points
-from gram_platform.studies.searches.report import SearchOutput, stored_references
-from gram_platform.tracking import Tracker
+
+if TYPE_CHECKING:
+    from gram_platform.engine.trials import Point
+    from gram_platform.studies.build import Graph
+    from gram_platform.studies.searches.maxent_trials import MaxEntProblem
+    from gram_platform.studies.searches.report import SearchOutput
+    from gram_platform.tracking import Tracker
 
 DEFAULT_OBJECTIVE = MaxEntObjective()
-MAXENT_LIMITS = (Parameter(PEAK_LR, 1e-8, 1.0), Parameter(RETAIN_WEIGHT, 0.0, 1e6))
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
     """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight it is ours."""
+    from gram_platform.studies.searches.maxent_trials import MAXENT_LIMITS, PEAK_LR, RETAIN_WEIGHT
+
     axes = (Parameter(PEAK_LR, *peak_lr, log=True), Parameter(RETAIN_WEIGHT, *retain_weight, log=True))
     return Space(axes, MAXENT_LIMITS)
 
@@ -50,7 +45,7 @@ class MaxEntSearch(OptunaSearch):
         num_trials = {name: preset.maxent_search.num_trials for name, preset in self.presets.items()}
         object.__setattr__(self, "num_trials", num_trials)
 
-    def of_preset(self, name: str) -> "MaxEntSearch":
+    def of_preset(self, name: str) -> MaxEntSearch:
         """Returns the search under the name that the preset's ranges give it."""
         return replace(self, name=self.presets[name].maxent_search.search)
 
@@ -69,6 +64,8 @@ class MaxEntSearch(OptunaSearch):
         return space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(flags.space)
 
     def groups(self, graph: Graph) -> dict[str, Point]:
+        from gram_platform.studies.searches.maxent_trials import PROFILE, searched_profiles
+
         return {name: {PROFILE: name} for name in searched_profiles(graph.settings[0])}
 
     def prerequisites(self, graph: Graph) -> list[Node]:
@@ -76,6 +73,8 @@ class MaxEntSearch(OptunaSearch):
 
     def identity(self, graph: Graph) -> dict:
         """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
+        from gram_platform.studies.searches.maxent_trials import MaxEntProblem, default_values
+
         problem = MaxEntProblem(graph.settings, self.objective, {})
         points = [{**fixed, **default_values(graph.settings[0])} for fixed in self.groups(graph).values()]
         return {
@@ -87,10 +86,16 @@ class MaxEntSearch(OptunaSearch):
         }
 
     def problem(self, graph: Graph, store: Store) -> MaxEntProblem:
+        from gram_platform.studies.searches.maxent_trials import MaxEntProblem
+        from gram_platform.studies.searches.report import stored_references
+
         return MaxEntProblem(graph.settings, self.objective, stored_references(graph, store))
 
     def example(self, graph: Graph) -> list[Node]:
         """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
+        from gram_platform.studies.searches.maxent_trials import MaxEntProblem
+        from gram_platform.studies.searches.optuna_studies import spread_points
+
         problem = MaxEntProblem(graph.settings, self.objective, {})
         num_trials = self.target(graph)
         spread = spread_points(self.space(graph), [(index + 0.5) / num_trials for index in range(num_trials)])
@@ -98,4 +103,6 @@ class MaxEntSearch(OptunaSearch):
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        from gram_platform.studies.searches.maxent_trials import maxent_report
+
         return maxent_report(graph, store, tracker, search_id)

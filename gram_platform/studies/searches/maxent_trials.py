@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 import optuna
 import pandas as pd
 
-from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, MaxEntObjective, mean_ratios, ratios_of
+from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
@@ -37,8 +37,9 @@ from gram_platform.studies.searches.report import (
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import TrialColumns
 
-METHOD, METRIC = "maxent", "objective"
-PROFILE, PEAK_LR, RETAIN_WEIGHT = "profile", "peak_lr", "retain_weight"
+METHOD, PROFILE = "maxent", "profile"
+PEAK_LR, RETAIN_WEIGHT = "peak_lr", "retain_weight"
+MAXENT_LIMITS = (Parameter(PEAK_LR, 1e-8, 1.0), Parameter(RETAIN_WEIGHT, 0.0, 1e6))
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
 # The report names a best trial this close to an end of its range, as a share of the range.
 EDGE_SHARE = 0.05

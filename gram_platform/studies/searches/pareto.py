@@ -6,34 +6,28 @@ which the metric `compute` includes. Optuna's multi-objective TPE proposes point
 need generations of about fifty trials, and a search here has tens of trials in all.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.ladder import Size
-from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import SearchObjective
-from gram_platform.engine.trials import Point
+from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
 from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
-from gram_platform.studies.searches.optuna_studies import spread_points
-from gram_platform.studies.searches.pareto_trials import (
-    D_AUX,
-    P_AS,
-    P_CR,
-    PEAK_LR,
-    ParetoProblem,
-    default_point,
-    pareto_report,
-    point_nodes,
-)
-from gram_platform.studies.searches.report import SearchOutput, stored_references
-from gram_platform.tracking import Tracker
+
+if TYPE_CHECKING:
+    from gram_platform.engine.trials import Point
+    from gram_platform.studies.build import Graph
+    from gram_platform.studies.searches.pareto_trials import ParetoProblem
+    from gram_platform.studies.searches.report import SearchOutput
+    from gram_platform.tracking import Tracker
 
 GROUP = "front"
 # a diverged trial: beyond everything that ratios clipped to [0, HIGHEST_RATIO] can reach
@@ -42,16 +36,12 @@ SEARCH_OBJECTIVES = (
     SearchObjective("retain", "maximize", -1.0),
     SearchObjective("elicited", "minimize", HIGHEST_RATIO + 1.0),
 )
-PARETO_LIMITS = (
-    Parameter(P_AS, 0.0, 1.0),
-    Parameter(P_CR, 0.0, 1.0),
-    Parameter(D_AUX, 1, 1_000_000, is_integer=True),
-    Parameter(PEAK_LR, 1e-8, 1.0),
-)
 
 
 def space_around(size: Size) -> Space:
     """Makes the space: both probabilities from 0 to 1, the width times 1/4 to 4, the rate times 1/4 to 2."""
+    from gram_platform.studies.searches.pareto_trials import D_AUX, P_AS, P_CR, PARETO_LIMITS, PEAK_LR
+
     width, rate = size.d_aux, size.peak_lr
     axes = (
         Parameter(P_AS, 0.0, 1.0),
@@ -85,6 +75,8 @@ class ParetoSearch(OptunaSearch):
 
     def prerequisites(self, graph: Graph) -> list[Node]:
         """Returns the baselines, and GRAM with the preset's parameters for comparison with the front."""
+        from gram_platform.studies.searches.pareto_trials import default_point, point_nodes
+
         preset_nodes = [node for s in graph.settings for node in point_nodes(s, default_point(s))]
         return unique([*graph.baselines, *preset_nodes])
 
@@ -97,13 +89,21 @@ class ParetoSearch(OptunaSearch):
         }
 
     def problem(self, graph: Graph, store: Store) -> ParetoProblem:
+        from gram_platform.studies.searches.pareto_trials import ParetoProblem
+        from gram_platform.studies.searches.report import stored_references
+
         return ParetoProblem(graph.settings, stored_references(graph, store))
 
     def example(self, graph: Graph) -> list[Node]:
         """Returns the nodes of as many points as there will be trials, from the low ends of all ranges to the high."""
+        from gram_platform.studies.searches.optuna_studies import spread_points
+        from gram_platform.studies.searches.pareto_trials import ParetoProblem
+
         problem = ParetoProblem(graph.settings, {})
         points = spread_points(self.space(graph), np.linspace(0.0, 1.0, self.target(graph)))
         return unique(node for point in points for node in problem.nodes(point))
 
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
+        from gram_platform.studies.searches.pareto_trials import pareto_report
+
         return pareto_report(graph, store, tracker, search_id)

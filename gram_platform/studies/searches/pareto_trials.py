@@ -65,6 +65,12 @@ from gram_platform.tracking.views import TrialColumns
 
 METHOD = "gram"
 P_AS, P_CR, D_AUX, PEAK_LR = "p_as", "p_cr", "d_aux", "peak_lr"
+PARETO_LIMITS = (
+    Parameter(P_AS, 0.0, 1.0),
+    Parameter(P_CR, 0.0, 1.0),
+    Parameter(D_AUX, 1, 1_000_000, is_integer=True),
+    Parameter(PEAK_LR, 1e-8, 1.0),
+)
 PARETO_OBJECTIVES = {"core": "max", "retain": "max", "elicited": "min"}
 # Compute of the plans of a trial's training, over the baselines'.
 COMPUTE = "compute"

@@ -23,10 +23,10 @@ from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.definition import preset_params, with_changes
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import checked_common, parse_flags
+from gram_platform.studies.flags import parse_flags
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.searches.definition import Search, SearchFlags
+from gram_platform.studies.searches.definition import Search, SearchFlags, checked_flags
 from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import SEARCH_FILE, trial_metrics, trial_tags
 from gram_platform.studies.session import exit_with
@@ -44,12 +44,6 @@ def main(search: Search, arguments: list[str] | None = None) -> None:
 def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
     """Returns the checked flags; ValueError naming the flag, the value and what is expected."""
     return checked_flags(search, parse_flags(search.flags_type, search.about, arguments))
-
-
-def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
-    """Returns the flags with defaults filled in; ValueError as `parse`."""
-    common = checked_common(search, flags)
-    return with_changes(search, common.preset, common.changes).checked(common.checked())
 
 
 def build_search(search: Search, flags: SearchFlags) -> Graph:

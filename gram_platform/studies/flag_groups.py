@@ -1,0 +1,223 @@
+"""Declares the flags that studies and searches share, in the groups of `--help`.
+
+A group is a dataclass of its own, which `--help` shows as a box with its title.
+The flags of a study or a search inherit from the groups: they have every field at one level.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from gram_platform.planner import MACHINES
+
+
+def shown(kind: Any, metavar: str) -> Any:
+    """Returns the type of a flag that `--help` shows as `metavar`, without its default: the help says it in words."""
+    return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
+
+
+def choice(*values: str) -> Any:
+    """Returns the type of a flag with one of these values, or "" for its default."""
+    return shown(Literal["", *values], f"{{{','.join(values)}}}")
+
+
+SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
+Text, Texts = shown(str, "TEXT"), shown(tuple[str, ...], "TEXT ...")
+Place, Names = shown(str, "FOLDER|URL"), shown(tuple[str, ...], "NAME ...")
+Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
+# Off unless it is given.
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class FlagGroup:
+    """A box of `--help`; groups come in the order of the bases of a command's flags."""
+
+    title = ""
+
+
+@dataclass(frozen=True)
+class SubjectFlags(FlagGroup):
+    """What is trained, and on which text.
+
+    Args:
+        preset: one of those above; paper is as the paper's text prints it, as_run as the authors' settings have it; or
+            a file with `base`, the name of a preset, and the fields that it changes (docs/studies.md)
+        changes: fields of the preset to change, as routing.p_aux_spread=0.1 'sizes[0.6M].peak_lr=2e-3'
+        corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of labelled globs, a .toml
+            recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (docs/studies.md)
+        core_label: the label (or labels, with commas between) that is core, default core or the catalog's own; every
+            other label is an auxiliary domain
+        core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of removed domains
+        retain: auxiliary domains: each is compared in the profile core + that domain
+    """
+
+    title = "subject"
+
+    preset: shown(str, "NAME|FILE.toml") = ""
+    changes: Annotated[tuple[str, ...], SET] = ()
+    corpus: shown(str, "NAME|FOLDER|FILE|hf://...") = ""
+    core_label: Text = ""
+    core_tokenizer: Switch = False
+    retain: Names = ()
+
+
+@dataclass(frozen=True)
+class SizeFlags(FlagGroup):
+    """How many runs.
+
+    Args:
+        sizes: names of sizes (default: all of the preset)
+        seeds: number of seeds of every size (default: the preset's, which may have fewer at large sizes)
+        first_seed: the first seed, the others follow it (default: the preset's)
+    """
+
+    title = "size and seed"
+
+    sizes: Names = ()
+    seeds: Number = 0
+    first_seed: Number = -1
+
+
+@dataclass(frozen=True)
+class StorageFlags(FlagGroup):
+    """Where results go.
+
+    Args:
+        storage: folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram
+        tracking_uri: MLflow server or database; default SQLite in the storage
+        optuna_uri: Optuna's database of searches; default SQLite in the storage
+    """
+
+    title = "storage"
+
+    storage: Place = ""
+    tracking_uri: shown(str, "URL") = ""
+    optuna_uri: shown(str, "URL") = ""
+
+
+@dataclass(frozen=True)
+class DeviceFlags(FlagGroup):
+    """On which devices a run trains, and how.
+
+    Args:
+        device: kept when the study is submitted again (default at first: cuda if Ray has a GPU; must be given where the
+            preset plans for GPUs and the cluster starts machines on demand)
+        num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for as many as can be
+            placed at each start, or auto for the fewest whose memory suffices on --machine; 1 trains in the Ray task
+            itself (default: 1; a dry run without the flag plans for auto, with a range for the fewest)
+        threads: CPU threads of a rank: part of what makes a run repeat bit for bit
+        max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler start); CPU slots on
+            CPUs
+        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight small runs share one
+        gpus_per_machine: GPUs of the machines that an autoscaler starts for several ranks: so many ranks stay on one
+            machine
+        activation_checkpointing: compute every block again in the backward pass: less memory, a third more time (a dry
+            run shows both)
+        compile: compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has the number of graphs
+        deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same bytes on the same
+            kind of GPU
+    """
+
+    title = "device"
+
+    device: choice("cpu", "cuda") = ""
+    num_workers: Texts = ()
+    threads: int = 1
+    max_gpus: Number = 0
+    gpus_per_run: float = 1.0
+    gpus_per_machine: int = 8
+    activation_checkpointing: Switch = False
+    compile: Switch = False
+    deterministic: Switch = False
+
+
+@dataclass(frozen=True)
+class CostFlags(FlagGroup):
+    """What it costs, and what it may cost.
+
+    Args:
+        dry_run: print what would run, what it costs and what is done already; start nothing
+        machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu beside --device cpu)
+        simulate: with --dry-run: what is left on a hypothetical cluster; expected makespan, cost and lost work
+        cluster: of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
+            machine_start_s, group_start_s, recovery_s, storage_bytes_per_s, checkpoint_every_s,
+            dollars_per_machine_hour
+        max_hours: stop starting runs or trials after this many machine hours (a slot's, or a GPU's), summed over all
+            submissions (default: no limit)
+        max_cost: the same in dollars, at the price of --machine (default: no limit)
+        confirm_above: dollars, predicted of what is not done, above which a submission needs --yes or --max-cost
+        yes: start whatever is predicted: nobody is ever asked, so a job that restarts needs it too
+    """
+
+    title = "cost"
+
+    dry_run: Switch = False
+    machine: choice(*MACHINES) = ""
+    simulate: Switch = False
+    cluster: Texts = ()
+    max_hours: Amount = 0.0
+    max_cost: Amount = 0.0
+    confirm_above: float = 500.0
+    yes: Switch = False
+
+
+@dataclass(frozen=True)
+class ExecutionFlags(FlagGroup):
+    """How processes work.
+
+    Args:
+        checkpoint_every: seconds between checkpoints; auto: 30, or as many more as keep writing them below two percent
+            of the time
+        stall_timeout: seconds without a training step after which a run of one rank starts again; also of an evaluation
+            as a whole
+        collective_timeout: seconds after which ranks that wait for one another give up and start again from the last
+            checkpoint
+        retry_failed: train runs again that ended with a non-finite loss
+        verbose: print what the workers print, into `ray job logs` too
+    """
+
+    title = "execution"
+
+    checkpoint_every: Annotated[str, tyro.conf.arg(metavar="SECONDS|auto")] = "auto"
+    stall_timeout: float = 7200.0
+    collective_timeout: float = 600.0
+    retry_failed: Switch = False
+    verbose: Switch = False
+
+
+@dataclass(frozen=True)
+class StudyFlags(FlagGroup):
+    """Of this study.
+
+    Args:
+        methods: names of those above (default: the preset's, else the study's); the baseline is always there, it is the
+            unit
+        through: train sizes one after another, up to this one, with a line of predicted against spent hours after each
+        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default: each size's own
+        trust_law: use a law against its evidence: one that is none, or more than ten times beyond the sizes that it is
+            fitted to
+        start: id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch,
+            data, rate and module width of the one size in --sizes
+        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the
+            preset's, which may be those of a search that runs first
+        instructions: lines with `prompt` and `response` beside a corpus of local text, for the study finetuning: counts
+            the loss of responses alone
+        in_process: run the nodes one after another in this process, without Ray; to stop in a debugger at an unexpected
+            error: python -m pdb -c continue experiments/scaling.py --in-process
+        export_nodes: write the missing nodes to this file, for a machine without Ray (docs/cluster.md), and start
+            nothing
+    """
+
+    title = "study"
+
+    methods: Names = ()
+    through: Text = ""
+    law: Text = ""
+    trust_law: Switch = False
+    start: Text = ""
+    maxent: Text = ""
+    instructions: shown(str, "FILE.jsonl") = ""
+    in_process: Switch = False
+    export_nodes: Text = ""

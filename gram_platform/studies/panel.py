@@ -1,0 +1,91 @@
+"""Draws the progress of a study or a search for a terminal of any width: nothing is cut, least of all the time left."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from gram_platform.analysis.tables import CLASSES
+from gram_platform.config.identity import printable
+from gram_platform.pages.results.results import Brief
+from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL, VERDICTS
+
+# Letters of a terminal from which on bars are long.
+WIDE = 110
+# Lines of the panel beside the rows.
+OTHER_LINES = 4
+
+
+class Row(NamedTuple):
+    """A line of the panel: what is done of it, from 0 to 1, and texts of its speed and of the time left."""
+
+    name: str
+    share: float
+    rate: str
+    left: str
+
+
+def panel(console: Console, headline: str, total: Row, rows: Sequence[Row]) -> RenderableType:
+    """Returns the headline, the bar of everything, then as many rows as the terminal has lines for."""
+    # A long name takes two lines of a narrow terminal.
+    room = max((console.height - OTHER_LINES) // (1 if console.width >= WIDE else 2), 1)
+    more = [Text(f"and {len(rows) - room} more")] if len(rows) > room else []
+    return Group(Text(printable(headline)), _bars(console, (total,)), _bars(console, rows[:room]), *more)
+
+
+def _bars(console: Console, rows: Sequence[Row]) -> RenderableType:
+    bars = Progress(
+        TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold", ratio=1)),
+        BarColumn(bar_width=40 if console.width >= WIDE else 12),
+        TextColumn("{task.percentage:>3.0f}%", table_column=_whole()),
+        TextColumn("{task.fields[rate]}", table_column=_whole()),
+        TextColumn("{task.fields[left]}", style="bold", table_column=_whole()),
+        console=console,
+        expand=True,
+    )
+    for row in rows:
+        bars.add_task(printable(row.name), total=1.0, completed=row.share, rate=row.rate, left=row.left)
+    return bars.get_renderable()
+
+
+def _whole() -> Column:
+    """Returns a column that no narrow terminal makes narrower."""
+    return Column(no_wrap=True, justify="right", min_width=4)
+
+
+VERDICT_STYLES = {AGREE: "green", DISAGREE: "red", CANNOT_TELL: "yellow"}
+
+
+def results_in_short(brief: Brief) -> Iterator[RenderableType]:
+    """Yields the tables of a study's results, and one line of how many claims have each verdict."""
+    for title, frame in brief.tables.items():
+        table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+        for name in frame.columns:
+            is_number = name in CLASSES
+            table.add_column(str(name), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        for row in frame.itertuples(index=False):
+            table.add_row(*(Text(printable(str(cell))) for cell in row))
+        yield Text()
+        yield table
+    if brief.verdicts:
+        parts = [_counted(verdict, brief.verdicts[verdict]) for verdict in VERDICTS if brief.verdicts.get(verdict)]
+        yield Text("\nclaims: ").append_text(Text(", ").join(parts)).append("; see the report")
+    if brief.warning:
+        yield Text(f"\n{brief.warning}", "yellow")
+    yield Text()
+
+
+def _counted(verdict: str, number: int) -> Text:
+    return Text(f"{number} {verdict}", VERDICT_STYLES[verdict.removesuffix(NO_INTERVAL)])
+
+
+def clock(seconds: float | None) -> str:
+    """Writes a duration, as 1:02:03 or 2:03; ? for an unknown one."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
