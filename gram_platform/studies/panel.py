@@ -31,9 +31,9 @@ class Row(NamedTuple):
 def panel(console: Console, headline: str, total: Row, rows: Sequence[Row]) -> RenderableType:
     """Returns the headline, the bar of everything, then as many rows as the terminal has lines for."""
     # A long name takes two lines of a narrow terminal.
-    room = max((console.height - OTHER_LINES) // (1 if console.width >= WIDE else 2), 1)
-    more = [Text(f"and {len(rows) - room} more")] if len(rows) > room else []
-    return Group(Text(printable(headline)), _bars(console, (total,)), _bars(console, rows[:room]), *more)
+    num_shown = max((console.height - OTHER_LINES) // (1 if console.width >= WIDE else 2), 1)
+    more = [Text(f"and {len(rows) - num_shown} more")] if len(rows) > num_shown else []
+    return Group(Text(printable(headline)), _bars(console, (total,)), _bars(console, rows[:num_shown]), *more)
 
 
 def _bars(console: Console, rows: Sequence[Row]) -> RenderableType:

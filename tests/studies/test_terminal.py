@@ -31,6 +31,8 @@ class Planted:
     def progress(self):
         step = 10 + self.place % 50
         return {"step": step, "num_steps": 100, "tokens_per_second": 1234567.0, "time": time.time() + 1}
+    def result(self):
+        return None
     def timing(self):
         return {"elapsed_s": 12.0, "tokens_per_second": 19638.0}
 
@@ -44,6 +46,11 @@ def show(num_running):
         view.base_flops = 0.0
         view.update(progress, first)
         view.update(progress, second)
+        view.begin_trials(4)
+        view.trial_started("a trial", [first])
+        view.trial_started("tiny lr 0.004 batch 8 s0", [second])
+        view.trial_ended("a trial", "a trial: loss 3.2 (5 s)")
+        view._show_trials()
     found = study(*rows("tiny", 0.07, 0.11))
     text = summary_text(found.record, found)
     view.show(text, lambda is_wide: brief_results(found.record, found, is_wide))
@@ -83,6 +90,14 @@ def test_nothing_is_wider_than_80_columns_and_the_time_left_is_whole(scenes):
         assert ("and 47 more" in lines) == (num_running == 60)
 
 
+def test_the_trials_of_a_search_have_bars(scenes):
+    lines = lines_of(scenes[0])
+    assert "[  1/4] a trial: loss 3.2 (5 s)" in lines
+    assert "1 of 4 trials ended, 1 running" in lines
+    assert any(re.fullmatch(r"all trials +\u2501\S+ +25% +about 0:0\d left", line) for line in lines)
+    assert any(re.fullmatch(r"tiny lr 0\.004 batch 8 s0 +\u2501\S+ +11%", line) for line in lines)
+
+
 def test_results_are_in_short_and_the_report_has_the_rest(scenes):
     lines = lines_of(scenes[0])
     table = lines[lines.index("profile mean") :]
@@ -111,4 +126,6 @@ def test_a_log_has_plain_lines_with_everything(tmp_path):
         done.stdout,
         re.MULTILINE,
     )
+    trials = r"^1 of 4 trials ended, 1 running, about 0:0\d left \| tiny lr 0\.004 batch 8 s0 11%$"
+    assert re.search(trials, done.stdout, re.MULTILINE)
     assert re.search(r"^gram +tiny +mean +0\.9\d\d \[0\.\d+, 0\.\d+\]", done.stdout, re.MULTILINE)

@@ -169,13 +169,13 @@ class Brief(NamedTuple):
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
     """Returns the means over profiles and the compared profile; the report has the rest.
 
-    Intervals are `mean [low, high]`, or `mean ±half` where the terminal is not wide. A column with one value is left
-    out.
+    Intervals are `mean [low, high]`, or `mean ±half` where the terminal is not wide. Sizes and variants are left out
+    where there is one.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
         rows = table[table["profile"] == profile]
-        names = [name for name in ("method", "size", VARIANT) if name in rows and rows[name].nunique() > 1]
+        names = ["method", *(name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1)]
         cells = {
             name: list(map(text, *(rows[name + end] for end in ENDS))) for name in CLASSES if rows[name].notna().any()
         }
