@@ -38,10 +38,12 @@ def test_every_table_is_written_while_mlflow_is_away(monkeypatch, tmp_path):
 
     results = SimpleNamespace(source="MLflow")
     losses = SimpleNamespace(read=lambda *_: results, lost=lambda *_: (), write=write, text=lambda *_: "a table")
+    losses.brief_of = lambda *_: None
     monkeypatch.setitem(MEASUREMENTS, "losses", losses)
     said = []
     submission, work = object.__new__(Submission), object.__new__(StudyWork)
-    submission.view, submission.mirror = SimpleNamespace(say=said.append), SimpleNamespace(is_away=False)
+    submission.view = SimpleNamespace(say=said.append, show=lambda text, brief: said.append(text))
+    submission.mirror = SimpleNamespace(is_away=False)
     submission.tracker = work.tracker = SimpleNamespace(view_urls=away, sent=None)
     work.submission, work.say, work.store, submission.progress = submission, said.append, Store(tmp_path), Progress([])
     about = {"measurement": "losses", "ids": (), "baseline_runs": ()}

@@ -182,7 +182,8 @@ def written(record: StudyRecord, store: Store, tracker: Tracker) -> list[str]:
     """What a driver says that writes the tables of a study whose nodes are done."""
     said: list[str] = []
     submission, work = object.__new__(Submission), object.__new__(StudyWork)
-    submission.view, submission.mirror = SimpleNamespace(say=said.append), SimpleNamespace(is_away=False)
+    submission.view = SimpleNamespace(say=said.append, show=lambda text, brief: said.append(text))
+    submission.mirror = SimpleNamespace(is_away=False)
     submission.tracker, submission.progress = tracker, Progress([], done=record.ids)
     work.submission, work.say, work.store, work.tracker, work.records = (
         submission,

@@ -7,9 +7,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from gram_platform.analysis.ratios import METHODS
 from gram_platform.analysis.tables import CLASSES, analyse, domain_table
 from gram_platform.analysis.trends import trends
+from gram_platform.methods import METHODS
 from gram_platform.pages.figures.study import (
     add_trends,
     aggregate_figure,
