@@ -40,7 +40,8 @@ QUICK := $(addprefix tests/,config methods model analysis record train store)
 NOT_QUICK := $(addprefix --ignore=tests/,train/test_sharding.py train/test_compilation.py train/test_probe.py model/test_cpu.py \
 	analysis/test_sweeps.py analysis/test_variants.py analysis/test_notebook_lines.py store/test_listing.py store/test_kill.py \
 	analysis/test_lr_grid.py analysis/test_composing.py analysis/test_elicited.py train/test_passes.py store/test_streaming.py \
-	store/test_properties.py store/test_damaged_study.py store/test_damaged_json.py store/test_hostile.py)
+	store/test_properties.py store/test_damaged_study.py store/test_damaged_json.py store/test_hostile.py store/test_data.py \
+	analysis/test_published_law.py analysis/test_trials.py train/test_fused_loss.py)
 
 quick: setup ## run the tests of configs, routes, the loop, ratios and the storage: a minute and a half on two cores
 	$(BIN)/python -m pytest -q -m "not slow and not ray" -n 2 --dist loadfile --no-loadscope-reorder $(QUICK) $(NOT_QUICK) $(ARGS)
