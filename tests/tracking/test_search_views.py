@@ -28,6 +28,7 @@ def test_a_run_of_one_trial_has_its_finite_numbers():
         "e": {"trial/lr": 0.08, "trial/batch": 8.0, "objective": 3.5, "objective/tiny": 3.5},
     }
     assert trial_metrics(b"", GRID) == {}
+    assert trial_metrics(b"search,trial,runs\ns,0,a\n", TrialColumns()) == {}
 
 
 def test_several_objectives_bear_their_names():

@@ -93,8 +93,11 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 
 def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
-    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with its finite values."""
-    if not trials:
+    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with its finite values.
+
+    {} without trials, and for a search that declares no columns.
+    """
+    if not trials or columns == TrialColumns():
         return {}
     frame = pd.read_csv(io.BytesIO(trials))
     of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
