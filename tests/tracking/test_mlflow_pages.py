@@ -10,7 +10,7 @@ from gram_platform.pages.results.record import StudyRecord, publish
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.views import Line, TrialColumns, search_views
-from tests.pages.site.browser import running_browser
+from tests.pages.site.browser import Browser, running_browser
 from tests.store.training import run_config, train
 from tests.tracking.servers import running_mlflow
 
@@ -62,6 +62,15 @@ def points(forget: list[float]) -> dict[int, dict[str, float]]:
     return {size: {"core": 1.0, "forget": value} for size, value in zip(SIZES.values(), forget, strict=True)}
 
 
+def click_from_the_start_page_to(browser: Browser, start: str, view: str) -> None:
+    """Three clicks: the kind of experiments, the experiment, the view."""
+    browser.window(1400, 1000)
+    browser.visit(start)
+    for link in (TRAINING, LINK.format("gram"), LINK.format(view)):
+        browser.click(link)
+    browser.window(1400, 1000)  # of the tab that the link has opened
+
+
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -69,12 +78,7 @@ def test_three_clicks_from_the_start_page_to_forget_against_size(tmp_path):
     store = Store(tmp_path / "storage").open_for_writing()
     tracker = planted_study(store)
     with running_browser(tmp_path) as browser, running_mlflow(tracker.tracking_uri, tmp_path) as server:
-        browser.window(1400, 1000)
-        browser.visit(server.uri)
-        browser.click(TRAINING)
-        browser.click(LINK.format("gram"))
-        browser.click(LINK.format("scaling: ratios by size"))
-        browser.window(1400, 1000)  # of the tab that the link has opened
+        click_from_the_start_page_to(browser, server.uri, "scaling: ratios by size")
         forget = {f"{method} core+virology": [list(SIZES.values()), values] for method, values in FORGET.items()}
         text = json.dumps(json.dumps(sorted(forget.items()), separators=(",", ":")))
         drawn = f"{CHARTS}.some((chart) => JSON.stringify(Object.entries(chart).sort()) === {text})"  # one profile
@@ -122,12 +126,7 @@ def test_three_clicks_from_the_start_page_to_a_grids_contour(tmp_path):
     marks = {"node_tags": {run_id: {} for run_id in metrics}, "node_metrics": metrics}
     tracker.log_study("lr_bs_grid", {}, {}, {}, views=search_views("lr_bs_grid", columns), **marks)
     with running_browser(tmp_path) as browser, running_mlflow(tracker.tracking_uri, tmp_path) as server:
-        browser.window(1400, 1000)
-        browser.visit(server.uri)
-        browser.click(TRAINING)
-        browser.click(LINK.format("gram"))
-        browser.click(LINK.format("lr_bs_grid: trials"))
-        browser.window(1400, 1000)
+        click_from_the_start_page_to(browser, server.uri, "lr_bs_grid: trials")
         assert browser.wait_for(f"{CONTOUR}.length > 0"), browser.evaluate(CHARTS)
         (drawn,) = browser.evaluate(CONTOUR)
         points = {(lr, batch): loss for lr, batch, loss in zip(*drawn, strict=True)}
