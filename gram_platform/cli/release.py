@@ -157,7 +157,7 @@ def export_command(
 
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
     """ValueError for a name that no model in MLflow can have, or an address without one."""
-    from gram_platform.tracking.connection import masked
+    from gram_platform.config.terminal import masked
 
     if not name and tracking_uri:
         raise invalid("tracking_uri", masked(tracking_uri), "no value without --register")
@@ -171,9 +171,9 @@ def _registered(
     store: Store, view: View, folder: Path, name: str, tracking_uri: str, hub_tags: Mapping[str, str]
 ) -> str:
     """Registers an export with MLflow, which gets its run if it has none; describes the version."""
+    from gram_platform.config.terminal import masked
     from gram_platform.release.export import RECORD
     from gram_platform.tracking import Tracker, default_tracking_uri
-    from gram_platform.tracking.connection import masked
     from gram_platform.tracking.entry import RUN_ID, VIEW_ID
     from gram_platform.tracking.tracker import register_export
 

@@ -15,7 +15,7 @@ from gram_platform.analysis.tables import frame_text, table_csv
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid, local_path, parse_json, require_choice
-from gram_platform.config.terminal import say
+from gram_platform.config.terminal import masked, say
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.pages.report.sections import renamed
@@ -38,7 +38,6 @@ from gram_platform.paper import paper
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.connection import masked
 from gram_platform.tracking.frame import mlflow_frames
 
 

@@ -27,8 +27,8 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
         counts = write_nodes(store, to, local_path("folder", folder))
         say(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged")
         return
+    from gram_platform.config.terminal import masked
     from gram_platform.tracking import Tracker, default_tracking_uri
-    from gram_platform.tracking.connection import masked
 
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()

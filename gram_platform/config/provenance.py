@@ -13,7 +13,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from gram_platform.config.terminal import say
+from gram_platform.config.terminal import masked, say
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The commit of a checkout whose uploads have no .git, as `Code.commit`.
@@ -75,14 +75,14 @@ def submissions_with(earlier: Sequence[Mapping], newest: Provenance) -> tuple[Ma
 
 def code_text(rows: Sequence[Mapping]) -> str:
     """Names the code of the newest submission; "" without one."""
-    return str(Provenance(**rows[-1]).code) if rows else ""
+    return str(_submission(rows[-1]).code) if rows else ""
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
     """Says in words where a study's numbers come from: its newest submission, and other code of earlier ones."""
     if not rows:
         return ""
-    *earlier, newest = (Provenance(**row) for row in rows)
+    *earlier, newest = map(_submission, rows)
     upload = f", upload {newest.upload}" if newest.upload else ""
     versions = ", ".join(f"{name} {number}" for name, number in newest.versions.items())
     before = ""
@@ -95,6 +95,11 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
     )
 
 
+def _submission(row: Mapping) -> Provenance:
+    """Reads the fields of SUBMISSION; a row of another version may have more."""
+    return Provenance(**{name: row[name] for name in SUBMISSION})
+
+
 def provenance(machine: str, upload: str = "") -> Provenance:
     """Describes this process as a submission that starts now; `machine` and `upload` as in `Provenance`."""
     code, versions = code_of_process(), {"Python": platform.python_version()}
@@ -105,14 +110,12 @@ def provenance(machine: str, upload: str = "") -> Provenance:
             # A checkout that is not installed, or a machine that only reads.
             continue
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return Provenance(started, _command(), code.commit, code.sources, upload, versions, machine)
+    return Provenance(started, command_line(), code.commit, code.sources, upload, versions, machine)
 
 
-def _command() -> str:
-    """Returns the command line with the script's path as a reader types it."""
-    first, *rest = sys.orig_argv
-    script = [Path(first).name, *rest]
-    return shlex.join(os.path.relpath(one) if os.path.isabs(one) and Path(one).is_file() else one for one in script)
+def command_line() -> str:
+    """Returns the command line of this process, every address in it without user and password."""
+    return masked(shlex.join(sys.argv))
 
 
 @cache

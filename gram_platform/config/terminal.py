@@ -1,5 +1,6 @@
 """Prints and warns, which nothing else of the package does: text of corpora, models and storages may hold anything."""
 
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from typing import TextIO
 from gram_platform.config.identity import printable
 
 LONGEST_CELL = 500  # letters
+# Of an address: user and password.
+PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*")
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
@@ -41,3 +44,8 @@ def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str
     sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
     padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
     return "\n".join(line.rstrip() for line in padded)
+
+
+def masked(text: str) -> str:
+    """Returns a text for other people: every address in it without user and password."""
+    return PASSWORD.sub("***", text)

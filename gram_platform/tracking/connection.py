@@ -9,10 +9,8 @@ import gc
 import json
 import logging
 import os
-import re
 import shlex
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -26,6 +24,8 @@ from mlflow.tracking.context.registry import resolve_tags
 
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid
+from gram_platform.config.provenance import command_line
+from gram_platform.config.terminal import masked
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking import entry as content
@@ -47,7 +47,6 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 PAGE = 1000
-PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*")
 SERVERS = ("http", "https")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; `frame.py` queries them directly
 
@@ -196,14 +195,9 @@ def without_nulls(run: Run) -> Run:
 @cache
 def context_tags() -> dict[str, str]:
     """Returns MLflow's tags of this process: user, source and git commit; with its command line and Ray job."""
-    tags = {**resolve_tags(), "gram.command": masked(shlex.join(sys.argv))}
+    tags = {**resolve_tags(), "gram.command": command_line()}
     job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
     return tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
-
-
-def masked(text: str) -> str:
-    """Returns a text for other people: every address in it without user and password."""
-    return PASSWORD.sub("***", text)
 
 
 def web_address(uri: str) -> str:

@@ -17,6 +17,7 @@ from gram_platform.config.provenance import (
     SUBMISSION,
     Provenance,
     code_of_process,
+    provenance,
     submissions_text,
     submissions_with,
 )
@@ -78,6 +79,13 @@ def test_a_wheel_in_somebodys_repository_has_not_its_commit(checkout):
     assert code_at(checkout)[0] == "-"
 
 
+def test_the_command_has_no_password(monkeypatch):
+    """Reports are shared."""
+    command = ["experiments/scaling.py", "--tracking-uri", "postgresql://user:word@host/mlflow"]
+    monkeypatch.setattr("sys.argv", command)
+    assert provenance("a machine").command == "experiments/scaling.py --tracking-uri postgresql://***@host/mlflow"
+
+
 def test_records_keep_the_first_submission_and_the_newest():
     rows = ()
     for hour in range(NUM_KEPT + 5):
@@ -95,3 +103,5 @@ def test_the_text_has_the_newest_submission_and_other_code_of_earlier_ones():
     both = submissions_text(submissions_with(submissions_with((), replace(NEWEST, commit="", node_hours=1.0)), NEWEST))
     assert "sources 123" in both
     assert "1.5 node hours" in both
+    row, *_ = submissions_with((), NEWEST)
+    assert submissions_text([{**row, "a field of another version": 1}]) == alone
