@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 from pathlib import Path
 
@@ -56,6 +57,17 @@ def default_storage(tmp_path_factory):
     os.environ["GRAM_STORAGE"] = str(path)
     os.environ["GRAM_CACHE"] = str(tmp_path_factory.mktemp("default-cache"))
     return path
+
+
+@pytest.fixture(autouse=True)
+def leases_end_with_their_test():
+    """Ends the threads of leases that a test leaves held, as a kill would: they would write and warn in later tests."""
+    earlier = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - earlier:
+        renew = getattr(thread, "_target", None) if thread.name == "lease" else None
+        if renew is not None:
+            renew.__self__._released.set()
 
 
 @pytest.fixture
