@@ -1,6 +1,7 @@
 """The rules of the layout, checked by reading the source: import direction, dependencies, sizes, bad constructs."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -60,6 +61,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES = 350, 60  # hard; about 250 and 40 is what w
 AIM_FILE_LINES, AIM_FUNCTION_LINES = 250, 40
 
 
+@functools.cache
 def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
@@ -69,12 +71,23 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def modules_of_the_package() -> set[str]:
+    return {module_name(path) for path in python_files(PACKAGE)}
+
+
+@functools.cache
 def imported_modules(path: Path) -> set[str]:
     """Absolute dotted names of everything a file imports, inside functions too; `from a import b` gives `a.b`."""
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -95,7 +108,7 @@ def foreign(modules: set[str]) -> set[str]:
 
 def ours(modules: set[str]) -> set[str]:
     """The modules of this package among the names: `gram_platform.config.CORE` is `gram_platform.config`."""
-    files = {module_name(path) for path in python_files(PACKAGE)}
+    files = modules_of_the_package()
     inside = {name for name in modules if name == PACKAGE or name.startswith(PACKAGE + ".")}
     return {name if name in files else name.rpartition(".")[0] for name in inside}
 
@@ -221,7 +234,7 @@ def test_sizes(capsys):
         text = path.read_text()
         name = str(path.relative_to(ROOT))
         files.append((len(text.splitlines()), name))
-        functions += [(lines, f"{name}:{function}") for function, lines in functions_of(ast.parse(text))]
+        functions += [(lines, f"{name}:{function}") for function, lines in functions_of(tree_of(path))]
     with capsys.disabled():
         print(f"\n{len(files)} files, {sum(n for n, _ in files)} lines; longest function {max(functions)[0]} lines")
         for aim, sizes in ((AIM_FILE_LINES, files), (AIM_FUNCTION_LINES, functions)):
@@ -246,7 +259,7 @@ def mentions_method(test: ast.expr) -> bool:
 def test_nobody_asks_which_method_it_is():
     wrong = []
     for path in python_files(PACKAGE, "experiments"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             by_match = isinstance(node, ast.Match) and getattr(node.subject, "id", "") == "method"
             if by_match or (isinstance(node, ast.If | ast.IfExp) and mentions_method(node.test)):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
@@ -262,7 +275,7 @@ def test_nobody_reads_the_text_of_an_error():
     readers += ("startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "replace")
     found = set()
     for path in python_files(PACKAGE, "experiments"):
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         names = {"error", *(node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))}
         for node in ast.walk(tree):
             is_read = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in readers
@@ -282,7 +295,7 @@ def test_no_class_or_constant_is_defined_twice():
     """A constant is a public name in capitals; `STUDY` and `SEARCH` are what a file of the library defines."""
     places: dict[str, set[str]] = {}
     for path in python_files(PACKAGE):
-        for node in ast.parse(path.read_text()).body:
+        for node in tree_of(path).body:
             names = [node.name] if isinstance(node, ast.ClassDef) else []
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -297,7 +310,7 @@ def test_one_module_prints_and_warns():
     """`config/terminal.py` escapes what commands a terminal; the panel of a study's progress asks it too."""
     wrong = []
     for path in python_files(PACKAGE, "dashboards"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if text in ("print", "warnings.warn") or text.startswith(("sys.stdout.write", "sys.stderr.write")):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
@@ -322,9 +335,9 @@ def test_nothing_of_a_storage_is_unpickled():
     """One module unpickles: what Ray Tune has written in the folder of this driver's Ray."""
     words, found = re.compile("|".join(UNPICKLING | SWITCHES | {r"\.load\(", r"\beval\(", r"\bexec\("})), set()
     for path in python_files(PACKAGE, "dashboards"):
-        if not words.search(text := path.read_text()):
+        if not words.search(path.read_text()):
             continue
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = list(ast.walk(tree_of(path)))
         calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
         arguments = {node.arg for node in nodes if isinstance(node, ast.keyword)}
         modules = {name.split(".")[0] for name in imported_modules(path)}
@@ -337,7 +350,7 @@ def test_nothing_of_a_storage_is_unpickled():
 def test_every_experiment_says_what_it_is_and_builds():
     paths = sorted((ROOT / "experiments").glob("*.py"))
     for path in paths:
-        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        docstring = ast.get_docstring(tree_of(path)) or ""
         assert f"experiments/{path.name}" in docstring, f"{path.name}: its docstring lacks the command"
         assert "expect" in docstring.lower(), f"{path.name}: its docstring lacks the expected numbers"
     code = """

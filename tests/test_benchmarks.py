@@ -118,6 +118,7 @@ def test_the_peer_is_our_model():
     assert sum(p.numel() for p in peer.parameters()) - biases == total_parameters(config)
 
 
+@pytest.mark.slow
 def test_training(tmp_path):
     with training.logging(WORKLOAD, str(tmp_path)) as log:
         measured = {m.name: m for m in training.compare(WORKLOAD, log, with_peer=not peers.why_no_peer())}
@@ -164,7 +165,8 @@ def test_site(tmp_path):
     assert measured.details["again, nothing changed, s"] < measured.value
 
 
-@pytest.mark.parametrize("with_apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("with_apart", [False, True])
 def test_two_ranks(with_apart):
     measured = two_ranks.compare(dataclasses.replace(WORKLOAD, num_rounds=1), with_apart)
     assert len(measured) == 1 + with_apart

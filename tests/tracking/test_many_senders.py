@@ -76,9 +76,9 @@ def assert_mirrored(storage: str, postgres: Postgres, database: str, uri: str) -
     ],
 )
 def test_three_processes_send_the_same_nodes(tmp_path, postgres, new_database, has_lock):
-    """Forty runs and their evaluations, straight into the database; no sender ever takes MLflow to be away."""
+    """Twenty runs and their evaluations, straight into the database; no sender ever takes MLflow to be away."""
     storage, database = str(tmp_path), new_database()
-    ids = [*write_study(storage, 40, 25)]
+    ids = [*write_study(storage, 20, 25)]
     store, uri = Store(storage), postgres.uri(database)
     if has_lock:
         store.open_for_writing()
