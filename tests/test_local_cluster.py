@@ -135,7 +135,7 @@ def has_mark(process: psutil.Process, mark: str) -> bool:
 def test_a_signal_ends_everything(job_folder, storage):
     with sleeping_job(job_folder) as (process, cluster):
         with pytest.raises(urllib.error.HTTPError, match="401"):  # a client without the token
-            urllib.request.urlopen(cluster.address + "/api/jobs/", timeout=10)
+            urllib.request.urlopen(cluster.address + "/api/jobs/", timeout=60)
         port = int(cluster.address.rpartition(":")[2])
         assert {c.laddr.ip for c in psutil.net_connections("tcp") if c.laddr.port == port} == {"127.0.0.1"}
         second = subprocess.run(
@@ -164,7 +164,7 @@ def test_leftovers_of_a_killed_run_are_ended_and_keep_keeps(job_folder, storage)
         assert not processes_of(killed)
         kept = read_state()
         page = next(x for x in done.stdout.splitlines() if "MLflow:" in x).split()[-1]
-        assert urllib.request.urlopen(page, timeout=10).status == 200
+        assert urllib.request.urlopen(page, timeout=60).status == 200
         stopped = subprocess.run(command("stop"), capture_output=True, text=True, check=False)
         assert stopped.returncode == 0, stopped.stderr
         assert not processes_of(kept)

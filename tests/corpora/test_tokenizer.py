@@ -63,7 +63,7 @@ def test_an_interrupt_ends_the_wait_for_a_library(monkeypatch):
     def work(texts):
         for text in texts:
             taken.append(text)
-            free.wait(20)
+            free.wait(60)
 
     def interrupt(seconds: float) -> None:
         free.set()

@@ -25,7 +25,7 @@ def checkpoint_folders(tmp_path):
     return sorted((tmp_path / "runs" / RUN.run_id).glob("attempts/*/checkpoints/*"), key=lambda path: path.name)
 
 
-def wait_until(condition, timeout_s=10.0):
+def wait_until(condition, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

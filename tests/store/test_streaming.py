@@ -219,7 +219,7 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(stored, packed, monkey
 
     def slow(self, name, start, end):
         if threading.current_thread().name == "fetch ahead":
-            go_on.wait(20)
+            go_on.wait(60)
             raise PermissionError(errno.EACCES, "the credentials ran out")
         return read(self, name, start, end)
 

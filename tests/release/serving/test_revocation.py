@@ -146,7 +146,7 @@ def kill_one(history: History, chooser: random.Random, process: subprocess.Popen
     history.killed[target] += 1
 
 
-def wait_for_an_answer(history: History, timeout_s: float = 20.0) -> None:
+def wait_for_an_answer(history: History, timeout_s: float = 60.0) -> None:
     """Without it nearly nobody would be answered, so that little could be wrong."""
     started = time.monotonic()
     while time.monotonic() - started < timeout_s:
