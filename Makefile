@@ -1,13 +1,14 @@
 # The commands of a checkout. `make demo` and `make test` also set up .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lr-bs-demo test quick test-all test-lowest fuzz box audit lock stop lint format
+.PHONY: help setup demo lr-bs-demo test quick test-all test-lowest fuzz box audit lock docs stop lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 AUDIT := $(VENV)-audit
 LOWEST := $(VENV)-lowest
+DOCS := $(VENV)-docs
 # Prefers the interpreter that the pins were tested with; set PYTHON=... to choose another (3.11 or newer).
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
@@ -63,7 +64,7 @@ $(LOWEST)/.installed: pyproject.toml
 fuzz: setup ## fuzz every parser of text from outside for a minute each; ARGS="records --seconds 600" for one
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-box: setup ## run the smoke study on a cluster of five hosts that are namespaces of this machine; needs root and the extra s3
+box: setup ## run the smoke study on a cluster of five hosts that are namespaces of this machine; needs root and the extra s3-tests
 	$(BIN)/python -m tests.cluster.box $(ARGS)
 
 audit: ## look the pinned versions up among known vulnerabilities; needs a network, and fails without one
@@ -76,6 +77,15 @@ lock: setup ## write constraints.lock: the pins with the hashes of the files tha
 		--report $(VENV)/report.json -c constraints.txt '.[dev]'
 	$(BIN)/python -m tests.lock $(VENV)/report.json > constraints.lock
 	@echo "pip install --require-hashes --no-deps -r constraints.lock && pip install --no-deps -e . installs these files and no others"
+
+docs: $(DOCS)/.installed ## build the documents as a site in site/; a link that leads nowhere fails
+	$(DOCS)/bin/mkdocs build --strict $(ARGS)
+
+$(DOCS)/.installed: docs/requirements.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --quiet -r docs/requirements.txt
+	@touch $@
 
 stop: ## stop only what a demo left running
 	@if test -x $(BIN)/python; then $(BIN)/python -m gram_platform.engine.local_cluster stop; else echo "nothing is running"; fi

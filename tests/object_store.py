@@ -20,7 +20,7 @@ def running_s3(monkeypatch: pytest.MonkeyPatch, bucket: str) -> Iterator[str]:
 
     Skips the test where s3fs or moto is missing.
     """
-    install = "pip install -c constraints.txt -c cluster/requirements.txt -e '.[s3]'"
+    install = "pip install -c constraints.txt -c cluster/requirements.txt -e '.[s3-tests]'"
     for module in ("s3fs", "moto"):
         pytest.importorskip(module, reason=f"{module} is not installed: {install}")
     import s3fs

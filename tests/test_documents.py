@@ -68,6 +68,11 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_the_site_leads_to_every_document():
+    listed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted([*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "benchmarks/HISTORY.md"])
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name):
     for link in LINK.findall(CODE_BLOCK.sub("", DOCUMENTS[name])):

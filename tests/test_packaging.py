@@ -57,7 +57,24 @@ def test_what_is_installed_is_allowed_and_the_next_major_is_not(requirement):
 
 def test_all_has_the_other_extras():
     (everything,) = EXTRAS["all"]
-    assert (everything.name, everything.extras) == (PROJECT["name"], EXTRAS.keys() - {"all", "dev"})
+    assert (everything.name, everything.extras) == (PROJECT["name"], EXTRAS.keys() - {"all", "dev", "s3-tests"})
+
+
+@pytest.mark.parametrize("repository", ["", "https://host.example/ORG/NAME"])
+def test_the_description_leads_nowhere_that_an_index_lacks(repository):
+    environment = os.environ | {"GRAM_REPOSITORY": repository}
+    command = [sys.executable, "setup.py", "--long-description"]
+    text = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    places = re.findall(r"\]\(([^)]*)\)", text)
+    assert (f"]({repository}/raw/HEAD/docs/scaling-study.png)" in text) == bool(repository)
+    assert ("[FINDINGS.md](" in text) == bool(repository)
+    assert all("://" in place or place.startswith("#") for place in places)
+
+
+def test_the_package_is_a_command():
+    command = [sys.executable, "-m", "gram_platform", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: gram COMMAND")
 
 
 def test_the_images_can_measure_a_gpus_utilisation():

@@ -9,8 +9,11 @@ from typing import TextIO
 from gram_platform.config.identity import printable
 
 LONGEST_CELL = 500  # letters
-# Of an address: user and password.
-PASSWORD = re.compile(r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*")
+# Of an address: user and password. Of a command line: the webhook, which anybody who knows it can post to.
+PASSWORD = re.compile(
+    r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*"
+    r"|(?<=--notify[ =])(?:'[^']*'|[^\s']+)"
+)
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
@@ -47,5 +50,5 @@ def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str
 
 
 def masked(text: str) -> str:
-    """Returns a text for other people: every address in it without user and password."""
+    """Returns a text for other people: every address in it without user and password, a command without webhook."""
     return PASSWORD.sub("***", text)

@@ -8,6 +8,7 @@ trials shorter than a start would never use more than one process.
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from ray.tune.search import Searcher
 
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
+from gram_platform.config.space import SearchObjective
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.cordon import Cordon
@@ -50,11 +52,15 @@ TUNE = {
     "TUNE_GLOBAL_CHECKPOINT_S": "30",
     # The driver prints progress.
     "RAY_AIR_NEW_OUTPUT": "0",
+    # A trial that diverged or crashed reports no metric.
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # A process that ends raises an error.
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 # The storage's folder of Tune's results.
 TUNE_FOLDER = "tune"
+# Tune's words for the directions of an objective.
+MODES = {"minimize": "min", "maximize": "max"}
 treat_memory_kill_as_crash()
 
 
@@ -72,6 +78,8 @@ class Tuning:
     require_lead: Callable[[], None] = lambda: None
     # Trains diverged runs again.
     retry_diverged: bool = False
+    # What `get_best_result()` of Tune's results compares; None where trials have no best one.
+    objective: SearchObjective | None = None
 
 
 def run_trials(
@@ -109,15 +117,18 @@ def run_trials(
 
 def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str) -> tune.Tuner:
     place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
+    aim = tuning.objective
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
+            metric=aim and aim.metric,
+            mode=aim and MODES[aim.direction],
             search_alg=searcher,
             scheduler=scheduler,
             # The searcher says when it is finished.
             num_samples=sys.maxsize,
             reuse_actors=True,
-            trial_dirname_creator=lambda trial: trial.trial_id,
+            trial_dirname_creator=_folder_name,
         ),
         run_config=tune.RunConfig(
             name=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
@@ -131,6 +142,11 @@ def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tu
             verbose=0,
         ),
     )
+
+
+def _folder_name(trial) -> str:
+    """Names the folder of a trial's results, which is its name in TensorBoard, by its point."""
+    return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
 # ----------------------------------------------------------------------------------------------------- searcher

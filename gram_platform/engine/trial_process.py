@@ -96,12 +96,12 @@ def reported_probe(result: Mapping[str, Any]) -> ProbeReport | None:
 def plain_result(outcome: Outcome) -> dict[str, Any]:
     """Returns a trial's last report: its metrics as numbers, and the facts of its outcome as numbers and texts.
 
-    Ray Tune may keep the process when `done` is true.
+    The metrics come first, as TensorBoard then shows them. Ray Tune may keep the process when `done` is true.
     """
     facts = {fact: getattr(outcome, fact) for fact in FACTS}
     lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
-    return {**facts, **lists, **metrics, "done": outcome.state != State.FAILED}
+    return {**metrics, **facts, **lists, "done": outcome.state != State.FAILED}
 
 
 def ends_process(result: Mapping[str, Any]) -> bool:

@@ -175,6 +175,8 @@ class ExecutionFlags(FlagGroup):
         collective_timeout: seconds after which ranks that wait for one another give up and start again from the last
             checkpoint
         retry_failed: train runs again that ended with a non-finite loss
+        notify: a webhook, of Slack or another, that gets a message when the submission ends: done, failed or limit
+            reached (docs/cluster.md)
         verbose: print what the workers print, into `ray job logs` too
     """
 
@@ -184,6 +186,7 @@ class ExecutionFlags(FlagGroup):
     stall_timeout: float = 7200.0
     collective_timeout: float = 600.0
     retry_failed: Switch = False
+    notify: shown(str, "URL") = ""
     verbose: Switch = False
 
 

@@ -28,6 +28,7 @@ from gram_platform.studies.flag_groups import (
     SubjectFlags,
 )
 from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
+from gram_platform.studies.webhook import require_webhook
 
 AUTO_INTERVAL = "auto"
 # How tyro reads flags: without the names of their boxes, and without --no- twins.
@@ -250,6 +251,7 @@ def _require_common(flags: CommonFlags) -> None:
     require_real("gpus_per_run", flags.gpus_per_run, 0.0, 1.0, open_low=True)
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine, tuple(MACHINES))
+    require_webhook(flags.notify)
     if flags.simulate and not flags.dry_run:
         raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
     if flags.max_gpus and flags.ranks.most:

@@ -1,6 +1,7 @@
 """Leads a submission from its first node to its last table: executes, shows, mirrors, counts and publishes."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +32,7 @@ from gram_platform.studies.session import (
     start_ray,
     upload_of_job,
 )
+from gram_platform.studies.webhook import message_of, post
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 
@@ -79,6 +81,8 @@ class Submission:
         self.progress, self.done_before = Progress(nodes), set[str]()
         # The ids that MLflow shall have.
         self.ids = {node.id for node in nodes}
+        # The number of claims of each verdict in what was published.
+        self.verdicts: Counter[str] = Counter()
         self.started = time.monotonic()
 
     def start(self, planned: Sequence[Node], has_more: bool = False) -> Workplace:
@@ -178,6 +182,7 @@ class Submission:
         """
         paths = write_or_log(write, self.tracker, self.view.say)
         self.view.show(text, brief)
+        self.verdicts.update(brief(True).verdicts if brief else ())
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")
         for line in more:
@@ -189,6 +194,14 @@ class Submission:
                 self.view.say(f"{'MLflow ' + name:13} {url}")
         except TrackingUnavailable as error:
             self.view.say(f"no links to the study's pages ({error})")
+
+    def notify(self, code: int, what: str, num_failures: int = 0) -> None:
+        """Tells the webhook of --notify how the submission ended, and says so if that fails; see `message_of`."""
+        if self.flags.notify:
+            name, root = "+".join(self.names), str(self.store.root)
+            reason = post(self.flags.notify, message_of(name, root, code, what, num_failures, self.verdicts))
+            if reason:
+                self.view.say(f"warning: the webhook of --notify did not take the message: {reason}")
 
 
 def lead(
@@ -202,7 +215,21 @@ def lead(
     `start`: starts the submission and writes the record of what is submitted. `execute`: executes what is missing,
     until a limit is reached. `write`: as in `finish`.
     """
-    say, at = submission.view.say, start()
+    at = start()
+    try:
+        code, ended = _led(submission, at, execute, write)
+    except Exception as error:
+        submission.notify(FAILED, f"{type(error).__name__}: {error}")
+        raise
+    submission.notify(code, ended.counts, len(ended.failures))
+    return code
+
+
+def _led(
+    submission: Submission, at: Workplace, execute: Callable[[Workplace], Ended], write: Callable[[], int]
+) -> tuple[int, Ended]:
+    """Does what `lead` does after the start; returns the exit code, and what was done."""
+    say = submission.view.say
     with submission.view, submission.mirror:
         ended = execute(at)
     submission.mirror.finish(submission.ids)
@@ -212,7 +239,7 @@ def lead(
     limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
     if limit:
         say(f"limit: {limit}; submit again with a higher one to go on")
-    return worst(TIME_IS_UP if limit else DONE, finish(submission, write, bool(ended.failures), ended.has_news))
+    return worst(TIME_IS_UP if limit else DONE, finish(submission, write, bool(ended.failures), ended.has_news)), ended
 
 
 def finish(submission: Submission, write: Callable[[], int], has_failed: bool = False, has_news: bool = True) -> int:

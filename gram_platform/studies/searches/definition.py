@@ -125,6 +125,9 @@ class Search(Study):
     `graph` is the search on its corpora; `search_id` what `identify` returns.
     """
 
+    # What is best; () where trials are compared in other ways.
+    objectives: Sequence[SearchObjective] = ()
+
     flags_type = SearchFlags
 
     def of_preset(self, name: str) -> Search:
@@ -231,7 +234,6 @@ def longest_first(points: Sequence[tuple[str, Point]], problem: Problem, machine
 class OptunaSearch(Search):
     """Runs points that Optuna chooses, in one Optuna study for each group."""
 
-    objectives: Sequence[SearchObjective] = ()
     # Trials of each preset, in each group.
     num_trials: Mapping[str, int] = field(default_factory=dict)
 

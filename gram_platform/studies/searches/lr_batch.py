@@ -7,13 +7,15 @@ cell with a size's rate and batch is the baseline of the studies, and shared wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gram_platform.analysis.lr_extension import Cell, Grid, extension
 from gram_platform.config.identity import invalid, one_of, require_int, require_real
 from gram_platform.config.ladder import Size
+from gram_platform.config.space import SearchObjective
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import AUTO
 from gram_platform.store import Store
@@ -117,6 +119,7 @@ class LiteralGrids:
 class LrBatchGrid(GridSearch):
     """Runs the grids of all sizes at once; each grows by itself."""
 
+    objectives: Sequence[SearchObjective] = (SearchObjective("loss", "minimize", math.inf),)
     # The grids of each preset.
     grids: Mapping[str, GridShape | LiteralGrids] = field(default_factory=dict)
 

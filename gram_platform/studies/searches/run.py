@@ -155,7 +155,7 @@ class SearchWork:
     def _draw_from(self, source: Source, at: Workplace) -> None:
         name = f"{self.search.name}-{self.search_id}"
         how = (self.flags.max_concurrent, self._may_start, self.require_lead, self.flags.retry_failed)
-        tuning = Tuning(name, *how)
+        tuning = Tuning(name, *how, next(iter(self.search.objectives), None))
         self.view.begin_trials(source.num_left)
         where = (at.execution, at.resources)
         run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place)

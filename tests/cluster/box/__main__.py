@@ -2,7 +2,7 @@
 
     python -m tests.cluster.box [any flags of the study, such as --methods gram]
 
-Needs root, and the extras `dev` and `s3`. Exit code 1 and a sentence where the machine cannot have it.
+Needs root, and the extras `dev` and `s3-tests`. Exit code 1 and a sentence where the machine cannot have it.
 """
 
 import sys

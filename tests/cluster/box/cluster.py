@@ -64,7 +64,7 @@ def no_cluster() -> str:
     """Why this machine cannot have the cluster, in one sentence; empty if it can."""
     missing = [name for name in ("s3fs", "moto", "psycopg") if not importlib.util.find_spec(name)]
     if missing:
-        install = "pip install -c constraints.txt -c cluster/requirements.txt -e '.[dev,s3]'"
+        install = "pip install -c constraints.txt -c cluster/requirements.txt -e '.[dev,s3-tests]'"
         return f"not installed: {', '.join(missing)}: {install}"
     return why_not() or ("" if postgres_programs() else "PostgreSQL is not installed")
 

@@ -152,7 +152,7 @@ def test_workers_start_on_demand_and_stop_when_idle(lab):
 
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("moto", "s3fs"))),
-    reason="an object store needs pip install -c constraints.txt -c cluster/requirements.txt -e '.[dev,s3]'",
+    reason="an object store needs pip install -c constraints.txt -c cluster/requirements.txt -e '.[dev,s3-tests]'",
 )
 def test_a_study(lab):
     """The checkout is only on the laptop, and the workers share nothing but a bucket."""

@@ -73,7 +73,7 @@ class PlantedSearch(_Common, OptunaSearch):
 
 
 WORDS = ("planted", "Planted", "Does it run?")
-GRID = PlantedGrid(*WORDS, {"demo": PRESET})
+GRID = PlantedGrid(*WORDS, {"demo": PRESET}, objectives=(OBJECTIVE,))
 SEARCH = PlantedSearch(*WORDS, {"demo": PRESET}, objectives=(OBJECTIVE,), num_trials={"demo": 4})
 
 if __name__ == "__main__":

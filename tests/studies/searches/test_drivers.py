@@ -21,7 +21,7 @@ from gram_platform.studies.searches.run import build_search, parse, run_search
 from gram_platform.studies.session import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
-from tests.studies.searches.planted import GRID, SEARCH, Baselines
+from tests.studies.searches.planted import GRID, OBJECTIVE, SEARCH, Baselines
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 OPTUNA_COMMAND = (sys.executable, "-m", "tests.studies.searches.planted", "optuna")
@@ -44,7 +44,8 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     asked, outcomes, problem = [], [], Baselines(graph.settings[0])
     arguments = (problem, *execution_of(graph.flags, has_gpu=False))
     note = lambda proposal: asked.append(time.time())
-    run_trials(PointList(points), *arguments, Tuning("planted"), on_start=note, on_end=outcomes.append)
+    tuning = Tuning("planted", objective=OBJECTIVE)
+    run_trials(PointList(points), *arguments, tuning, on_start=note, on_end=outcomes.append)
     until_first = min(outcome.started for outcome in outcomes) - asked[0]
     assert asked[1] - asked[0] < until_first / 2 < asked[2] - asked[0]  # both slots' processes start at once
     states = {outcome.name: outcome.state for outcome in outcomes}
@@ -54,7 +55,7 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     assert messages["1"] == "RuntimeError: no score at 1"
 
     again = []
-    run_trials(PointList(points), *arguments, Tuning("planted"), on_end=again.append)
+    run_trials(PointList(points), *arguments, tuning, on_end=again.append)
     assert Counter(o.num_executed for o in again) == {0: 4}  # the diverged one is not trained again either
     assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
 

@@ -25,7 +25,11 @@ def test_tunes_results_are_read_as_its_users_do(ray_cluster, tmp_path):
     assert set(ends) == {1e-3, 2e-3, 4e-3, 8e-3}
     for result in ends.values():
         assert isinstance(result.metrics["loss"], float)
-    assert grid.get_best_result("loss", "min").metrics["state"] == "complete"
+    best = grid.get_best_result()
+    assert best.metrics["state"] == "complete"
+    assert best.metrics["loss"] == min(result.metrics["loss"] for result in ends.values())
+    folders = {path.name.rpartition("-")[0] for path in submission.iterdir() if path.is_dir()}
+    assert folders == {"lr_0.001", "lr_0.002", "lr_0.004", "lr_0.008"}
     assert len(list(submission.glob("*/events.out.tfevents.*"))) == len(ends)
     assert len(list(submission.glob("*/progress.csv"))) == len(ends)
 

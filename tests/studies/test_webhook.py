@@ -1,0 +1,170 @@
+"""A webhook gets one message when a submission ends, and can neither fail nor hold it up: a real HTTP server."""
+
+import json
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from gram_platform.config.endings import Unavailable
+from gram_platform.config.terminal import masked
+from gram_platform.studies import submission, webhook
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.run import run_study
+
+KEY = "T0/B0/5ecretKey"
+FLAGS = ("--preset", "smoke", "--methods", "baseline", "--seeds", "1", "--sizes", "tiny", "--in-process")
+
+
+class Webhook(ThreadingHTTPServer):
+    """Keeps what it is sent; answers with `status`, or never where that is 0, letter by letter where it is -1."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        self.got: list[dict] = []
+        self.paths: list[str] = []
+        self.status, self.is_closed = 200, threading.Event()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/services/{KEY}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Webhook
+
+    def do_POST(self) -> None:
+        assert self.headers["Content-Type"] == "application/json"
+        self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.server.paths.append(self.path)
+        if self.server.status > 0:
+            self.send_response(self.server.status)
+            self.end_headers()
+            return
+        while not self.server.is_closed.wait(0.05):
+            self.wfile.write(b"h" if self.server.status else b"")
+
+    def log_message(self, *_) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Webhook]:
+    with Webhook() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield server
+        server.is_closed.set()
+        server.shutdown()
+
+
+@pytest.mark.slow
+def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, monkeypatch, capsys):
+    """Limit, failure, error of the machine, end: each submission goes on where the last one stopped."""
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *FLAGS, "--notify", server.url])
+    flags = [*FLAGS, "--notify", server.url]
+
+    def ended(code: int, event: str, *more: str) -> dict:
+        before = len(server.got)
+        assert run_study(STUDY, parse(STUDY, [*flags, *more])) == code
+        (message,) = server.got[before:]
+        assert set(message) == {"text", "event", "study", "storage", "counts", "failures", "verdicts"}
+        assert (message["event"], message["study"], message["storage"]) == (event, "scaling", "storage")
+        assert message["text"].startswith(f"scaling in storage: {event}. {message['counts']}")
+        return message
+
+    assert ended(3, "limit reached", "--max-hours", "1e-9")["counts"].startswith("1 of 2 nodes done: 1 now")
+    failed = ended(1, "failed", "--set", "sizes[tiny].peak_lr=1e30")
+    assert failed["failures"] == 2
+    assert "2 failed or blocked" in failed["text"]
+
+    def no_machine(*_, **__):
+        raise Unavailable("the server at https://me:pa55word@host does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submission, "run_in_process", no_machine)
+        with pytest.raises(Unavailable):
+            run_study(STUDY, parse(STUDY, flags))
+    assert server.got[-1]["event"] == "failed"
+    assert "Unavailable: the server at https://***@host does not answer" in server.got[-1]["text"]
+    server.status = 500
+    capsys.readouterr()
+    done = ended(0, "done")
+    assert done["counts"].startswith("2 of 2 nodes done: 1 now")
+    assert (done["failures"], done["verdicts"]) == (0, {})
+    assert (
+        capsys.readouterr().out.count("warning: the webhook of --notify did not take the message: HTTP Error 500") == 1
+    )
+    assert set(server.paths) == {f"/services/{KEY}"}
+    record = json.loads((storage / "studies/scaling/study.json").read_text())
+    assert record["submissions"][-1]["command"].endswith("--in-process --notify ***")
+    kept = [path for path in storage.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert not kept
+
+
+def test_claims_are_counted_in_the_message(server):
+    message = webhook.message_of(
+        "scaling", "s3://key:secret@bucket/runs/", 0, "4 nodes", 0, {"agree": 3, "disagree": 1}
+    )
+    assert webhook.post(server.url, message) == ""
+    assert server.got == [
+        {
+            "text": "scaling in runs: done. 4 nodes. Claims: 3 agree, 1 disagree",
+            "event": "done",
+            "study": "scaling",
+            "storage": "runs",
+            "counts": "4 nodes",
+            "failures": 0,
+            "verdicts": {"agree": 3, "disagree": 1},
+        }
+    ]
+
+
+@pytest.mark.parametrize("status", [0, -1])
+def test_a_webhook_that_does_not_answer_is_left_after_its_time(server, status, monkeypatch):
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.3)
+    server.status, started = status, time.monotonic()
+    assert webhook.post(server.url, {"text": "?"}) == "no answer within 0.3 s"
+    assert time.monotonic() - started < 5.0
+    assert server.got == [{"text": "?"}]
+
+
+def test_a_webhook_that_is_not_there_is_a_reason(server):
+    url = server.url.replace(str(server.server_port), "1")
+    assert "refused" in webhook.post(url, {"text": "?"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"hooks.example.org/services/{KEY}",
+        f"ftp://hooks.example.org/{KEY}",
+        f"https:///{KEY}",
+        f"https://me:pa55word@hooks.example.org/{KEY}",
+        f"https://hooks.example.org:99999/{KEY}",
+        f"https://hooks.example.org?key={KEY}&a= b",
+        f"https://hooks.example.org/{KEY}é",
+        f"https://hooks.example.org/'{KEY}",
+    ],
+)
+def test_another_address_is_bad_input_whose_error_has_no_key(url):
+    with pytest.raises(
+        ValueError, match=r"^notify='.*': expected a webhook's address such as https://host/path"
+    ) as found:
+        parse(STUDY, ["--notify", url])
+    assert KEY.split("/")[-1] not in str(found.value)
+    assert "pa55word" not in str(found.value)
+
+
+@pytest.mark.parametrize("form", [["--notify", "{}"], ["--notify={}"]])
+@pytest.mark.parametrize("query", ["", "?a=1&b=2"])
+def test_a_recorded_command_has_no_webhook(form, query):
+    url = f"https://hooks.example.org/services/{KEY}{query}"
+    command = shlex.join(["scaling.py", *(part.format(url) for part in form), "--seeds", "2"])
+    assert shlex.split(masked(command)) == ["scaling.py", *(part.format("***") for part in form), "--seeds", "2"]
