@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,6 +34,8 @@ from gram_platform.studies.session import (
 )
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
+
+NO_LEASE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -196,28 +199,32 @@ def lead(
     start: Callable[[], Workplace],
     execute: Callable[[Workplace], Ended],
     write: Callable[[], int],
+    lease: AbstractContextManager[object] = NO_LEASE,
 ) -> int:
     """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`.
 
     `start`: starts the submission and writes the record of what is submitted. `execute`: executes what is missing,
-    until a limit is reached. `write`: as in `finish`.
+    until a limit is reached. `write`: publishes all tables and reports, and returns an exit code. `lease`: of all this,
+    released before the site is built, which shows who holds it.
     """
-    say, at = submission.view.say, start()
-    with submission.view, submission.mirror:
-        ended = execute(at)
-    submission.mirror.finish(submission.ids)
-    for line in ended.failures:
-        say(line)
-    say(f"\n{ended.counts}")
-    limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
-    if limit:
-        say(f"limit: {limit}; submit again with a higher one to go on")
-    return worst(TIME_IS_UP if limit else DONE, finish(submission, write, bool(ended.failures), ended.has_news))
+    say = submission.view.say
+    with lease:
+        at = start()
+        with submission.view, submission.mirror:
+            ended = execute(at)
+        submission.mirror.finish(submission.ids)
+        for line in ended.failures:
+            say(line)
+        say(f"\n{ended.counts}")
+        limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
+        if limit:
+            say(f"limit: {limit}; submit again with a higher one to go on")
+        code = worst(TIME_IS_UP if limit else DONE, write(), FAILED if ended.failures else DONE)
+    return finish(submission, code, ended.has_news)
 
 
-def finish(submission: Submission, write: Callable[[], int], has_failed: bool = False, has_news: bool = True) -> int:
-    """Updates the site, if it has news, after `write` has published all tables and reports; returns the exit code."""
-    code = worst(write(), FAILED if has_failed else DONE)
+def finish(submission: Submission, code: int, has_news: bool = True) -> int:
+    """Updates the site, if it has news; returns the exit code."""
     if has_news:
         refresh_site(submission.flags.destination, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
