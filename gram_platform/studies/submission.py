@@ -176,8 +176,8 @@ class Submission:
     ) -> None:
         """Writes a study's files and logs them to MLflow, or only writes them while it is away; prints text and paths.
 
-        Then `more` lines, and the study's pages in MLflow, if it answers. A terminal shows `brief` in place of the
-        text.
+        Then `more` lines, and the study's pages on an MLflow server, if it answers. A terminal shows `brief`
+        in place of the text.
         """
         paths = write_or_log(write, self.tracker, self.view.say)
         self.view.show(text, brief)
@@ -185,7 +185,8 @@ class Submission:
             self.view.say(f"{name:12} {path}")
         for line in more:
             self.view.say(line)
-        if self.mirror.is_away:
+        if self.mirror.is_away or not self.flags.tracking_uri.startswith("http"):
+            # The pages of a database have no address before `gram ui` opens them.
             return
         try:
             for name, url in self.tracker.view_urls(study).items():
