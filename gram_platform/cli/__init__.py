@@ -28,6 +28,7 @@ COMMANDS = {  # the module of this folder that defines `NAME_command`
     "sync": "studies",
     "report": "studies",
     "search": "studies",
+    "ui": "ui",
     "replicate": "studies",
     "gc": "storage",
     "check": "check",

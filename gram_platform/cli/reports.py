@@ -39,6 +39,7 @@ from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import mlflow_frames
+from gram_platform.tracking.tracker import LOCAL_UI
 
 
 def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
@@ -91,7 +92,7 @@ def _mlflow_study(record: StudyRecord, tracker: Tracker) -> tuple[dict[str, str]
     results = read_results(record, None, mlflow_frames(tracker, record.ids, record.baseline_runs))
     if results is None:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
-    linked = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker)))
+    linked = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker, LOCAL_UI)))
     files = {
         "table.csv": table_csv(renamed(results.analysis.table, record.varies)),
         "report.html": study_page(record, linked, tracker).html(),

@@ -209,7 +209,8 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     if not dry_run:
         folders = [store.evaluation(eval_id).folder for eval_id in store.list_evaluations()]
         folders += [store.imported(import_id).folder for import_id in store.list_imports()]
-        folders += [store.study_dir(name) for name in store.list_studies()]
+        for name in store.list_studies():
+            folders += [store.study_dir(name), *store.history_dirs(name).values()]
         folders += [store.search_dir(search_id) for search_id in store.list_searches()]
         for folder in folders:
             folder.remove_temporaries(GONE_AFTER_S)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 LAYOUT = 1
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
+# In the folder of a study: a folder for each earlier page.
+HISTORY = "history"
 NOTHING_AHEAD: Mapping[str, int] = {}
 
 
@@ -154,6 +156,11 @@ class Store:
     def study_dir(self, name: str) -> Folder:
         """Gives the folder of a study, `<storage>/studies/<name>`; a local one's `path` is a directory."""
         return self._folder.child("studies", name)
+
+    def history_dirs(self, name: str) -> dict[str, Folder]:
+        """Gives the folders of a study's earlier pages by date, the oldest first."""
+        history = self.study_dir(name).child(HISTORY)
+        return {date: history.child(date) for date in history.list()}
 
     def list_studies(self) -> list[str]:
         """Lists the names of all studies and searches that have written files, sorted."""

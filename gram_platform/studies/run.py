@@ -10,6 +10,7 @@ from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
+from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph, build_graph
@@ -87,7 +88,7 @@ class StudyWork:
         self._count_hours(node for node in self.submission.nodes if node.id in done)
         self.records = [self._traced(record_of(graph)) for graph in self.graphs]
         for record in self.records:
-            self.store.study_dir(record.name).write(STUDY_FILE, record.to_json())
+            begin_record(self.store, record)
         for number, graph in enumerate(self.graphs):
             for size in graph.flags.sizes:
                 if missing := {node.id for node in graph.of_size(size)} - done:

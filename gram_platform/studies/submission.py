@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -35,6 +36,8 @@ from gram_platform.studies.session import (
 from gram_platform.studies.webhook import message_of, post
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
+
+NO_LEASE = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,8 @@ class Submission:
     ) -> None:
         """Writes a study's files and logs them to MLflow, or only writes them while it is away; prints text and paths.
 
-        Then `more` lines, and the study's pages in MLflow, if it answers. A terminal shows `brief` in place of the
-        text.
+        Then `more` lines, and the study's pages on an MLflow server, if it answers. A terminal shows `brief`
+        in place of the text.
         """
         paths = write_or_log(write, self.tracker, self.view.say)
         self.view.show(text, brief)
@@ -187,7 +190,8 @@ class Submission:
             self.view.say(f"{name:12} {path}")
         for line in more:
             self.view.say(line)
-        if self.mirror.is_away:
+        if self.mirror.is_away or not self.flags.tracking_uri.startswith("http"):
+            # The pages of a database have no address before `gram ui` opens them.
             return
         try:
             for name, url in self.tracker.view_urls(study).items():
@@ -209,18 +213,22 @@ def lead(
     start: Callable[[], Workplace],
     execute: Callable[[Workplace], Ended],
     write: Callable[[], int],
+    lease: AbstractContextManager[object] = NO_LEASE,
 ) -> int:
     """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`.
 
     `start`: starts the submission and writes the record of what is submitted. `execute`: executes what is missing,
-    until a limit is reached. `write`: as in `finish`.
+    until a limit is reached. `write`: publishes all tables and reports, and returns an exit code. `lease`: of all this,
+    released before the site is built, which shows who holds it.
     """
-    at = start()
-    try:
-        code, ended = _led(submission, at, execute, write)
-    except Exception as error:
-        submission.notify(FAILED, f"{type(error).__name__}: {error}")
-        raise
+    with lease:
+        at = start()
+        try:
+            code, ended = _led(submission, at, execute, write)
+        except Exception as error:
+            submission.notify(FAILED, f"{type(error).__name__}: {error}")
+            raise
+    code = finish(submission, code, ended.has_news)
     submission.notify(code, ended.counts, len(ended.failures))
     return code
 
@@ -228,7 +236,7 @@ def lead(
 def _led(
     submission: Submission, at: Workplace, execute: Callable[[Workplace], Ended], write: Callable[[], int]
 ) -> tuple[int, Ended]:
-    """Does what `lead` does after the start; returns the exit code, and what was done."""
+    """Does what `lead` does between the start and the site; returns the exit code, and what was done."""
     say = submission.view.say
     with submission.view, submission.mirror:
         ended = execute(at)
@@ -239,12 +247,11 @@ def _led(
     limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
     if limit:
         say(f"limit: {limit}; submit again with a higher one to go on")
-    return worst(TIME_IS_UP if limit else DONE, finish(submission, write, bool(ended.failures), ended.has_news)), ended
+    return worst(TIME_IS_UP if limit else DONE, write(), FAILED if ended.failures else DONE), ended
 
 
-def finish(submission: Submission, write: Callable[[], int], has_failed: bool = False, has_news: bool = True) -> int:
-    """Updates the site, if it has news, after `write` has published all tables and reports; returns the exit code."""
-    code = worst(write(), FAILED if has_failed else DONE)
+def finish(submission: Submission, code: int, has_news: bool = True) -> int:
+    """Updates the site, if it has news; returns the exit code."""
     if has_news:
         refresh_site(submission.flags.destination, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")

@@ -208,7 +208,12 @@ def web_address(uri: str) -> str:
 
 def opened_by(uri: str) -> str:
     """Returns the address of a server's pages, or the command that shows a database's; without a password."""
-    return web_address(uri) if uri.startswith("http") else f"mlflow ui --backend-store-uri {masked(shlex.quote(uri))}"
+    if uri.startswith("http"):
+        return web_address(uri)
+    database = database_path(uri)
+    if database is not None and database.with_name("store.json").exists():
+        return f"gram ui --storage {shlex.quote(str(database.parent))}"
+    return f"mlflow ui --backend-store-uri {masked(shlex.quote(uri))}"
 
 
 def require_tracking_uri(uri: str) -> None:

@@ -38,7 +38,7 @@ from gram_platform.tracking.views import (
 )
 
 NUM_SENDERS = 8  # threads
-LOCAL_UI = "http://127.0.0.1:5000"  # the default address of `mlflow ui`
+LOCAL_UI = "http://127.0.0.1:5000/"  # the default address of `mlflow ui`
 NODES_AT_ONCE = 1000  # that `sync` has in memory
 EXPORT = "gram.export"  # tag of a model version: the hash of its export's record
 
@@ -264,22 +264,22 @@ class Tracker:
                 if missing or new:
                     client.log_batch(run.info.run_id, metrics=new, tags=missing)
 
-    def view_urls(self, study: str) -> dict[str, str]:
-        """Gives {what it shows: address} of a study's saved views."""
+    def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
+        """Gives {what it shows: address} of a study's saved views; `pages`: where those of a database are."""
         with self._connection.reaching():
             found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix = f"gram.{study}."
-        base = self._base()
-        return {key[len(prefix) :]: f"{base}/{page}" for key, (_, page) in found.items() if key.startswith(prefix)}
+        base = self._base(pages)
+        return {key[len(prefix) :]: f"{base}{page}" for key, (_, page) in found.items() if key.startswith(prefix)}
 
-    def run_url(self, mlflow_run_id: str) -> str:
-        """Gives the address of a run's page on the server, or where `mlflow ui` listens."""
+    def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
+        """Gives the address of a run's page; `pages`: where those of a database are."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{self._base()}/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
+        return f"{self._base(pages)}#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
 
-    def _base(self) -> str:
-        return (web_address(self.tracking_uri) if self.tracking_uri.startswith("http") else LOCAL_UI).rstrip("/")
+    def _base(self, pages: str) -> str:
+        return f"{web_address(self.tracking_uri).rstrip('/')}/" if self.tracking_uri.startswith("http") else pages
 
 
 def file_name(name: str) -> str:

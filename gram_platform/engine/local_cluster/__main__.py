@@ -8,7 +8,6 @@ first, and the next `run` or `stop` reads the state file and ends whatever a `ki
 """
 
 import argparse
-import shlex
 import shutil
 import signal
 import sys
@@ -20,7 +19,7 @@ import psutil
 from gram_platform.config import terminal
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, kind_of, remove_whole
 from gram_platform.config.endings import exit_codes, outlive_output
-from gram_platform.engine.local_cluster.head import free_port, open_directly, spawn, start, submit
+from gram_platform.engine.local_cluster.head import free_port, spawn, start, submit
 from gram_platform.engine.local_cluster.state import (
     Cluster,
     default_storage,
@@ -29,14 +28,18 @@ from gram_platform.engine.local_cluster.state import (
     read_state,
     stop,
 )
+from gram_platform.engine.local_cluster.ui import (
+    HOST,
+    LINK_PAGE,
+    MLFLOW_PORT,
+    RUNS_PAGE,
+    answers,
+    mlflow_command,
+    write_link_page,
+)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWNER_STOP_TIMEOUT_S = 20.0
-MLFLOW_START_TIMEOUT_S = 60.0
-# The port of `mlflow ui`, where the links of reports point to.
-MLFLOW_PORT = 5000
-# Without it MLflow opens on traces of language models.
-RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 
 
 def say(text: str) -> None:
@@ -90,7 +93,12 @@ def take_down(failed: bool) -> None:
     finally:
         stop(cluster)
     if (database := local_folder() / "mlflow.db").exists():
-        say(f"everything is stopped; to see MLflow's pages: {mlflow_command(database, MLFLOW_PORT)}")
+        # Imported here: it takes a second.
+        from gram_platform.tracking.connection import opened_by
+        from gram_platform.tracking.database import database_uri
+
+        binaries = Path(sys.executable).parent
+        say(f"everything is stopped; to see MLflow's pages: {binaries}/{opened_by(database_uri(database))}")
 
 
 def keep_logs(cluster: Cluster) -> None:
@@ -106,27 +114,14 @@ def _special(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if kind_of(Path(folder) / name) not in (A_FILE, A_FOLDER)]
 
 
-def mlflow_command(database: Path, port: int) -> str:
-    # Imported here: it takes a second.
-    from gram_platform.tracking.database import database_uri
-
-    binary = Path(sys.executable).parent / "mlflow"
-    return shlex.join([str(binary), "ui", "--backend-store-uri", database_uri(database), "--port", str(port)])
-
-
 def serve_mlflow(cluster: Cluster) -> str:
     """Starts MLflow's pages as part of the cluster and waits for them; returns their address."""
-    port, log = free_port(MLFLOW_PORT), cluster.folder / "mlflow.log"
-    command = shlex.split(mlflow_command(local_folder() / "mlflow.db", port))
-    server = spawn(cluster, [*command, "--host", "127.0.0.1", "--workers", "1"], log)
-    address, deadline = f"http://127.0.0.1:{port}", time.monotonic() + MLFLOW_START_TIMEOUT_S
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with open_directly(address + "/health", 5.0):
-                return address
-        except OSError:
-            time.sleep(0.2)
-    return f"did not start: see {log}"
+    port, log, database = free_port(MLFLOW_PORT), cluster.folder / "mlflow.log", local_folder() / "mlflow.db"
+    server, address = spawn(cluster, mlflow_command(database, port), log), f"http://{HOST}:{port}"
+    if not answers(server, address):
+        return f"did not start: see {log}"
+    write_link_page(database, address)
+    return address
 
 
 def announce(cluster: Cluster, mlflow_address: str) -> None:
@@ -149,6 +144,8 @@ def stop_all() -> int:
         owner.terminate()
         psutil.wait_procs([owner], timeout=OWNER_STOP_TIMEOUT_S)
     say(f"ended {stop(cluster)} processes")
+    if (database := local_folder() / "mlflow.db").with_name(LINK_PAGE).exists():
+        write_link_page(database)
     return 0
 
 

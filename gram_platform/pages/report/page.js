@@ -24,6 +24,12 @@
     return copy;
   }
 
+  // a page beside MLflow's database leads to its pages; from a report that was moved into history/DATE it is further up
+  const TO_DATABASE = /^(\.\.\/)+mlflow\.html#/;
+  const isMoved = /\/studies\/[^/]+\/history\/[^/]+\/[^/]+$/.test(window.location.pathname);
+  const located = (address) => (isMoved && TO_DATABASE.test(address) ? `../../${address}` : address);
+  for (const link of document.querySelectorAll("td a")) link.setAttribute("href", located(link.getAttribute("href")));
+
   // meta.url and meta.runs are indices in a point's customdata: of a page's address, and of run ids, whose pages in
   // MLflow the page's tables know
   function follow(event) {
@@ -32,8 +38,8 @@
     if (!meta || !point.customdata) return;
     const run = meta.runs === undefined ? null : /[0-9a-f]{12}/.exec(String(point.customdata[meta.runs]));
     const link = run && Array.from(document.querySelectorAll("td a")).find((place) => place.textContent === run[0]);
-    const url = link ? link.href : String(point.customdata[meta.url]);
-    if (/^https?:\/\//.test(url)) window.open(url, "_blank", "noopener");
+    const url = link ? link.getAttribute("href") : located(String(point.customdata[meta.url]));
+    if (/^https?:\/\//.test(url) || TO_DATABASE.test(url)) window.open(url, "_blank", "noopener");
   }
 
   function draw(place) {

@@ -31,7 +31,7 @@ PLOTLY = "plotly.min.js"
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"  # files of a study and of a search
 # in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
 _OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
-_ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w-]+)?", re.ASCII)
+_ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w/?=&.%-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from gram_platform.config.identity import InvalidField, has_shape, invalid, mean
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
 from gram_platform.config.terminal import warn
+from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
 from gram_platform.paper.verdicts import shared_profile
@@ -25,6 +26,7 @@ from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
 STUDY_FILE = "study.json"
+TO_DATABASE = f"../../{LINK_PAGE}"  # from a report to the page that knows where MLflow listens
 
 
 def _is_error(value: object) -> bool:
@@ -241,18 +243,18 @@ def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[s
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
-def mlflow_links(tracker: Tracker | None) -> dict[str, str]:
-    """Returns {node id: page in MLflow}; {} without a tracker."""
+def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
+    """Returns {node id: page in MLflow}; {} without a tracker. `pages`: where those of a database are."""
     runs = {} if tracker is None else tracker.runs()
-    return {node_id: tracker.run_url(run.info.run_id) for (_, node_id), run in runs.items()}
+    return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
-def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
+def run_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> tuple[dict[str, str], str]:
     """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
     if tracker is None:
         return {}, "There are no links to MLflow: no server was named, and the storage has no database."
     try:
-        return mlflow_links(tracker), links_note(tracker.tracking_uri)
+        return mlflow_links(tracker, pages), links_note(tracker.tracking_uri)
     except TrackingUnavailable as error:
         return {}, f"There are no links to MLflow: it is away ({error})."
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
+from gram_platform.engine.local_cluster.ui import LINK_PAGE, link_page
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.site.claims import claims_page
 from gram_platform.pages.site.facts import Facts, read_facts
@@ -15,6 +16,7 @@ from gram_platform.pages.site.index import LINKED, REPORT_FILE, Addresses, index
 from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
+from gram_platform.tracking.connection import opened_by
 
 SITE, STUDIES = "site", "studies"  # the folder in the storage; that of studies, in the storage and in other sites
 NAVIGATION = (("Studies", "index.html"), ("Claims", "claims.html"))
@@ -40,7 +42,7 @@ def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Fac
     with writing(folder):
         remove_former(folder)
         facts = facts or read_facts(store, folder)
-        addresses, note = _addresses(facts, tracking_uri, f"{STUDIES}/" if out else f"../{STUDIES}/")
+        addresses, note = _addresses(facts, tracking_uri, "" if out else "../")
         titles = {study.name: (study.title, addresses.file(study, REPORT_FILE)) for study in facts.studies}
         claims = claims_page({study.name: study.claims for study in facts.studies}, titles)
         pages = {"index.html": index_page(facts, store.root, note, addresses), "claims.html": claims}
@@ -48,19 +50,36 @@ def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Fac
         for study in facts.studies if out else ():
             source, target = store.study_dir(study.name), folder.child(STUDIES, study.name)
             num_written += write_changed(target, {name: source.read(name) for name in LINKED if name in study.files})
+        num_written += _write_link_page(store, tracking_uri, out)
     problems = tuple(study.problem for study in facts.studies if study.problem)
     return Built(folder.address("index.html"), len(facts.runs), num_written, problems)
 
 
-def _addresses(facts: Facts, tracking_uri: str | None, studies: str) -> tuple[Addresses, str]:
-    """Returns where links lead, and a sentence on what those into MLflow need, or why there are none."""
+def _addresses(facts: Facts, tracking_uri: str | None, root: str) -> tuple[Addresses, str]:
+    """Returns where links lead, and a sentence on what those into MLflow need, or why there are none.
+
+    `root`: from the index to the folder of studies and of the page that leads to MLflow.
+    """
     tracker = Tracker(tracking_uri) if tracking_uri else None
-    links, note = run_links(tracker)
+    links, note = run_links(tracker, root + LINK_PAGE)
     views = {}
     with suppress(TrackingUnavailable):
         if tracker and links:
-            views = {study.name: tracker.view_urls(study.name) for study in facts.studies}
-    return Addresses(studies, links, views), note
+            views = {study.name: tracker.view_urls(study.name, root + LINK_PAGE) for study in facts.studies}
+    return Addresses(f"{root}{STUDIES}/", links, views), note
+
+
+def _write_link_page(store: Store, tracking_uri: str | None, out: str) -> int:
+    """Makes the page that leads to a database's pages, unless there is one, which may know where MLflow is open now.
+
+    Returns the number of files written into `out`, which gets a copy.
+    """
+    if tracking_uri is None or tracking_uri.startswith("http"):
+        return 0
+    root = open_folder(store.root, writable=True)
+    if not root.exists(LINK_PAGE):
+        root.write(LINK_PAGE, link_page("", opened_by(tracking_uri)), durable=False)
+    return write_changed(open_folder(out, writable=True), {LINK_PAGE: root.read(LINK_PAGE)}) if out else 0
 
 
 def watch_site(

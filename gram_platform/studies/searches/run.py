@@ -78,14 +78,14 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     tracker = open_tracker(flags.tracking_uri)
     if flags.report_only:
         work = SearchWork(graph, store, tracker, search_id)
-        return finish(work.submission, work.write)
-    with DriverLease(store.search_dir(search_id), search.name) as lease:
-        try:
-            work = SearchWork(graph, store, tracker, search_id, lease.require)
-            return lead(work.submission, work.start, work.execute, work.write)
-        except StorageInternalError as error:
-            say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
-        return 1
+        return finish(work.submission, work.write())
+    lease = DriverLease(store.search_dir(search_id), search.name)
+    work = SearchWork(graph, store, tracker, search_id, lease.require)
+    try:
+        return lead(work.submission, work.start, work.execute, work.write, lease)
+    except StorageInternalError as error:
+        say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
+    return 1
 
 
 class SearchWork:

@@ -85,10 +85,11 @@ def require_links_lead_somewhere(site: Path) -> list[str]:
     for page in sorted(site.glob("*.html")):
         for address in re.findall(r'(?:href|src)="([^"]*)"', page.read_text()):
             path, _, anchor = address.partition("#")
-            if address.startswith(("data:", "http://127.0.0.1:5000/")):
+            if address.startswith("data:"):
                 continue
             target = (page.parent / path).resolve() if path else page
             assert target.is_file(), (page, address)
-            assert not anchor or f'id="{anchor}"' in target.read_text(), (page, address)
+            is_of_mlflow = target.name == "mlflow.html"
+            assert not anchor or is_of_mlflow or f'id="{anchor}"' in target.read_text(), (page, address)
             found.append(address)
     return found

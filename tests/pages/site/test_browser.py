@@ -131,7 +131,7 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(storag
             "plot.emit('plotly_click', { points: [{ data: trace, customdata: first }] });"
             "opened"
         )
-        assert [address.rpartition("/")[0] for address in opened] == ["http://127.0.0.1:5000/#/experiments/1/runs"]
+        assert [address.rpartition("/")[0] for address in opened] == ["../../mlflow.html#/experiments/1/runs"]
 
 
 NOTE = "(top.ran ??= []).push"

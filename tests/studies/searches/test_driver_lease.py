@@ -1,6 +1,7 @@
 """A search's limits, and that it has one driver, without Ray."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
 from gram_platform.studies.searches.run import SearchWork, build_search, parse
-from gram_platform.studies.submission import Workplace
+from gram_platform.studies.submission import Ended, Workplace, lead
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.searches.planted import GRID, SEARCH
 
@@ -59,6 +60,25 @@ def test_one_driver_at_a_time(store, monkeypatch):
     with DriverLease(folder, "pareto"):
         pass
     assert search_lines(store)[0].endswith("no driver")
+
+
+@pytest.mark.slow
+def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys, monkeypatch):
+    """The driver writes its report while it leads, and builds the site when it has ended to do so."""
+    monkeypatch.setenv("GRAM_SITE", "1")
+    graph = build_search(GRID, parse(GRID, ["--storage", store.root]))
+    folder = store.search_dir("s1")
+    folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
+    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+
+    def write() -> int:
+        assert "led by" in search_lines(store)[0]
+        return 0
+
+    ended = Ended("4 trials", (), is_unfinished=False, hours=0.0, has_news=True)
+    assert lead(work.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "pareto")) == 0
+    assert "site/index.html" in capsys.readouterr().out
+    assert "led by" not in Path(store.root, "site", "index.html").read_text()
 
 
 def test_an_order_that_an_earlier_version_left_is_ignored(store):

@@ -151,7 +151,8 @@ def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
     of_runs = [run.data.tags for run in Tracker(default_tracking_uri(str(storage))).runs().values()]
     named = [value for tags in of_runs for name, value in tags.items() if name.startswith("gram.search.planted-")]
     assert sorted(named) == ["0", "1", "2", "3"]
-    assert "MLflow runs" in search.output
+    assert f"gram ui --storage {storage}" in search.output
+    assert "http://" not in search.output.split("MLflow  ")[1]
 
 
 @pytest.mark.slow

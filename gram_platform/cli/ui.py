@@ -1,0 +1,115 @@
+"""Implements `gram ui`, which opens MLflow's pages of a storage."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from gram_platform.cli.flags import Storage, stored
+from gram_platform.config.endings import Stopped
+from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.provenance import SUBMISSION
+from gram_platform.config.terminal import say
+from gram_platform.engine.local_cluster.head import free_port
+from gram_platform.engine.local_cluster.ui import (
+    HOST,
+    MLFLOW_PORT,
+    RUNS_PAGE,
+    answers,
+    mlflow_command,
+    write_link_page,
+)
+from gram_platform.store import Store
+from gram_platform.studies.flag_groups import Number
+
+RECORDS = ("study.json", "search.json")
+ENDING_S = 5.0
+
+
+def ui_command(storage: Storage = "", port: Number = 0) -> None:
+    """Open MLflow's pages of a storage in a browser, at the newest study, until Ctrl-C.
+
+    Reports and the site then find MLflow whatever its port is. It listens on this machine alone.
+
+    Args:
+        storage: folder of the storage
+        port: where MLflow listens (default: 5000, or another one if that is taken)
+    """
+    require_int("port", port, 0, 65_535)
+    store = stored(storage)
+    database = Path(store.root) / "mlflow.db"
+    if not store.is_local:
+        raise invalid("storage", store.root, "a folder: runs of an object store are in the MLflow of --tracking-uri")
+    if not database.is_file():
+        raise invalid("storage", store.root, "a storage with an mlflow.db, which a submission or `gram sync` makes")
+    listening = free_port(port or MLFLOW_PORT)
+    if port and listening != port:
+        raise invalid("port", port, f"a free port of {HOST}")
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    with tempfile.TemporaryFile() as log, _running(database, listening, log) as server:
+        address = f"http://{HOST}:{listening}"
+        if not answers(server, address):
+            raise Stopped(f"MLflow does not open: {_last_line(log)}")
+        write_link_page(database, address)
+        name, page = _newest(store, database, address)
+        say(f"MLflow of {store.root}{name}: {page}\nCtrl-C closes it")
+        if _has_browser():
+            webbrowser.open(page)
+        with suppress(KeyboardInterrupt):
+            server.wait()
+            raise Stopped(f"MLflow has ended: {_last_line(log)}")
+    say("MLflow is closed")
+
+
+@contextmanager
+def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
+    """Runs MLflow's server for the length of a block; it and its workers end with the block, however that ends."""
+    how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    server = subprocess.Popen(mlflow_command(database, port), env=environment, **how)
+    try:
+        yield server
+    finally:
+        # Another Ctrl-C must not leave it running.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(ENDING_S)
+        write_link_page(database)
+
+
+def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
+    """Returns the study that was submitted last and the address of its charts, else of its runs; all runs without."""
+    from gram_platform.tracking import Tracker, TrackingUnavailable
+    from gram_platform.tracking.database import database_uri
+
+    names = sorted(store.list_studies(), key=lambda name: _submitted(store, name), reverse=True)
+    tracker = Tracker(database_uri(database))
+    with suppress(TrackingUnavailable):
+        for name in names:
+            if views := tracker.view_urls(name, address + "/"):
+                return f", {name}", next(iter(views.values()))
+    return "", address + RUNS_PAGE
+
+
+def _submitted(store: Store, name: str) -> str:
+    rows = [store.study_dir(name).read_spare(file, {"submissions": [SUBMISSION]}) for file in RECORDS]
+    return max((row["started"] for found in rows for row in found.get("submissions", ())), default="")
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    return next(iter(log.read().decode(errors="replace").strip().splitlines()[::-1]), "it says nothing")
+
+
+def _has_browser() -> bool:
+    """Tells whether a window can be opened: a browser in the terminal would take it."""
+    return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
