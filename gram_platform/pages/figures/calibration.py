@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from gram_platform.analysis.calibration import AUXILIARY, FIT, UNIT, by_class
 from gram_platform.analysis.intervals import interval_columns
 from gram_platform.config import CORE
-from gram_platform.pages.figures.style import BLUE, GREY, ORANGE, Style, add_line, styled
+from gram_platform.pages.figures.style import BLUE, GREY, ORANGE, Style, add_line, styled, with_table
 
 STYLES = {
     (UNIT, CORE): Style("core, finished baselines", BLUE, "circle", "solid"),
@@ -21,13 +21,15 @@ def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
 
     `errors` has ERROR_COLUMNS. A line for each of `STYLES` that has values; empty if none has.
     """
-    found, figure = by_class(errors[errors["size"] == size]), go.Figure()
+    found, figure, drawn = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():
         cell = found[(found["error_of"] == error_of) & (found["domain"] == domain)]
         rows = [{"share": share, **interval_columns("error", of["error"])} for share, of in cell.groupby("share")]
         if rows:
             add_line(figure, pd.DataFrame(rows), "share", "error", style)
+            drawn.append(pd.DataFrame(rows).assign(series=style.label))
     if len(figure.data):
         styled(figure, f"Error of the compute ratio, {size}", "true share of the steps", "compute ratio minus share")
         figure.add_hline(y=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
+        with_table(figure, pd.concat(drawn))
     return figure

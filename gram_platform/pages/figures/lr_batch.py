@@ -22,6 +22,7 @@ from gram_platform.pages.figures.style import (
     log_ticks,
     styled,
     whiskers,
+    with_table,
 )
 
 AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
@@ -55,7 +56,7 @@ def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataF
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
         values = sorted(set(of_size[name]))
         log_axis(axis, values, range=_range(values, pooled, name))
-    return figure
+    return with_table(figure, of_size)
 
 
 def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str) -> go.Figure:
@@ -82,7 +83,8 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     log_axis(figure.update_xaxes, ticks["parameters"].tolist(), ticks["size"].tolist())
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
     log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
-    return figure
+    ends = [quantity + end for end in ENDS]
+    return with_table(figure, shown.filter(["size", "parameters", "seed", *ends, "on_edge", "loss", "notes"]))
 
 
 # ------------------------------------------------------------------------------------------------------ surfaces
@@ -101,7 +103,7 @@ def _add_contours(figure: go.Figure, surface: pd.DataFrame) -> None:
         opacity=0.75,
         line={"width": 0.5},
         colorbar={"title": {"text": "loss (fit)", "side": "right"}, "thickness": 10},
-        hovertemplate="fit: loss %{z:.4f}<br>lr %{x:.3g}, batch %{y:.3g}<extra></extra>",
+        hovertemplate="fit: loss %{z:.4f}<br>lr %{x:.3~r}, batch %{y:.3~r}<extra></extra>",
         name="fit",
     )
 
@@ -128,7 +130,7 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
             marker={"symbol": symbol, "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
             customdata=np.stack([*(f.to_numpy(object) for f in facts), np.array(runs, object), urls], axis=1),
             meta={"url": 6},
-            hovertemplate=f"<b>lr %{{x:.3g}}, batch %{{y}}</b><br>{text}<br>%{{customdata[3]}} complete seeds"
+            hovertemplate=f"<b>lr %{{x:.3~r}}, batch %{{y}}</b><br>{text}<br>%{{customdata[3]}} complete seeds"
             "<br>%{customdata[5]}<extra></extra>",
         )
 
@@ -147,7 +149,7 @@ def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span
         showlegend=has_span,
         mode="markers",
         marker={**marker, "line": {"width": 1, "color": "white"}},
-        hovertemplate=f"<b>{name}</b><br>lr %{{x:.3g}}, batch %{{y:.3g}}<br>loss {row['loss']:.4f}, "
+        hovertemplate=f"<b>{name}</b><br>lr %{{x:.3~r}}, batch %{{y:.3~r}}<br>loss {row['loss']:.4f}, "
         f"residual {row['rms']:.2g}<br>{row['notes']}<extra></extra>",
         **bars,
     )
@@ -160,7 +162,7 @@ def _add_best_cell(figure: go.Figure, row: dict) -> None:
         name="best cell",
         mode="markers",
         marker={"symbol": "circle-open", "size": 18, "color": VERMILION, "line": {"width": 2.5}},
-        hovertemplate="<b>best cell</b><br>lr %{x:.3g}, batch %{y}<extra></extra>",
+        hovertemplate="<b>best cell</b><br>lr %{x:.3~r}, batch %{y}<extra></extra>",
     )
 
 
@@ -179,7 +181,7 @@ def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
 
 def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, line: dict) -> None:
     known = lines[lines[column].notna()]
-    hover = f"<b>{name}</b><br>%{{x:.3s}} parameters: %{{y:.3g}}<extra></extra>"
+    hover = f"<b>{name}</b><br>%{{x:.3s}} parameters: %{{y:.3~r}}<extra></extra>"
     if len(known):
         place = {"x": known["parameters"], "y": known[column]}
         figure.add_scatter(**place, name=name, mode="lines", line=line, hovertemplate=hover)
@@ -202,7 +204,7 @@ def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str,
         },
         error_y=spans if is_pooled else None,
         customdata=rows[["size", "seed", "notes"]].to_numpy(object),
-        hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]}<br>%{y:.4g}<br>%{customdata[2]}<extra></extra>",
+        hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]}<br>%{y:.4~r}<br>%{customdata[2]}<extra></extra>",
     )
 
 

@@ -29,7 +29,17 @@ from gram_platform.analysis.trials import (
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter
-from gram_platform.pages.figures.style import BLUE, GREEN, GREY, INK, VERMILION, log_axis, log_ticks, styled
+from gram_platform.pages.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    VERMILION,
+    log_axis,
+    log_ticks,
+    styled,
+    with_table,
+)
 
 FEW_TRIALS = 12
 MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
@@ -51,11 +61,11 @@ def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.F
     best = running_best(trials, objective, direction).dropna()
     if len(best):
         step = {"color": GREEN, "width": 2, "shape": "hv"}
-        hover = "best after trial %{x}: %{y:.4g}<extra></extra>"
+        hover = "best after trial %{x}: %{y:.4~r}<extra></extra>"
         figure.add_scatter(x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover)
     _add_trials(figure, trials, TRIAL, objective, direction)
     styled(figure, f"{objective} ({BETTER[direction]})", "trial", objective)
-    return _with_edge(trial_axis(figure, trials))
+    return _with_edge(trial_axis(with_table(figure, trials), trials))
 
 
 def trial_axis(figure: go.Figure, trials: pd.DataFrame) -> go.Figure:
@@ -69,13 +79,14 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, dir
     Trials without the parameter are left out.
     """
     figure = go.Figure()
-    _add_trials(figure, trials[trials[parameter.name].notna()], parameter.name, objective, direction)
+    rows = trials[trials[parameter.name].notna()]
+    _add_trials(figure, rows, parameter.name, objective, direction)
     styled(figure, parameter.name, parameter.name, objective)
     if parameter.log:
         ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else (1, 2, 5))
         log_axis(figure.update_xaxes, ticks)
     figure.update_xaxes(range=_padded(parameter))
-    return _with_edge(figure)
+    return _with_edge(with_table(figure, rows))
 
 
 def importance_figure(importances: Mapping[str, float], objective: str, num_trials: int) -> go.Figure:
@@ -94,7 +105,7 @@ def importance_figure(importances: Mapping[str, float], objective: str, num_tria
     )
     styled(figure, f"What {objective} depends on ({num_trials} trials)", "share of the variance explained alone", "")
     figure.update_xaxes(range=[0, 1], tickformat=".0%")
-    return figure
+    return with_table(figure, pd.DataFrame({"parameter": names, "importance": [importances[n] for n in names]}))
 
 
 def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
@@ -189,7 +200,8 @@ def projection_figure(
         figure.add_scatter(x=rows[x], y=rows[y], name=name, mode="markers", marker=marker, **trial_markers(rows))
     for row, symbol in _marked(references, FLAT_SYMBOLS):
         figure.add_scatter(x=[row[x]], y=[row[y]], **_reference_mark(row, objectives, symbol))
-    return styled(figure, f"{x} and {y}", _axis_title(x, objectives), _axis_title(y, objectives))
+    styled(figure, f"{x} and {y}", _axis_title(x, objectives), _axis_title(y, objectives))
+    return with_table(figure, _points(trials, objectives, references))
 
 
 def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.DataFrame | None = None) -> go.Figure:
@@ -210,7 +222,14 @@ def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.Da
     camera = {"eye": {"x": 1.45, "y": 1.45, "z": 1.0}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}}
     scene = {**axes, "camera": camera, "bgcolor": "rgba(0,0,0,0)"}
     figure.update_layout(scene=scene, height=SPACE_HEIGHT)
-    return figure
+    return with_table(figure, _points(trials, objectives, references))
+
+
+def _points(trials: pd.DataFrame, objectives: Objectives, references: pd.DataFrame | None) -> pd.DataFrame:
+    """Returns the finished trials, marked if on the front, and below them the references."""
+    done = finished(trials, tuple(objectives))
+    done = done.assign(on_front=pareto_front(trials, objectives)[done.index])
+    return done if references is None else pd.concat([done, references])
 
 
 def hypervolume_figure(history: pd.DataFrame, reference: Mapping[str, float]) -> go.Figure:
@@ -228,13 +247,13 @@ def hypervolume_figure(history: pd.DataFrame, reference: Mapping[str, float]) ->
         mode="lines+markers",
         line={"color": BLUE, "width": 2, "shape": "hv"},
         marker={"size": 5},
-        hovertemplate="after trial %{x}: %{y:.4g}<br>%{customdata[0]} trials on the front<extra></extra>",
+        hovertemplate="after trial %{x}: %{y:.4~r}<br>%{customdata[0]} trials on the front<extra></extra>",
         showlegend=False,
     )
     bound = ", ".join(f"{name} {value:g}" for name, value in reference.items())
     styled(figure, f"Hypervolume against {bound}", "trial", "hypervolume")
     figure.update_yaxes(rangemode="tozero")
-    return trial_axis(figure, history)
+    return trial_axis(with_table(figure, history), history)
 
 
 def _classes(trials: pd.DataFrame, objectives: Objectives) -> list[tuple[str, pd.DataFrame, dict]]:

@@ -1,4 +1,4 @@
-"""Draws a study: compute ratios by size, method and profile, and learning curves with their fits."""
+"""Draws a study: compute ratios by size, method and profile."""
 
 from collections.abc import Mapping
 from textwrap import wrap
@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.ratios import ELICITED, MEAN
+from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
 from gram_platform.config.identity import invalid, require_choice
@@ -21,13 +21,13 @@ from gram_platform.pages.figures.style import (
     domain_styles,
     hover_runs,
     log_axis,
-    log_ticks,
     method_style,
     padded_range,
     reference_line,
     styled,
     translucent,
     whiskers,
+    with_table,
 )
 
 CLASS_TITLES = {
@@ -39,7 +39,7 @@ CLASS_TITLES = {
 HIDDEN = ("baseline",)  # the line at 1
 VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
 OFFSET = 0.2  # if both are drawn: of our bar to the left and the paper's point to the right
-TREND_POINTS = 25
+TREND_POINTS, PREDICTED_DASH = 25, "2px,6px"
 MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below groups of bars: letters in a line, pixels
 
 Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
@@ -66,7 +66,17 @@ def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | 
     labels = [method_style(method).label for method in rows["method"]]
     figure.update_xaxes(tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4])
     figure.update_yaxes(range=_common_range(means, paper or {}))
-    return figure
+    return with_table(figure, class_table(_with_paper(rows, beside, value), value))
+
+
+def _with_paper(rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str) -> pd.DataFrame:
+    """Puts the values of other authors below ours, which only then have a column `source`."""
+    if not beside:
+        return rows
+    names = [value, f"{value}_low", f"{value}_high"]
+    theirs = pd.DataFrame([(m, m - half, m + half) for m, half in beside.values()], columns=names)
+    theirs = theirs.assign(source=IN_PAPER, method=[rows["method"].iloc[place] for place in beside])
+    return pd.concat([rows.assign(source="ours"), theirs])
 
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
@@ -135,14 +145,21 @@ def scaling_figure(
         _add_method(figure, line, value, method_style(method))
     add_trends(figure, rows, parameters, value)
     reference_line(figure)
-    styled(figure, CLASS_TITLES[value], "parameters", "compute ratio")
+    styled(figure, CLASS_TITLES[value], "name of the size, and its parameters", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
     text = [f"{size}<br>{_short(n)}" for size, n in zip(ticks["size"], ticks["parameters"], strict=True)]
     log_axis(figure.update_xaxes, ticks["parameters"].tolist(), text)
     shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
     # one scale for the panels of all classes, so that they can be compared
     figure.update_yaxes(range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0]))
-    return figure
+    drawn = rows if published is None else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    return with_table(figure, class_table(drawn, value))
+
+
+def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Selects what a figure of one class draws of rows of the study's table, as the columns of its CSV."""
+    first = ("source", "method", "size", "parameters", "profile", VARIANT)
+    return rows.filter([*first, *(value + end for end in ("", "_low", "_high")), "num_seeds", "runs"])
 
 
 def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str) -> pd.DataFrame:
@@ -193,8 +210,8 @@ def _short(number: float) -> str:
 def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, float], value: str) -> None:
     """Adds the law of `analysis.trends` for each method in `rows`, which are of one profile; core and forget only.
 
-    The line is dashed from the smallest size to the largest, which is left out of the fit, with the 90% prediction
-    interval there. A method has none with fewer than three sizes besides.
+    The line runs from the smallest size to the largest, which is left out of the fit, with the 90% prediction interval
+    there; it is shown once its entry in the legend is clicked. A method has none with fewer than three sizes besides.
     """
     if value not in TREND_CLASSES:
         return
@@ -211,10 +228,10 @@ def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -
         x=along,
         y=predicted,
         name=f"{style.label}, predicted",
-        legendgroup=style.label,
-        showlegend=False,
+        legendrank=1002,
+        visible="legendonly",
         mode="lines",
-        line={"color": style.colour, "dash": "dash", "width": 1.2},
+        line={"color": style.colour, "dash": PREDICTED_DASH, "width": 1.2},
         error_y=whiskers(
             predicted, [*rest, trend.low], [*rest, trend.high], thickness=1.2, width=6, color=style.colour
         ),
@@ -227,10 +244,13 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     """Draws a group of bars for each profile, a bar for each domain: solid if core or retained, hatched if forgotten.
 
     The outline around a hatched bar is the value after an attack on the domain. `domains` is `domain_table`'s frame:
-    mean compute ratio over seeds with a 90% interval, the error bars. Empty if the frame lacks the method or size.
+    mean compute ratio over seeds with a 90% interval, the error bars. All methods at a size have the same axes: a
+    profile that a method does not serve is a blank place. Empty if the frame lacks the method or size.
     """
-    rows = domains[(domains["method"] == method) & (domains["size"] == size)]
-    figure = go.Figure()
+    of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
+    rows, figure = of_size[of_size["method"] == method], go.Figure()
+    if rows.empty:
+        return figure
     for domain, style in domain_styles(rows["domain"]).items():
         mine = rows[rows["domain"] == domain]
         forgotten, attacked = mine[mine["class"] == "forget"], mine[mine["class"] == ELICITED]
@@ -244,18 +264,21 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
             figure.add_bar(**_bars(forgotten, style), marker=marker, showlegend=not len(kept))
         if len(attacked):
             outline = {"color": "rgba(0,0,0,0)", "line": {"color": style.colour, "width": 1.5}}
-            figure.add_bar(**_bars(attacked, style, has_whiskers=False), marker=outline, showlegend=False)
+            look = {"color": style.colour, "thickness": 1.8, "width": 6}
+            figure.add_bar(**_bars(attacked, style, **look), marker=outline, showlegend=False)
     reference_line(figure)
     styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
-    profiles = list(dict.fromkeys(rows["profile"]))
+    profiles = sorted(dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+")))
     figure.update_layout(barmode="group", bargap=0.25)
     text = [_wrapped(profile) for profile in profiles]
     figure.update_xaxes(categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0)
+    figure.update_xaxes(range=[-0.5, len(profiles) - 0.5])
     num_lines = max((label.count("<br>") + 1 for label in text), default=1)
     figure.update_xaxes(title_text="", tickfont_size=10)
     figure.update_layout(height=HEIGHT + LINE_HEIGHT * num_lines)
-    figure.update_yaxes(rangemode="tozero")
-    return figure
+    values = [*of_size[["compute_ratio", "low", "high"]].to_numpy(float).ravel(), 0.0, 1.0]
+    figure.update_yaxes(range=[min(0.0, np.nanmin(values)), padded_range(values)[1]])
+    return with_table(figure, rows)
 
 
 def _wrapped(profile: str) -> str:
@@ -268,9 +291,9 @@ def _wrapped(profile: str) -> str:
     return "<br>".join(line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines)
 
 
-def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
+def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
     return {
-        "error_y": whiskers(bars["compute_ratio"], bars["low"], bars["high"]) if has_whiskers else None,
+        "error_y": whiskers(bars["compute_ratio"], bars["low"], bars["high"], **look),
         "x": bars["profile"],
         "y": bars["compute_ratio"],
         "name": style.label,
@@ -281,63 +304,3 @@ def _bars(bars: pd.DataFrame, style: Style, has_whiskers: bool = True) -> dict:
         "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
         "meta": {"runs": 4},
     }
-
-
-LINE_POINTS = 80
-
-
-def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Draws validation loss against step at one size: points of every seed and domain, and each domain's pooled fit.
-
-    `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns of `fits_frame`.
-    Both axes are logarithmic. A domain without a fit has points only; the legend has one entry a domain
-    and marks fits at a bound and poor ones.
-    """
-    points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
-    figure = go.Figure()
-    for domain, style in domain_styles(points["domain"]).items():
-        fit = laws.loc[domain] if domain in laws.index else None
-        warning = "" if fit is None else " at its bound" * bool(fit["at_bound"]) + " poor" * bool(fit["poor"])
-        _add_points(figure, points[points["domain"] == domain], style, showlegend=not warning)
-        if fit is not None:
-            _add_fit(figure, fit, style, warning)
-    styled(figure, f"Baseline, {size}", "step", "validation loss (nats a token)")
-    positive = points["step"][points["step"] > 0]
-    ticks = log_ticks(positive.min(), positive.max()) if len(positive) else []
-    log_axis(figure.update_xaxes, ticks)
-    figure.update_yaxes(type="log", nticks=6)
-    return figure
-
-
-def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegend: bool) -> None:
-    runs = points["run_id"] if "run_id" in points else pd.Series("", index=points.index)
-    figure.add_scatter(
-        x=points["step"],
-        y=points["loss"],
-        name=style.label,
-        legendgroup=style.label,
-        showlegend=showlegend,
-        mode="markers",
-        marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
-        customdata=np.stack([points["seed"].to_numpy(object), runs.to_numpy(object)], axis=1),
-        hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]} %{customdata[1]}"
-        "<extra></extra>",
-        meta={"runs": 1},
-    )
-
-
-def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> None:
-    steps = np.geomspace(max(fit["first_step"], 1.0), fit["last_step"], LINE_POINTS)
-    shifted = (steps + fit["s0"]) / (fit["first_step"] + fit["s0"])
-    law = f"A {fit['A']:.4g}, alpha {fit['alpha']:.4g}, s0 {fit['s0']:.4g}"
-    law += f", residual {fit['rms']:.2%} of the loss, {fit['step_rms']:.1%} of the steps"
-    figure.add_scatter(
-        x=steps,
-        y=fit["first_loss"] * shifted ** -fit["alpha"],
-        name=f"{style.label} fit{' (' + warning.strip() + ')' if warning else ''}",
-        legendgroup=style.label,
-        showlegend=bool(warning),
-        mode="lines",
-        line={"color": style.colour, "dash": style.dash, "width": 2},
-        hovertemplate=f"<b>{style.label}</b> fit{warning}<br>step %{{x:.0f}}, loss %{{y:.4f}}<br>{law}<extra></extra>",
-    )

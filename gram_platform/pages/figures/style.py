@@ -7,18 +7,20 @@ page. Markers and dashes differ too, so that no series is told by colour alone.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config import core_first
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"  # readable on white; a dark page recolours them
 IN_PAPER = "the paper, at its scale"  # of a published value in a legend
-HEIGHT = 360  # pixels
+HEIGHT, LEGEND_ROW = 360, 20  # pixels: of a figure, and of a row of its legend
 
 
 class Style(NamedTuple):
@@ -73,7 +75,9 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
     """Gives the figure the common layout: transparent, as wide as its frame, the legend at the bottom."""
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+    axis |= {"exponentformat": "none", "separatethousands": True}
     legend = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+    legend |= {"tracegroupgap": 0}
     figure.update_layout(
         template="none",
         title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
@@ -111,7 +115,18 @@ def whiskers(values, low, high, **look: object) -> dict | None:
 
 def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = (), **options: object) -> None:
     """Makes an axis logarithmic with these ticks; `update` is the figure's `update_xaxes` or `update_yaxes`."""
-    update(type="log", tickvals=ticks, ticktext=texts or [f"{tick:.3g}" for tick in ticks], **options)
+    update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)), **options)
+
+
+def _tick(value: float) -> str:
+    """Writes a tick with three significant digits and no exponent: 0.00005, 0.25, 2,000."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
+
+
+def with_table(figure: go.Figure, rows: pd.DataFrame) -> go.Figure:
+    """Gives the figure the table that it draws, which a page offers as CSV below it."""
+    return figure.update_layout(meta={"csv": quote(table_csv(rows))})
 
 
 def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = "") -> None:
@@ -149,10 +164,16 @@ def add_line(figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style
     )
 
 
-def reference_line(figure: go.Figure) -> None:
-    """Adds a dotted line at a compute ratio of 1, the baseline's by construction."""
+def level_line(figure: go.Figure, level: float, name: str) -> None:
+    """Adds a dotted horizontal line, named in the legend: a label in the figure would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
-    figure.add_hline(y=1.0, line=line, annotation_text="baseline", annotation_position="top right")
+    figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
+    figure.update_layout(showlegend=True)
+
+
+def reference_line(figure: go.Figure) -> None:
+    """Adds the line at a compute ratio of 1, the baseline's by construction."""
+    level_line(figure, 1.0, "baseline")
 
 
 def padded_range(values: Iterable[float]) -> list[float]:

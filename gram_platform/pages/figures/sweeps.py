@@ -21,6 +21,7 @@ from gram_platform.pages.figures.style import (
     padded_range,
     reference_line,
     styled,
+    with_table,
 )
 from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
 
@@ -55,7 +56,8 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", _axis_title(knob), "compute ratio")
     _scale(figure, rows, knob, has_paper)
-    return figure
+    columns = [name + end for name in names for end in ("", "_low", "_high")]
+    return with_table(figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"]))
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:

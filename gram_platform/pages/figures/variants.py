@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import require_choice
-from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS
+from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS, class_table
 from gram_platform.pages.figures.style import (
     IN_PAPER,
     Style,
@@ -19,6 +19,7 @@ from gram_platform.pages.figures.style import (
     reference_line,
     styled,
     whiskers,
+    with_table,
 )
 from gram_platform.paper.paper import PAPER_SCALES, paper_value
 
@@ -42,7 +43,7 @@ def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, va
     _add_paper(figure, list(dict.fromkeys(rows["method"])), value, study, variants)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
     figure.update_yaxes(range=padded_range([*shown[VALUE_COLUMNS].to_numpy(float).ravel(), *_drawn(figure)]))
-    return figure
+    return with_table(figure, class_table(rows, value))
 
 
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
@@ -52,16 +53,18 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     alone. Empty if there is no row.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
-    variants, figure = list(dict.fromkeys(rows[VARIANT])), go.Figure()
+    variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
     for domain, style in domain_styles(rows["domain"]).items():
         of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
         kept = of_domain[of_domain["profile"] == f"core+{domain}"]
         line = (kept if len(kept) else of_domain[of_domain["profile"] == "core"]).drop_duplicates(VARIANT)
         if len(line):
+            lines.append(line)
             ends = (line["low"], line["high"])
             _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, hover_runs(line))
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
+        with_table(figure, pd.concat(lines))
     return figure
 
 

@@ -26,7 +26,16 @@ from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
 from gram_platform.analysis.tables import frame_text, with_intervals
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
-from gram_platform.pages.figures.style import GREY, drawn, hover_runs, method_style, styled, whiskers
+from gram_platform.pages.figures.style import (
+    GREY,
+    drawn,
+    hover_runs,
+    level_line,
+    method_style,
+    styled,
+    whiskers,
+    with_table,
+)
 from gram_platform.pages.report.page import Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
@@ -166,7 +175,7 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
     styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
-    return figure
+    return with_table(figure, rows)
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
@@ -194,11 +203,11 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
             "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
         )
     for level in means.loc[means["class"] == CONTROL, value]:
-        line = {"color": GREY, "dash": "dot", "width": 1.5}
-        figure.add_hline(y=level, line=line, annotation_text="another seed's baseline")
+        level_line(figure, level, "another seed's baseline")
     styled(figure, f"{TITLES[value][0].upper()}{TITLES[value][1:]}, {size}", "", TITLES[value])
     figure.update_layout(barmode="group", title_font_size=13)
-    return figure
+    columns = [value, f"{value}_low", f"{value}_high", "num_seeds", "runs"]
+    return with_table(figure, means.filter(["method", "size", "profile", "class", *columns]))
 
 
 def shaded_html(text: ShadedText) -> Markup:

@@ -17,8 +17,10 @@ from gram_platform.pages.figures.style import (
     domain_styles,
     drawn,
     hover_runs,
+    level_line,
     method_style,
     styled,
+    with_table,
 )
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section, section_by_size
@@ -65,11 +67,11 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
     for module in modules:
         style = styles.get(module, Style(module, GREY, "circle", "solid"))
         _add_module(figure, rows[rows["module"] == module], style, module == domain)
-    figure.add_hline(y=1.0 / len(modules), line={"color": GREY, "dash": "dot", "width": 1.5}, annotation_text="even")
+    level_line(figure, 1.0 / len(modules), "an even split")
     styled(figure, title, "step", "share of the squared gradient")
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
-    return figure
+    return with_table(figure, rows)
 
 
 def _add_module(figure: go.Figure, line: pd.DataFrame, style: Style, is_own: bool) -> None:

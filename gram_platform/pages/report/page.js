@@ -4,19 +4,19 @@
   const narrow = window.matchMedia("(max-width: 480px)");
   const FILTERED_FROM = 15; // rows; shorter tables have no filter and no sorting
 
-  function theme() {
-    const ink = dark.matches ? "#c9ced6" : "#4a4e54";
+  function theme(isDark) {
+    const ink = isDark ? "#c9ced6" : "#4a4e54";
     return {
       "font.color": ink,
-      "hoverlabel.bgcolor": dark.matches ? "#2a2e34" : "#ffffff",
+      "hoverlabel.bgcolor": isDark ? "#2a2e34" : "#ffffff",
       "hoverlabel.bordercolor": ink,
       "hoverlabel.font.color": ink,
     };
   }
 
-  function themed(layout) { // a layout with the theme, for the first drawing
+  function themed(layout, isDark) { // a layout with the theme
     const copy = structuredClone(layout);
-    for (const [path, value] of Object.entries(theme())) {
+    for (const [path, value] of Object.entries(theme(isDark))) {
       const keys = path.split(".");
       const last = keys.pop();
       keys.reduce((place, key) => (place[key] ??= {}), copy)[last] = value;
@@ -42,13 +42,46 @@
     if (/^https?:\/\//.test(url) || TO_DATABASE.test(url)) window.open(url, "_blank", "noopener");
   }
 
-  function draw(place) {
+  function show(place) { // draws a figure, or an altered one again as it was at first
     const figure = JSON.parse(document.getElementById(place.dataset.source).textContent);
-    const layout = themed(figure.layout);
+    const layout = themed(figure.layout, dark.matches);
     layout.dragmode = narrow.matches ? false : "zoom"; // on a phone a finger scrolls the page
     const config = { responsive: true, displaylogo: false, displayModeBar: false };
-    window.Plotly.newPlot(place, figure.data, layout, config)
+    return window.Plotly.react(place, figure.data, layout, config);
+  }
+
+  function link(place, kind, address) { // saves a file when it is followed
+    const anchor = document.createElement("a");
+    anchor.href = address;
+    anchor.download = `${place.dataset.name}.${kind}`;
+    return anchor;
+  }
+
+  function saveSvg(place) { // as it is zoomed now, on any page in the colours for white paper
+    const figure = { data: place.data, layout: themed(place.layout, false) };
+    window.Plotly.toImage(figure, { format: "svg", width: place.clientWidth, height: place.clientHeight })
+      .then((address) => link(place, "svg", address).click());
+  }
+
+  function addControls(place) {
+    const bar = document.createElement("p");
+    const csv = place.layout.meta?.csv && link(place, "csv", `data:text/csv;charset=utf-8,${place.layout.meta.csv}`);
+    const controls = [["SVG", document.createElement("button")], ["CSV", csv], ["Reset", document.createElement("button")]];
+    for (const [text, control] of controls.filter(([, control]) => control)) {
+      control.textContent = text;
+      control.setAttribute("aria-label", `${text}: ${place.getAttribute("aria-label")}`);
+      bar.append(control, " ");
+    }
+    controls[0][1].addEventListener("click", () => saveSvg(place));
+    controls[2][1].addEventListener("click", () => show(place));
+    bar.className = "controls";
+    place.after(bar);
+  }
+
+  function draw(place) {
+    show(place)
       .then(() => place.on("plotly_click", follow))
+      .then(() => addControls(place))
       .then(() => place.setAttribute("data-drawn", "yes"));
   }
 
@@ -65,7 +98,7 @@
 
   dark.addEventListener("change", () => {
     for (const place of places) {
-      if (place.dataset.drawn) window.Plotly.relayout(place, theme());
+      if (place.dataset.drawn) window.Plotly.relayout(place, theme(dark.matches));
     }
   });
 

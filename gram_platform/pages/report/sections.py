@@ -14,10 +14,10 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.analysis.trends import trend_table
 from gram_platform.config.ladder import FEWEST_SIZES
+from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
-    learning_curve_figure,
     profile_bars_figure,
     scaling_figure,
 )
@@ -46,8 +46,9 @@ that of a curve which no seed fits, measured on baselines of known length; the v
 interval's half-width. Detectable: the smallest true difference that as many seeds with this spread would show four
 times in five."""
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
-others, three at least (dashed in the figures above), beside the measured value. 90% interval: t, degrees of freedom two
-fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the others."""
+others, three at least, beside the measured value; a click on "predicted" in a legend above draws it. 90% interval: t,
+degrees of freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the
+others."""
 COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
 tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
 paper's costs are those of its dual-use models."""
@@ -133,6 +134,7 @@ def _profile_sections(study: Results) -> list[Section]:
     text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
     if "elicited" in set(domains["class"]):
         text += " The outline around a hatched bar: after the attack."
+    text += " A profile without bars is one that the method was not trained for."
     return [section_by_size("Profiles", text, figures, domains.drop(columns="runs"), table_is_open=False)]
 
 

@@ -14,7 +14,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.pages.figures.study import learning_curve_figure
+from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ATTACK, FOOTER
 from gram_platform.pages.report.page import Section, readable_claims

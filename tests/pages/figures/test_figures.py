@@ -1,6 +1,8 @@
 """Figures draw exactly the numbers of their tables, and every series can be told apart without colour."""
 
+import io
 import json
+from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
@@ -10,10 +12,11 @@ import pytest
 from gram_platform.analysis.tables import CLASSES, analyse, domain_table
 from gram_platform.analysis.trends import trends
 from gram_platform.methods import METHODS
+from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.study import (
+    PREDICTED_DASH,
     add_trends,
     aggregate_figure,
-    learning_curve_figure,
     profile_bars_figure,
     scaling_figure,
 )
@@ -59,7 +62,7 @@ def test_scaling_with_one_size_has_error_bars_and_with_one_seed_has_neither():
     assert [trace.error_y.array for trace in figure.data] == [None] * 2
 
 
-def test_dashed_lines_are_the_trends_of_core_and_forget(analysis):
+def test_predicted_lines_are_the_trends_of_core_and_forget_once_they_are_asked_for(analysis):
     sizes = {**SIZES, "large": 64e6}
     largest = analysis.table[analysis.table["size"] == "medium"].assign(size="large", core=0.95, forget=0.5)
     whole = pd.concat([analysis.table, largest])
@@ -70,7 +73,9 @@ def test_dashed_lines_are_the_trends_of_core_and_forget(analysis):
         assert set(dashed) == ({"GRAM, predicted", "filtering, predicted"} if value in ("core", "forget") else set())
         if dashed:
             trend, line = trends(table, sizes, value)["gram"], dashed["GRAM, predicted"]
-            assert (line.x[0], line.x[-1], line.line.dash) == (1e6, pytest.approx(64e6), "dash")
+            assert (line.x[0], line.x[-1], line.line.dash) == (1e6, pytest.approx(64e6), PREDICTED_DASH)
+            assert {(line.visible, line.showlegend) for line in dashed.values()} == {("legendonly", None)}
+            assert PREDICTED_DASH not in {style.dash for style in METHOD_STYLES.values()}
             assert (line.y[0], line.y[-1]) == pytest.approx((trend.law.predict(1e6), trend.predicted))
         three = scaling_figure(analysis.table, SIZES, "core+biology", value)  # two besides the largest: no trend
         assert not [trace for trace in three.data if trace.name and trace.name.endswith(", predicted")]
@@ -111,8 +116,59 @@ def test_a_fit_at_its_bound_says_so(analysis):
     fits = analysis.fits.assign(at_bound=True)
     figure = learning_curve_figure(curves(), fits, "small")
     assert named(figure, "core fit (at its bound)")[0].showlegend
+    both = learning_curve_figure(curves(), fits.assign(poor=True), "small")
+    assert named(both, "core fit (at its bound, poor)")
     without = learning_curve_figure(curves(), fits[fits["domain"] != "core"], "small")
     assert [trace.name for trace in without.data if trace.name.startswith("core")] == ["core"]
+
+
+def test_the_axes_of_learning_curves_have_round_numbers_without_exponents(analysis):
+    figure = learning_curve_figure(curves(), analysis.fits, "small")
+    for axis in (figure.layout.xaxis, figure.layout.yaxis):
+        assert {f"{tick:e}"[0] for tick in axis.tickvals} <= {"1", "2", "5"}
+        assert [float(text.replace(",", "")) for text in axis.ticktext] == pytest.approx(axis.tickvals)
+        assert not [text for text in axis.ticktext if "e" in text]
+    steps = pd.DataFrame({"size": "s", "seed": "0", "step": [10, 40_000], "domain": "core", "loss": [5.0, 0.4]})
+    assert learning_curve_figure(steps, analysis.fits, "s").layout.xaxis.ticktext[-2:] == ("10,000", "20,000")
+
+
+def test_the_bars_of_all_methods_at_a_size_have_the_same_axes(analysis):
+    domains = domain_table(analysis.ratios)
+    fewer = domains[(domains["method"] == "gram") | (domains["profile"] == "core+biology")]
+    panels = [profile_bars_figure(fewer, method, "tiny").layout for method in ("gram", "filtering")]
+    assert panels[0].yaxis.range == panels[1].yaxis.range
+    assert panels[0].xaxis.categoryarray == panels[1].xaxis.categoryarray
+    highest = fewer[fewer["size"] == "tiny"][["compute_ratio", "high"]].max().max()
+    assert panels[0].yaxis.range[0] == min(0.0, fewer[fewer["size"] == "tiny"]["low"].min())
+    assert highest < panels[0].yaxis.range[1] < highest + 0.2
+
+
+def test_the_baseline_is_named_in_the_legend_where_it_covers_no_point(analysis):
+    for figure in (
+        scaling_figure(analysis.table, SIZES, "core+biology", "core"),
+        profile_bars_figure(domain_table(analysis.ratios), "gram", "tiny"),
+    ):
+        (line,) = figure.layout.shapes
+        assert (line.y0, line.name, line.showlegend) == (1.0, "baseline", True)
+        assert not figure.layout.annotations
+
+
+def table_of(figure):
+    return pd.read_csv(io.StringIO(unquote(figure.layout.meta["csv"])))
+
+
+def test_the_table_of_a_figure_has_the_intervals_and_seeds_that_it_draws(analysis):
+    table = analysis.table
+    figure = scaling_figure(table, SIZES, "core+biology", "forget")
+    rows = table_of(figure)
+    columns = ["method", "size", "parameters", "profile", "forget", "forget_low", "forget_high", "num_seeds"]
+    assert list(rows.columns) == columns
+    drawn = table[(table["profile"] == "core+biology") & (table["method"] != "baseline")]
+    merged = rows.merge(drawn, on=["method", "size"])
+    assert len(merged) == len(rows) == len(drawn)
+    for name in columns[4:]:
+        assert np.allclose(merged[f"{name}_x"], merged[f"{name}_y"], atol=1e-6)
+    assert set(rows["size"].map(SIZES)) == set(rows["parameters"])
 
 
 def test_bars_are_the_domain_table(analysis):
@@ -169,7 +225,14 @@ def test_the_attack_is_an_outline_around_the_forgotten_bar(stories):
     outlines = [trace for trace in figure.data if trace.marker.color == "rgba(0,0,0,0)"]
     assert len(outlines) == 4
     assert {round(y, 6) for trace in outlines for y in trace.y} == {0.983}
-    assert all(trace.error_y.array is None for trace in outlines)
+    ratios = stories.ratios
+    one_seed = domain_table(ratios[ratios["seed"] == ratios["seed"].iloc[0]])
+    sure, unsure = (
+        [t.error_y.array for t in profile_bars_figure(rows, "maxent", "26M").data if t.marker.color == "rgba(0,0,0,0)"]
+        for rows in (domain_table(ratios), one_seed)
+    )
+    assert all(np.isfinite(bars).all() for bars in sure)
+    assert unsure == [None] * 4
     assert "core<br>+ Cultural<br>Traditions" in figure.layout.xaxis.ticktext
 
 

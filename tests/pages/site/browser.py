@@ -95,6 +95,17 @@ class Browser:
         found = self._call("Target.getTargets")["targetInfos"]
         return {target["targetId"] for target in found if target["type"] == "page"}
 
+    def saved(self, element: str, folder: Path) -> Path:
+        """Clicks an element that saves a file; the file, in an empty folder."""
+        folder.mkdir()
+        self._call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.click(element)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (files := [file for file in folder.iterdir() if file.suffix != ".crdownload"]):
+            assert time.monotonic() < deadline, f"{element} saves nothing"
+            self._receive(0.1)
+        return files[0]
+
     def close(self) -> None:
         self._session = None
         self._call("Browser.close")

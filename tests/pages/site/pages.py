@@ -21,6 +21,7 @@ FAULTS = """(() => {
   for (const plot of document.querySelectorAll(".plot")) {
     const points = (plot.data || []).map((trace) => size(trace.y ?? trace.x ?? trace.z));
     if (!points.length || !points.some((number) => number > 0)) say("a figure without data", plot);
+    if (!plot.layout?.meta?.csv) say("a figure without its table", plot);
     if (!plot.querySelector(".main-svg")) say("a figure that is not drawn", plot);
     if (!named(plot) || plot.getAttribute("role") !== "img") say("a figure without a label", plot);
     if (!plot.closest("section").querySelector("table")) say("a figure without a table behind it", plot);

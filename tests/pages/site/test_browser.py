@@ -3,7 +3,9 @@
 import dataclasses
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from markupsafe import Markup
@@ -132,6 +134,46 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(storag
             "opened"
         )
         assert [address.rpartition("/")[0] for address in opened] == ["../../mlflow.html#/experiments/1/runs"]
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_a_figure_is_saved_as_svg_and_its_table_as_csv_without_a_network(storages, tmp_path):
+    """The report is a file. The figure on white paper has the colours of a light page, whichever the page has."""
+    study = storages[1] / "studies" / "scaling"
+    name, columns = "scaling-forget", ["forget", "forget_low", "forget_high", "num_seeds"]
+    rows = pd.read_csv(study / "table.csv").query("profile == 'core+lisp' and method != 'baseline' and forget.notna()")
+    with running_browser(tmp_path) as browser:
+        browser.window(*DESK, dark=True)
+        browser.open(study / "report.html")
+        place = f"document.querySelector('[data-name={name}]')"
+        browser.evaluate(f"{place}.scrollIntoView()")
+        assert browser.wait_for(f"{place}.dataset.drawn === 'yes'")
+        controls = f"[...{place}.nextElementSibling.children]"
+        assert browser.evaluate(f"{controls}.map((place) => place.getAttribute('aria-label'))") == [
+            f"{kind}: Forget (lower is better)" for kind in ("SVG", "CSV", "Reset")
+        ]
+        assert browser.evaluate(f"{controls}.every((place) => (place.focus(), document.activeElement === place))")
+
+        csv = browser.saved(f"{controls}[1]", tmp_path / "csv")
+        saved = pd.read_csv(csv)
+        assert csv.name == f"{name}.csv"
+        values = [sorted(frame[["method", "size", *columns]].values.tolist()) for frame in (rows, saved)]
+        assert values[0] == values[1]
+        assert saved["forget_low"].notna().any()
+
+        browser.evaluate(f"Plotly.relayout({place}, {{'yaxis.range': [0.5, 0.6]}}).then(() => null)")
+        svg = browser.saved(f"{controls}[0]", tmp_path / "svg")
+        drawing = svg.read_text()
+        assert svg.name == f"{name}.svg"
+        assert ElementTree.fromstring(drawing).tag.endswith("svg")
+        assert all(text in drawing for text in ("Forget (lower is better)", "GRAM", "compute ratio", "0.56"))
+        assert "rgb(74, 78, 84)" in drawing
+        assert "rgb(201, 206, 214)" not in drawing
+
+        browser.evaluate(f"{controls}[2].click()")
+        assert browser.wait_for(f"{place}.layout.yaxis.range[1] > 0.7")
+        assert browser.said == []
 
 
 NOTE = "(top.ran ??= []).push"
