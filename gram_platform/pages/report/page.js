@@ -4,11 +4,13 @@
   const narrow = window.matchMedia("(max-width: 480px)");
   const FILTERED_FROM = 15; // rows; shorter tables have no filter and no sorting
 
-  function theme() {
-    const ink = dark.matches ? "#c9ced6" : "#4a4e54";
+  const ON_PAPER = 440; // pixels of a figure's width: two stand side by side on a landscape page of A4 or Letter
+
+  function theme(isDark = dark.matches) {
+    const ink = isDark ? "#c9ced6" : "#4a4e54";
     return {
       "font.color": ink,
-      "hoverlabel.bgcolor": dark.matches ? "#2a2e34" : "#ffffff",
+      "hoverlabel.bgcolor": isDark ? "#2a2e34" : "#ffffff",
       "hoverlabel.bordercolor": ink,
       "hoverlabel.font.color": ink,
     };
@@ -56,6 +58,29 @@
     }
   }, { rootMargin: "600px" });
   places.forEach((place) => watcher.observe(place));
+
+  // paper has no scroll and no folds, and is white
+  window.addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll("details:not([open])")) {
+      fold.open = true;
+      fold.dataset.printed = "yes";
+    }
+    for (const place of places) {
+      if (!place.dataset.drawn) {
+        watcher.unobserve(place);
+        draw(place);
+      }
+      window.Plotly.relayout(place, { ...theme(false), width: ON_PAPER });
+    }
+  });
+
+  window.addEventListener("afterprint", () => {
+    for (const fold of document.querySelectorAll("details[data-printed]")) {
+      fold.open = false;
+      delete fold.dataset.printed;
+    }
+    for (const place of places) window.Plotly.relayout(place, { ...theme(), width: null, autosize: true });
+  });
 
   dark.addEventListener("change", () => {
     for (const place of places) {
