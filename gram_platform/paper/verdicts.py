@@ -37,7 +37,8 @@ AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
 UNIT_ERROR = "unit_error"  # column of claims
-JUDGEMENT_COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable"]
+WITHIN = "within"  # another: the range that the claim names, for figures; no file has it
+JUDGEMENT_COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable", WITHIN]
 EXPLANATION = "explanation"  # column of claims
 PROFILE = "profile"  # another: where they are judged
 Values = Mapping[Hashable, float]  # {seed: value}
@@ -67,6 +68,7 @@ class Judgement:
     unit_error: float  # in compute ratio; the verdict's interval is `intervals.widened` by it; NaN if it is not known
     num_seeds: int
     detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
+    within: pd.Interval = POSITIVE  # in which the claim says that the difference lies
 
 
 def judge(
@@ -95,7 +97,7 @@ def judge(
     if math.isnan(interval.low) and verdict != CANNOT_TELL:
         verdict += NO_INTERVAL
     detectable = math.nan if math.isnan(interval.low) else smallest_detectable(spread, unit_error)
-    return Judgement(claim, verdict, *interval, unit_error, len(values), detectable)
+    return Judgement(claim, verdict, *interval, unit_error, len(values), detectable, within)
 
 
 def _verdict(interval: Interval, within: pd.Interval) -> str:

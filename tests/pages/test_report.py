@@ -12,7 +12,8 @@ import pytest
 
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.pages.report.build import study_page
-from gram_platform.pages.report.page import Section, readable_claims, readable_runs, sections_html
+from gram_platform.pages.report.claims import readable_claims
+from gram_platform.pages.report.page import Section, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
 from gram_platform.pages.results.record import shared_profile
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
@@ -23,9 +24,12 @@ from tests.pages.site.pages import DRAWN
 from tests.study_frames import SIZES, curves, evaluations, study_of
 
 IN_ORDER = (
+    "what-went-wrong",
+    "how-to-read",
     "at-a-glance",
     "scaling",
     "claims",
+    "differences-behind-the-claims",
     "capabilities",
     "profiles",
     "cost",
@@ -157,11 +161,11 @@ def tiles_of(page: str) -> dict[str, str]:
     return {label: f"{number} {interval}" for label, number, interval in found}
 
 
-def test_six_numbers_stand_above_the_main_figure_and_are_the_tables(page):
+def test_main_numbers_stand_above_the_main_figure_and_are_the_tables(page):
     markup = without_plotly(page)
     assert markup.index('class="tiles"') < markup.index('class="plot"') < markup.index(CAPABILITIES)
     assert re.search(r"GRAM \(3 .* filtering \(3 .* medium, .*core\+biology", markup)
-    assert "see Missing" not in markup
+    assert "#missing" not in markup
     table = re.findall(r"<tr>(.*?)</tr>", markup.split(CAPABILITIES)[1].split("</section>")[0])
     cells = {tuple(row[:3]): row[3:6] for row in (re.findall(r"<td.*?>(.*?)</td>", row) for row in table)}
     expected = {
@@ -173,7 +177,7 @@ def test_six_numbers_stand_above_the_main_figure_and_are_the_tables(page):
     assert len(expected) == 6
 
 
-def test_six_numbers_are_of_a_size_that_both_methods_have_with_intervals():
+def test_main_numbers_are_of_a_size_that_both_methods_have_with_intervals():
     known = evaluations()
     one_seed = known[(known["size"] != "medium") | (known["seed"] == "0")]
     markup = without_plotly(report_of(analyse(one_seed, curves(), tuple(SIZES))))
@@ -192,7 +196,8 @@ def test_what_is_missing_comes_before_the_tables_and_is_named_above():
     known = evaluations()
     unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
     page = without_plotly(report_of(analyse(unfinished, curves(), tuple(SIZES))))
-    assert page.index("see Missing") < page.index('id="missing"') < page.index(CAPABILITIES)
+    assert page.index('See <a href="#missing">') < page.index('class="tiles"')
+    assert page.index('class="tiles"') < page.index('id="missing"') < page.index(CAPABILITIES)
     assert "all rows of size medium" in page
 
 
@@ -201,6 +206,43 @@ def test_a_study_of_which_nothing_is_finished_has_a_page():
     page = without_plotly(report_of(nothing))
     assert CAPABILITIES in page
     assert page.count('class="plot"') == page.count('class="tiles"') == page.count("Claims:") == 0
+
+
+SUBMITTED = {
+    "started": "2026-11-26T10:00:00+00:00",
+    "command": "python experiments/scaling.py --preset demo",
+    "commit": "0123456789ab",
+    "sources": "ba9876543210",
+    "upload": "",
+    "versions": {"Python": "3.11.7"},
+    "machine": "1 machine",
+    "node_hours": 1.5,
+}
+
+
+def test_every_figure_and_row_leads_to_command_and_commit():
+    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    claims = paper_claims(analysis.per_seed, "scaling")
+    markup = without_plotly(html_of(analysis, curves(), runs_frame(), claims, submissions=(SUBMITTED,)))
+    (target,) = re.findall('<p id="source">(.*?)</p>', markup)
+    assert SUBMITTED["command"] in target
+    assert SUBMITTED["commit"] in target
+    shown = [part for part in markup.split("<section ")[1:] if 'class="plot"' in part or "<tbody>" in part]
+    assert len(shown) >= 6
+    assert all('<a href="#source">' in part for part in shown)
+    runs = next(part for part in shown if part.startswith('id="runs"'))
+    links = [
+        re.search(r'<a href="([^"]*)">run-', row) for row in re.findall("<tr>(.*?)</tr>", runs.split("<tbody>")[1])
+    ]
+    assert sum(link is not None for link in links) == len(links) - 1  # one address is no http address
+    without = without_plotly(html_of(analysis, curves(), runs_frame(), claims))
+    assert "#source" not in without
+
+
+def test_the_table_of_contents_names_every_section(page):
+    markup = without_plotly(page)
+    (contents,) = re.findall('<nav class="contents".*?</nav>', markup, flags=re.S)
+    assert re.findall('href="#([^"]+)"', contents) == re.findall('<section id="([^"]+)"', markup)
 
 
 def test_every_section_has_an_address_of_its_own():
@@ -276,6 +318,7 @@ def test_a_study_of_every_method_beside_the_paper(stories_page):
     assert [one for one in sections if one in IN_ORDER] == [one for one in IN_ORDER if one in sections]
     assert {"claims", "capabilities", "profiles", "cost", "runs", "attacks"} <= set(sections)
     assert f"{len(STORIES_CLAIMS)} agree, 0 disagree" in markup
+    assert list(tiles_of(markup))[:4] == [f"GRAM {name}" for name in ("core", "retain", "forget", "elicited")]
     assert "0.91x or 1.00x" in markup
     assert "0.855 [0.831, 0.879]" in markup
     assert "0.983 [0.932, 1.034]" in markup

@@ -1,5 +1,6 @@
 """Checks how pages and the terminal name the error of the unit."""
 
+import html
 import re
 
 import pytest
@@ -30,12 +31,14 @@ def study(*errors: dict, preset: str = "demo") -> Results:
 
 def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_terminal():
     found = study(*rows("tiny", 0.07, 0.11))
-    first, glance = report_sections(found)[:2]
+    first, _, glance = report_sections(found)[:3]
+    text = html.unescape(first.markup)
     assert first.is_warning
-    assert re.search("tiny .* core .*\u00b10.07.* auxiliary .*\u00b10.11", first.text)
-    assert "\u00b10.02" in first.text
-    assert "stories, 0.28M" in first.text
-    assert summary_text(found.record, found).endswith(first.text)
+    assert re.search("tiny .* core .*\u00b10.07.* auxiliary .*\u00b10.11", text)
+    assert "\u00b10.02" in text
+    assert "stories, 0.28M" in text
+    assert unit_warning(found.record) in text
+    assert summary_text(found.record, found).endswith(unit_warning(found.record))
     shown = re.findall(r"<small>(.*?)</small>", glance.markup)
     assert [text.rpartition(", ")[2] for text in shown[:3]] == ["unit \u00b10.07", "unit \u00b10.11", "unit \u00b10.11"]
     assert found.claims["unit_error"].round(4).unique().tolist() == [0.1556]  # retain and forget: .11 twice
@@ -44,13 +47,14 @@ def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_termi
 def test_a_unit_that_fits_is_not_warned_of_but_shown():
     found = study(*rows("tiny", 0.03, 0.04))
     assert unit_warning(found.record) == ""
-    assert not report_sections(found)[0].is_warning
-    assert "unit \u00b10.03" in report_sections(found)[0].markup
+    warning, _, glance = report_sections(found)[:3]
+    assert "unit" not in warning.markup
+    assert "unit \u00b10.03" in glance.markup
 
 
 def test_an_unknown_unit_is_said_to_be_so():
     assert " tiny" in unit_warning(study().record)
-    assert "unit \u00b1" not in report_sections(study())[1].markup
+    assert "unit \u00b1" not in report_sections(study())[2].markup
     assert study().claims["unit_error"].isna().all()
 
 

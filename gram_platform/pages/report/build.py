@@ -1,23 +1,24 @@
-"""Builds the page of a study: the six main numbers, and the sections of studies with variants."""
+"""Builds the page of a study: the main numbers, and the sections of studies with variants."""
 
 import math
 
 import pandas as pd
 
-from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
 from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import ELICITED, PSEUDO, VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
+from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
+from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.modules import absorption_sections
-from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render
+from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render, terms_section
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,
+    RUNS,
     attack_sections,
     capabilities_section,
-    claim_sections,
     cost_sections,
     curve_sections,
     missing_sections,
@@ -25,45 +26,51 @@ from gram_platform.pages.report.sections import (
     plain_sections,
     renamed,
 )
-from gram_platform.pages.report.unit import unit_error, unit_sections
+from gram_platform.pages.report.unit import unit_error, unit_warning
+from gram_platform.pages.report.warning import warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, intro_text
 from gram_platform.paper.paper import PAPER_SCALES
 from gram_platform.tracking import Tracker
 
-FOOTER = f"""Compute ratio: the place of a loss on the baseline's learning curve, which is the fitted curve's step at
-that loss over its step at the baseline's final loss; 1 is the baseline at its end. It is no share of a finished,
-shorter training: the study calibration measures how far the two are apart. Core: the core domain. Retain: the auxiliary
-domains that the profile keeps; higher is better. Forget: the auxiliary domains that the profile switches off; lower is
-better. Profile mean: the average over the profiles of core with at most one auxiliary domain.
-
-A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
-{POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps: read compute ratios on such a domain with care."""
-
-INTERVALS = """Intervals are 90% t-intervals over training seeds, by the leave-one-seed-out jackknife: the losses of a
-seed and its part of the baseline's curve are left out together, so the intervals contain the error of the curve between
-seeds. What all seeds share they do not: a decay, steps or a floor that the curve lacks. One seed has no interval."""
-FIXED_INTERVALS = f"""Intervals are the 90% {CURVE_FIXED}, as in the paper: they leave out the uncertainty of the
-baseline's curve. One seed has none."""
-
-ATTACK = """Elicited: forget after an attack, which finetunes the profile's model on a small sample of the forgotten
-domain; lower is better. The loss is that of the attack's best checkpoint on validation data: this choice follows the
-paper and favours the attacker. No attack trains on validation data."""
+RATIO_TERMS = (
+    (
+        "Compute ratio",
+        "the step at which the baseline's fitted learning curve has a model's loss, over the step of the baseline's "
+        "final loss; 1 is the baseline at its end. It is no share of a finished, shorter training: the study "
+        "calibration measures how far the two are apart.",
+    ),
+    ("Profile", "the domains that are on; mean averages over the profiles of core with at most one auxiliary domain."),
+    ("Core", "the ratio on the core domain; higher is better."),
+    ("Retain", "the ratio on the auxiliary domains that the profile keeps; higher is better."),
+    ("Forget", "the ratio on those that it switches off; lower is better."),
+)
+ELICITED_TERM = (
+    "Elicited",
+    "forget after an attack, which finetunes the profile's model on a small sample of the forgotten domain, at the "
+    "attack's best checkpoint; lower is better.",
+)
+INTERVALS = """90% over training seeds, by the leave-one-seed-out jackknife: it contains the error of the curve between
+seeds, and not what all seeds share, as a decay, steps or a floor that the curve lacks. One seed has none."""
+FIXED_INTERVALS = f"""the 90% {CURVE_FIXED}, as in the paper: it leaves out the uncertainty of the baseline's curve. One
+seed has none."""
 
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
     """Builds the page of a study; a partial study has a partial page that names what is missing."""
     intro, claims = intro_text(record, study.source, tracker), renamed(study.claims, record.varies)
-    return Page(record.title, intro, report_sections(study), report_footer(study), claims)
+    source = submissions_text(record.submissions)
+    return Page(record.title, intro, report_sections(study), claims=claims, source=source)
 
 
 def report_sections(study: Results) -> list[Section]:
     """Builds the sections of the study's page.
 
-    They are: a warning about the unit, six numbers, main figure, claims, missing results, tables, other figures, runs.
+    They are: what went wrong, the terms, main numbers and figure, claims, missing results, tables, other figures, runs.
     """
     main, others = varied_sections(study) if study.record.varies else plain_sections(study)
     return [
-        *unit_sections(study.record),
+        *warning_sections(study, unit_warning(study.record)),
+        terms_section(study_terms(study)),
         *headline_sections(study),
         *main,
         *claim_sections(study),
@@ -73,33 +80,30 @@ def report_sections(study: Results) -> list[Section]:
         *others,
         *cost_sections(study),
         *curve_sections(study),
-        *([Section("Runs", table=readable_runs(study.runs))] if len(study.runs) else []),
+        *([Section(RUNS, table=readable_runs(study.runs))] if len(study.runs) else []),
         *attack_sections(study),
     ]
 
 
-def report_footer(study: Results) -> str:
-    """Defines the terms of the page, those of attacks only if there are attacks."""
+def study_terms(study: Results) -> list[tuple[str, str]]:
+    """Defines the terms of the page, that of attacks only if there are attacks."""
     has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
     intervals = INTERVALS if PSEUDO in study.analysis.ratios else FIXED_INTERVALS
-    return "\n\n".join([*([ATTACK] if has_attacks else []), FOOTER, intervals])
+    return [*RATIO_TERMS, *([ELICITED_TERM] if has_attacks else []), ("Interval [low, high]", intervals)]
 
 
-MAIN_CLASSES = ("core", "retain", "forget")
 FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow in the table's order
 
 
 def headline_sections(study: Results) -> list[Section]:
-    """Shows the six main numbers as tiles; [] while there are none."""
+    """Shows the main numbers as tiles; [] while there are none."""
     rows = headline_rows(study)
     if rows.empty:
         return []
     first = rows.iloc[0]
     place = f" at {first['size']}, profile {first['profile']}"
     place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
-    text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds. Core and retain: higher is better; "
-    text += "forget: lower is better."
-    text += " Some results are missing: see Missing." if len(study.analysis.missing) else ""
+    text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds."
     methods = [(method_style(row["method"]).colour, _tiles(row, study.record)) for row in rows.to_dict("records")]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
@@ -112,12 +116,12 @@ def headline_rows(study: Results) -> pd.DataFrame:
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods, variants = _chosen(table), list(dict.fromkeys(table[VARIANT]))
     rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
-    rows = rows[rows[list(MAIN_CLASSES)].notna().any(axis="columns")]
+    rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
 
     def rank(place: tuple[str, str]) -> tuple:
         size, variant = place
-        num_sure = places[place][[f"{name}_low" for name in MAIN_CLASSES]].notna().any(axis="columns").sum()
+        num_sure = places[place][[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
         return len(places[place]), num_sure, study.record.parameters.get(size, 0), variants.index(variant)
 
     rows = places[max(places, key=rank)] if places else rows
@@ -139,7 +143,7 @@ def _methods(rows: pd.DataFrame) -> str:
 def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
     """Returns (label, number, margins) for each class with a value: the interval as in the tables, the unit's error."""
     label, tiles = method_style(row["method"]).label, []
-    for name in MAIN_CLASSES:
+    for name in CLASSES:
         value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
         error = unit_error(record, row["size"], name).ratio
         margins = [interval or "no interval", *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"])]

@@ -14,10 +14,12 @@ from gram_platform.analysis.calibration import (
 )
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import frame_text, interval_texts
+from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.calibration import calibration_figure
 from gram_platform.pages.figures.style import drawn
-from gram_platform.pages.report.page import Page, Section, readable_runs
+from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs
 from gram_platform.pages.report.sections import curve_sections, missing_sections, renamed
+from gram_platform.pages.report.warning import warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, intro_text
 from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
@@ -30,7 +32,7 @@ Unit: finished baselines of other lengths on other seeds, each with its own warm
 {LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Rms of means: of the errors' means over
 seeds; claims and tiles take it, unit, as the error that more seeds do not reduce."""
 SHARES_TEXT = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
-CALIBRATION_FOOTER = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its
+CALIBRATION_TERMS = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its
 last steps, and divided by what the baseline's final losses read as. So it is no share of the steps by construction,
 neither of an unfinished run nor of a finished one: this page measures how far it is from each."""
 
@@ -91,6 +93,8 @@ def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: 
     figures = drawn({f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes})
     errors, shares = readable_errors(results.errors), readable_shares(results.errors)
     sections = [
+        *warning_sections(results),
+        Section(HOW_TO_READ, CALIBRATION_TERMS),
         Section("Errors", ERRORS, figures, table=errors, table_is_open=True),
         *missing_sections(results.analysis.missing),
         Section("Shares of the steps", SHARES_TEXT, table=shares, table_is_open=True),
@@ -98,4 +102,5 @@ def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: 
         Section("Runs", table=readable_runs(results.runs)),
     ]
     intro, claims = intro_text(record, results.source, tracker), renamed(results.claims, record.varies)
-    return Page(record.title, intro, sections, CALIBRATION_FOOTER, claims)
+    source = submissions_text(record.submissions)
+    return Page(record.title, intro, sections, claims=claims, source=source)

@@ -25,6 +25,7 @@ from gram_platform.analysis.localization import (
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
 from gram_platform.analysis.tables import frame_text, with_intervals
 from gram_platform.config import CORE
+from gram_platform.config.provenance import submissions_text
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import (
     GREY,
@@ -36,8 +37,9 @@ from gram_platform.pages.figures.style import (
     whiskers,
     with_table,
 )
-from gram_platform.pages.report.page import Page, Section, readable_runs, render
-from gram_platform.pages.report.sections import JUDGED, judged_sections, missing_sections
+from gram_platform.pages.report.claims import JUDGED, judged_sections
+from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
+from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import nodes_frame
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
@@ -53,7 +55,7 @@ NUM_LEGEND = 5  # steps of the legend's scale
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
 CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
-LOCALIZATION_FOOTER = """Increase: a token's loss under a view less its loss under the baseline of the same size and
+LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of the same size and
 seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an
 exponential spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive
 increases on the tenth of all tokens with the largest increases. Forget and retain: domains that a profile switches
@@ -114,6 +116,7 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
     """Builds the page: concentration, claims, missing views, shaded texts, tables."""
     found, source = results.found, f"{results.source}; token losses from the storage"
     sections = [
+        Section(HOW_TO_READ, LOCALIZATION_TERMS),
         _concentration(found),
         *judged_sections(results.claims, CLAIMS_TEXT),
         *missing_sections(found.missing),
@@ -124,7 +127,8 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
         Section("Every profile and domain", table=readable_localization(found.table)),
         Section("Runs", table=readable_runs(results.runs)),
     ]
-    return Page(record.title, intro_text(record, source, tracker), sections, LOCALIZATION_FOOTER, results.claims)
+    intro, submitted = intro_text(record, source, tracker), submissions_text(record.submissions)
+    return Page(record.title, intro, sections, claims=results.claims, source=submitted)
 
 
 def _concentration(found: Localization) -> Section:

@@ -4,7 +4,9 @@
   const narrow = window.matchMedia("(max-width: 480px)");
   const FILTERED_FROM = 15; // rows; shorter tables have no filter and no sorting
 
-  function theme(isDark) {
+  const ON_PAPER = 440; // pixels of a figure's width: two stand side by side on a landscape page of A4 or Letter
+
+  function theme(isDark = dark.matches) {
     const ink = isDark ? "#c9ced6" : "#4a4e54";
     return {
       "font.color": ink,
@@ -95,6 +97,29 @@
     }
   }, { rootMargin: "600px" });
   places.forEach((place) => watcher.observe(place));
+
+  // paper has no scroll and no folds, and is white
+  window.addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll("details:not([open])")) {
+      fold.open = true;
+      fold.dataset.printed = "yes";
+    }
+    for (const place of places) {
+      if (!place.dataset.drawn) {
+        watcher.unobserve(place);
+        draw(place);
+      }
+      window.Plotly.relayout(place, { ...theme(false), width: ON_PAPER });
+    }
+  });
+
+  window.addEventListener("afterprint", () => {
+    for (const fold of document.querySelectorAll("details[data-printed]")) {
+      fold.open = false;
+      delete fold.dataset.printed;
+    }
+    for (const place of places) window.Plotly.relayout(place, { ...theme(), width: null, autosize: true });
+  });
 
   dark.addEventListener("change", () => {
     for (const place of places) {

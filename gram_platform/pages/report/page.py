@@ -5,7 +5,6 @@ they come into view; a page with figures carries plotly.js.
 """
 
 import hashlib
-import math
 import numbers
 import re
 from collections import Counter
@@ -22,12 +21,15 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import interval_text, table_csv
+from gram_platform.analysis.tables import table_csv
 from gram_platform.paper.paper import COST_TABLE
-from gram_platform.paper.verdicts import EXPLANATION, PROFILE, UNIT_ERROR, verdict_counts
+from gram_platform.paper.verdicts import WITHIN, verdict_counts
 
 LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
+FEW_SECTIONS = 3  # sections that need no table of contents
+HOW_TO_READ = "How to read"  # the title of the section that defines a page's terms
+SOURCE_ID = "source"  # the address, in a page, of the command and code of its numbers
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"  # files of a study and of a search
 # in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
 _OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
@@ -50,6 +52,7 @@ class Section:
     table: pd.DataFrame | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
     is_warning: bool = False
+    source: str = ""  # the address of the page with the command and code of these numbers, if it is another
     markup: str = ""  # `Markup` of `render`; other text is escaped
 
 
@@ -57,7 +60,8 @@ class Section:
 class Page:
     """A page of a study, a search or a site: plain texts around sections. Blank lines separate paragraphs.
 
-    `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged.
+    `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged. `source` says with
+    which command, code and machine the numbers were made; every section with numbers leads to it.
     """
 
     title: str
@@ -65,6 +69,7 @@ class Page:
     sections: Sequence[Section]
     footer: str = ""
     claims: pd.DataFrame | None = None
+    source: str = ""
 
     @property
     def figures(self) -> dict[str, go.Figure]:
@@ -75,8 +80,10 @@ class Page:
     @property
     def files(self) -> dict[str, bytes]:
         """The page's files by name: report.html, and claims.csv if there are claims to judge."""
-        claims = {} if self.claims is None else {CLAIMS_FILE: table_csv(self.claims).encode()}
-        return {REPORT_FILE: self.html().encode(), **claims}
+        page = {REPORT_FILE: self.html().encode()}
+        if self.claims is None:
+            return page
+        return page | {CLAIMS_FILE: table_csv(self.claims.drop(columns=WITHIN, errors="ignore")).encode()}
 
     def html(self, navigation: Sequence[tuple[str, str]] = ()) -> str:
         """Renders the document. `navigation` are (title, address) of the pages of its site.
@@ -85,8 +92,9 @@ class Page:
         """
         has_claims = self.claims is not None and len(self.claims)
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
-        parts = {"intro": _paragraphs(counted + self.intro), "main": sections_html(self.sections)}
-        parts |= {"title": self.title, "footer": _paragraphs(self.footer)}
+        main = sections_html(self.sections, f"#{SOURCE_ID}" if self.source else "")
+        parts = {"intro": _paragraphs(counted + self.intro), "source": _source(self.source), "main": main}
+        parts |= {"title": self.title, "footer": _paragraphs(self.footer), "contents": _contents(self.sections)}
         nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
         scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
         return str(render("page.html", **parts, navigation=navigation, scripts=scripts, nonce=nonce))
@@ -101,10 +109,19 @@ def section_by_size(
     return Section(title, text, figures[last], folded, "The other sizes", table, table_is_open)
 
 
-def sections_html(sections: Sequence[Section]) -> Markup:
-    """Renders sections one after the other; the address of each is its title in small letters."""
+def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
+    """Renders sections one after the other; the address of each is its title in small letters.
+
+    Those with numbers end with a link to `source`, the address of their command and code, or to their own.
+    """
     anchors = _anchors(section.title for section in sections)
-    return render("sections.html", sections=zip(sections, anchors, strict=True), number=count().__next__)
+    parts = zip(sections, anchors, strict=True)
+    return render("sections.html", sections=parts, number=count().__next__, source=source)
+
+
+def terms_section(terms: Iterable[tuple[str, str]]) -> Section:
+    """Defines the terms of a page: pairs of a term and its definition."""
+    return Section(HOW_TO_READ, markup=render("terms.html", terms=terms))
 
 
 def render(template: str, **values: object) -> Markup:
@@ -124,7 +141,7 @@ def _templates() -> Environment:
     blocks = {"trim_blocks": True, "lstrip_blocks": True}
     loader = PackageLoader("gram_platform.pages")
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    found.filters |= {"cells": _cells, "paragraphs": _paragraphs, "figure_json": _figure_json}
+    found.filters |= {"cells": _cells, "paragraphs": _paragraphs, "figure_json": _figure_json, "anchor": anchor_of}
     found.globals["asset"] = lambda name: Markup(asset(name))
     return found
 
@@ -134,14 +151,33 @@ def _paragraphs(text: str) -> Markup:
     return Markup().join(Markup("<p>{}</p>").format(part) for part in parts if part)
 
 
+def _source(text: str) -> Markup:
+    return Markup('<p id="{}">{}</p>').format(SOURCE_ID, text) if text else Markup()
+
+
+def _contents(sections: Sequence[Section]) -> Markup:
+    """Lists the sections; nothing on a page that is seen at once."""
+    titles = [section.title for section in sections]
+    return (
+        render("contents.html", sections=zip(titles, _anchors(titles), strict=True))
+        if len(titles) > FEW_SECTIONS
+        else ""
+    )
+
+
 def _anchors(titles: Iterable[str]) -> list[str]:
     """Makes an id for each title, no two alike: its words in small letters, numbered from the second time on."""
     anchors, seen = [], Counter()
     for title in titles:
-        anchor = "-".join(re.findall(r"\w+", title.lower())) or "section"
+        anchor = anchor_of(title)
         seen[anchor] += 1
         anchors.append(anchor if seen[anchor] == 1 else f"{anchor}--{seen[anchor]}")
     return anchors
+
+
+def anchor_of(title: str) -> str:
+    """Returns the address in its page of the first section with this title."""
+    return "-".join(re.findall(r"\w+", title.lower())) or "section"
 
 
 def _figure_json(figure: go.Figure) -> Markup:
@@ -194,37 +230,8 @@ SHOWN_OF_RUNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "prof
 SHOWN_OF_RUNS += ("elapsed", "tokens_per_second", "error")
 SHOWN_OF_ATTACKS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
 SHOWN_OF_ATTACKS += ("elapsed", "error")
-SHOWN_OF_CLAIMS = ("verdict", "claim", PROFILE, VARIANT, "size", "difference", "detectable", "num_seeds")
-SHOWN_OF_CLAIMS += ("published", "paper", "source", "judged_at", EXPLANATION)
 COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
-PARTIAL = (PROFILE, VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns of claims that may be empty
 PAPER_COSTS = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
-
-
-def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    """Puts the verdict first and writes numbers with three decimals.
-
-    The difference has its interval over seeds and the unit's error, where that is known.
-    """
-    readable = claims.copy()
-    if "difference" in claims:
-        texts = map(interval_text, claims["difference"], claims["low"], claims["high"])
-        readable["difference"] = [text + unit for text, unit in zip(texts, _unit_texts(claims), strict=True)]
-    for name in ("detectable", "paper"):
-        if name in claims:
-            readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    return shown_columns(readable, SHOWN_OF_CLAIMS)
-
-
-def _unit_texts(claims: pd.DataFrame) -> list[str]:
-    errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
-    return ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
-
-
-def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects the present ones of these columns, without the empty ones of PARTIAL."""
-    is_empty = {name: (claims[name].isna() | (claims[name] == "")).all() for name in PARTIAL if name in claims}
-    return claims[[name for name in order if name in claims and not is_empty.get(name, False)]]
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.config import CORE
+from gram_platform.config.provenance import submissions_text
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.page import Page, Section, readable_runs, render
+from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import nodes_frame
@@ -19,7 +20,7 @@ from gram_platform.tracking.frame import Frames, store_frames
 
 KEPT, REMOVED = "kept", "removed"
 SAMPLE_FIELDS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
-SAMPLES_FOOTER = """Continuations are drawn at one temperature and with the same random numbers for every model.
+SAMPLES_TERMS = """Continuations are drawn at one temperature and with the same random numbers for every model.
 Documents are not chosen: they are the first of each domain's validation split that are longer than the prompt. Topic
 kept: the profile of core and this domain (the baseline has every domain); for DEMix the domain's expert. Topic removed:
 core alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its
@@ -78,12 +79,13 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 
 def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
     """Builds the page: missing views, a section for each document, the runs."""
-    sections = missing_sections(results.missing)
+    sections = [Section(HOW_TO_READ, SAMPLES_TERMS), *missing_sections(results.missing)]
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
     sections.append(Section("Runs", table=readable_runs(results.runs)))
     intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    return Page(record.title, f"{intro}\n\n{results.sampling}", sections, SAMPLES_FOOTER)
+    source = submissions_text(record.submissions)
+    return Page(record.title, f"{intro}\n\n{results.sampling}", sections, source=source)
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

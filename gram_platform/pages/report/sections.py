@@ -3,6 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
 from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
 from gram_platform.analysis.tables import (
     CLASSES,
@@ -27,24 +28,12 @@ from gram_platform.pages.report.page import (
     Section,
     is_attack,
     readable_attacks,
-    readable_claims,
     readable_costs,
-    render,
     section_by_size,
 )
 from gram_platform.pages.results.record import Results
-from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper, beside_published, printed, published_means
-from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERVAL
 
-JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the profile beside it, which
-was fixed before there were data; mean is over the profiles of core with at most one auxiliary domain. It lies above
-zero if the claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the
-claim's side; "{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval:
-"{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error,
-that of a curve which no seed fits, measured on baselines of known length; the verdict adds it in quadrature to the
-interval's half-width. Detectable: the smallest true difference that as many seeds with this spread would show four
-times in five."""
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
 others, three at least, beside the measured value; a click on "predicted" in a legend above draws it. 90% interval: t,
 degrees of freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the
@@ -53,11 +42,13 @@ COST = """Costs of all models that serve the profiles, over the baseline's, comp
 tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
 paper's costs are those of its dual-use models."""
 ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
-best loss on validation data: this choice follows the paper and favours the attacker."""
+best loss on validation data: this choice follows the paper and favours the attacker. No attack trains on validation
+data."""
+ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
+{POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps."""
 AT_ITS_SCALE = "Our numbers stand beside them for reading, and are compared only at the paper's scale."
+CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"  # titles
 FEW = 10  # a warning's table with at most so many rows is open
-MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f} below, forget and
-elicited no more than {ABOVE:.2f} above, in compute ratio."""
 
 
 def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
@@ -182,8 +173,8 @@ def curve_sections(study: Results) -> list[Section]:
     """Shows the baselines' learning curves; folded in a study with variants, which has many."""
     figures = curve_figures(study)
     shown, folded = ({}, figures) if study.record.varies else (figures, {})
-    text = "Validation losses of the baselines and the fitted curves that turn a loss into steps."
-    title, fits = "Learning curves and their fits", study.analysis.fits.rename(columns={VARIANT: "for"})
+    text = f"Validation losses of the baselines and the fitted curves that turn a loss into steps. {ABOUT_FITS}"
+    title, fits = CURVES, study.analysis.fits.rename(columns={VARIANT: "for"})
     return [Section(title, text, shown, folded, "The curves", fits)] if figures else []
 
 
@@ -209,26 +200,12 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
     """Lists missing results with reasons, folded if long; [] if none is missing."""
     text = "These are not in the tables and figures of this page."
     is_short = len(missing) <= FEW
-    return [Section("Missing", text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
+    return [Section(MISSING, text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
 
 
 def capabilities_section(study: Results) -> Section:
     table = readable_table(study.table)
     return Section("Capabilities", _progress(study.runs), table=renamed(table, study.record.varies), table_is_open=True)
-
-
-def claim_sections(study: Results) -> list[Section]:
-    claims, text = study.claims, JUDGED
-    if "paper" in claims:
-        text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
-        text += "sizes. Paper: where these are not public, the difference in the paper's table, at the paper's scale."
-    return judged_sections(claims, text)
-
-
-def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
-    """Shows the verdicts below the folded rule that decides them; [] without claims."""
-    markup, table = render("rule.html", rule=rule), readable_claims(claims)
-    return [Section("Claims", table=table, table_is_open=True, markup=markup)] if len(claims) else []
 
 
 def cost_sections(study: Results) -> list[Section]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from gram_platform.analysis.unit_error import FITS, NOT_KNOWN, UnitError, errors_by_class
-from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import StudyRecord
 
 UNIT_WORDS = {
@@ -48,9 +47,3 @@ def _sentence(size: str, errors: Mapping[str, UnitError]) -> str:
 
 def _unknown(size: str, known: Mapping[str, UnitError]) -> str:
     return f"{size} for {' and '.join(words for words in UNIT_WORDS.values() if words not in known)}" if known else size
-
-
-def unit_sections(record: StudyRecord) -> list[Section]:
-    """Warns above the main numbers; [] if there is nothing to warn of."""
-    text = unit_warning(record)
-    return [Section("The unit", text, is_warning=True)] if text else []

@@ -14,7 +14,7 @@ from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
 from gram_platform.config.plain import from_plain
-from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
+from gram_platform.config.provenance import SUBMISSION, code_text
 from gram_platform.config.terminal import warn
 from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
@@ -270,4 +270,4 @@ def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str
     """Writes the question, how the study was run, where its numbers were read from, and what links need."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
     facts = " ".join([*record.facts, f"Read from {source}.", note]).strip()
-    return "\n\n".join([record.question, facts, *filter(None, [submissions_text(record.submissions)])])
+    return f"{record.question}\n\n{facts}"

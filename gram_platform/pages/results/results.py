@@ -22,8 +22,8 @@ from gram_platform.analysis.variants import analyse_variants, drop_table, final_
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
+from gram_platform.pages.report.claims import shown_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.page import shown_columns
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.unit import unit_warning
 from gram_platform.pages.results.record import Results, StudyRecord

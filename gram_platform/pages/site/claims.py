@@ -8,33 +8,33 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import has_shape
-from gram_platform.pages.report.page import Page, Section, readable_claims, render
-from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT
+from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, claims_matrix, readable_claims
+from gram_platform.pages.report.page import Page, Section, render
 from gram_platform.paper.verdicts import CANNOT_TELL, EXPLANATION, PROFILE, UNIT_ERROR, VERDICTS
 
-CLAIM_TEXTS = ("claim", "verdict", PROFILE, "published", "source", EXPLANATION, "judged_at")
+CLAIM_TEXTS = ("claim", "verdict", PROFILE, "size", VARIANT, "published", "source", EXPLANATION, "judged_at")
 CLAIM_NUMBERS = ("difference", "low", "high", UNIT_ERROR, "detectable", "paper")
 CLAIMS_RULE = f"""{JUDGED} {MARGINS_TEXT}
 
 Where the detectable difference is larger than the paper's, expect "{CANNOT_TELL}". Published: the verdict and the
 difference on the authors' published per-seed numbers, at their size or sizes. Paper: where these are not public, the
-difference in the paper's table, at the paper's scale. Source: the label of the place in the paper. Judged at: the sizes
-of our runs. A verdict at a demo's scale says nothing about the paper's scale."""
+difference in the paper's table, at the paper's scale. Source: the label of the place in the paper. A verdict at a
+demo's scale says nothing about the paper's scale."""
 
 
 def claim_rows(claims: pd.DataFrame, scale: str, varies: str = "") -> list[dict]:
-    """Turns claims, in the columns of `claims.csv`, into JSON values, with `judged_at`: size, variant and scale.
+    """Turns claims, in the columns of `claims.csv`, into JSON values, with `judged_at`, the scale.
 
     `varies` is the column of the variant.
     """
     rows = []
-    for record in claims.to_dict("records"):
-        where = [str(record.pop(name)) for name in ("size", varies) if record.get(name)]
+    for record in claims.rename(columns={varies: VARIANT}).to_dict("records"):
         numbers = {name: _number(record[name]) for name in CLAIM_NUMBERS if name in record}
         seeds = {"num_seeds": int(record["num_seeds"])} if "num_seeds" in record else {}
         texts = {name: str(record.get(name) or "") for name in CLAIM_TEXTS[:-1]}
-        rows.append({**texts, **numbers, **seeds, "judged_at": ", ".join([*where, scale])})
+        rows.append({**texts, **numbers, **seeds, "judged_at": scale})
     return rows
 
 
@@ -81,8 +81,11 @@ def claims_page(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, tupl
     for name, found in judged.items():
         frame = pd.DataFrame(found)
         numbers = [column for column in CLAIM_NUMBERS if column in frame]
-        table = readable_claims(frame.astype(dict.fromkeys(numbers, float)))  # None, of JSON, is NaN here
-        sections.append(Section(titles[name][0], table=table, table_is_open=True))
+        frame = frame.astype(dict.fromkeys(numbers, float))  # None, of JSON, is NaN here
+        title, address = titles[name]
+        text = f"Judged at {', '.join(dict.fromkeys(frame['judged_at']))}."
+        matrix = Section(title, text, table=claims_matrix(frame), table_is_open=True, source=address)
+        sections += [matrix, Section(f"{title}: differences", table=readable_claims(frame), source=address)]
     return Page("Claims", "", sections)
 
 

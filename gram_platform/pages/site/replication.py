@@ -8,7 +8,7 @@ import pandas as pd
 from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import table_csv
-from gram_platform.pages.report.build import report_footer, report_sections
+from gram_platform.pages.report.build import report_sections
 from gram_platform.pages.report.page import REPORT_FILE, Page, Section
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results
@@ -44,7 +44,7 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
 def _files(study: Results) -> dict[str, bytes]:
     record = study.record
     intro, claims = f"{record.question}\n\n{' '.join(record.facts)}".strip(), renamed(study.claims, record.varies)
-    page = Page(record.title, intro, report_sections(study), report_footer(study), claims)
+    page = Page(record.title, intro, report_sections(study), claims=claims)
     tables = {"table.csv": study.analysis.table, "per_seed.csv": study.analysis.per_seed}
     return page.files | {name: table_csv(renamed(t, record.varies)).encode() for name, t in tables.items()}
 

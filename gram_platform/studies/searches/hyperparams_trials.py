@@ -16,9 +16,10 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
-from gram_platform.pages.report.build import ATTACK, FOOTER
-from gram_platform.pages.report.page import Section, readable_claims
-from gram_platform.pages.report.sections import JUDGED, MARGINS_TEXT, judged_sections, missing_sections
+from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
+from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, judged_sections, readable_claims
+from gram_platform.pages.report.page import Section, terms_section
+from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
@@ -129,6 +130,7 @@ def sweep_report(
         f"Read from {source}. {about_links}"
     )
     sections = [
+        terms_section([*RATIO_TERMS, ELICITED_TERM]),
         *_knob_sections(sweep),
         *judged_sections(claims, SWEEP_RULE),
         *missing_sections(sweep.missing),
@@ -136,9 +138,9 @@ def sweep_report(
         Section("Trials", table=_readable_trials(rows, links)),
     ]
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-    text, footer = _text(sweep, claims, source), f"{ATTACK}\n\n{FOOTER}"
+    text = _text(sweep, claims, source)
     columns = TrialColumns(("value",), CLASSES)
-    return search_output(graph, search_id, facts, sections, files, record, figures, text, columns, claims, footer)
+    return search_output(graph, search_id, facts, sections, files, record, figures, text, columns, claims)
 
 
 def _analysed(

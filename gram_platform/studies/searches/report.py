@@ -54,7 +54,6 @@ def search_output(
     text: str,
     columns: TrialColumns,
     claims: pd.DataFrame | None = None,
-    footer: str = "",
 ) -> SearchOutput:
     """Makes the files of a search: its tables, report.html, claims.csv if it judges claims, and search.json.
 
@@ -65,8 +64,8 @@ def search_output(
     facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
     stored = Store(graph.flags.storage).search_dir(search_id).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]})
     rows = stored.get("submissions", [])
-    intro = "\n\n".join(filter(None, [search.question, facts, submissions_text(rows)]))
-    page = Page(search.title, intro, sections, footer, claims)
+    source = submissions_text(rows)
+    page = Page(search.title, f"{search.question}\n\n{facts}", sections, claims=claims, source=source)
     plain = json_file({"name": search.name, **known, **record, "submissions": rows})
     return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, columns)
 

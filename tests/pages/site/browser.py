@@ -1,5 +1,6 @@
 """A headless Chromium driven through a pipe: pages are opened one after the other, and everything they say is kept."""
 
+import base64
 import contextlib
 import json
 import os
@@ -59,6 +60,17 @@ class Browser:
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def paper(self, width: int, dark: bool) -> None:
+        """Shows the page as a sheet of this width in pixels; an event before it as a print has."""
+        self.window(width, 700, dark=dark)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+        self._call("Emulation.setEmulatedMedia", media="print", features=[scheme])
+
+    def pdf(self) -> bytes:
+        """Prints the page as a person does, on the paper that it asks for."""
+        return base64.b64decode(self._call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
 
     def evaluate(self, expression: str):
         """The JSON value of a JavaScript expression; a promise is waited for."""

@@ -41,10 +41,16 @@ FAULTS = """(() => {
   for (const link of document.querySelectorAll("a")) {
     if (!link.textContent.trim()) say("a link without a text", link);
   }
+  const ids = [...document.querySelectorAll("[id]")].map((place) => place.id);
+  if (new Set(ids).size !== ids.length) say("two places of one address");
+  for (const link of document.querySelectorAll("a[href^='#']")) {
+    if (!ids.includes(decodeURIComponent(link.hash.slice(1)))) say("a link that leads nowhere", link);
+  }
   if (document.querySelectorAll("h1").length !== 1) say("not one h1");
   if (!document.documentElement.lang || !document.title) say("no language or title");
   if (document.querySelector("a, button, input, [tabindex]").className !== "skip") say("the skip link is not first");
-  if (document.querySelector("nav") && !document.querySelector("nav [aria-current=page]")) {
+  const site = document.querySelector("nav[aria-label=Site]");
+  if (site && !site.querySelector("[aria-current=page]")) {
     say("no place in the navigation");
   }
   const wide = document.documentElement.scrollWidth - window.innerWidth;
@@ -60,10 +66,30 @@ CONTRAST = """(() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const paper = light(getComputedStyle(document.body).backgroundColor);
-  const places = [document.body, document.querySelector("a:not(.skip)"), document.querySelector("footer")];
+  const places = [document.body, document.querySelector("a:not(.skip)"), document.querySelector("h2 .sign")];
   const axis = document.querySelector(".plot .xtick text");
   const colours = [...places.map((place) => getComputedStyle(place).color), ...(axis ? [axis.style.fill] : [])];
   return colours.map(light).map((ink) => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05));
+})()"""
+
+# on paper: what is not drawn, what is folded, and what lies beside the page or is clipped
+UNPRINTED = """(() => {
+  const faults = [];
+  const say = (text, place) => faults.push(text + ": " + place.outerHTML.slice(0, 120));
+  const width = document.documentElement.clientWidth;
+  for (const plot of document.querySelectorAll(".plot")) {
+    if (plot.dataset.drawn !== "yes" || !plot.querySelector(".main-svg")) say("a figure that is not drawn", plot);
+  }
+  for (const fold of document.querySelectorAll("details:not([open])")) say("a fold", fold);
+  for (const place of document.querySelectorAll("body *:not(.skip):not(.hidden)")) {
+    const box = place.getBoundingClientRect();
+    const isShown = box.width && box.height && !place.closest("defs") && getComputedStyle(place).visibility !== "hidden";
+    if (isShown && (box.left < -1 || box.right > width + 1)) say("outside the page", place);
+  }
+  for (const box of document.querySelectorAll(".scroll, figure, td, th, li, dd")) {
+    if (box.scrollWidth > box.clientWidth + 1 && box.clientWidth) say("wider than its frame", box);
+  }
+  return faults;
 })()"""
 
 

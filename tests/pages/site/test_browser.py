@@ -27,7 +27,7 @@ from gram_platform.pages.site.build import tracking_of
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.browser import running_browser
-from tests.pages.site.pages import CONTRAST, DESK, DRAWN, require_whole
+from tests.pages.site.pages import CONTRAST, DESK, DRAWN, UNPRINTED, require_whole
 from tests.pages.site.planted import every_state
 
 TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -86,6 +86,30 @@ def test_every_page_is_whole_for_everybody(storages, tmp_path):
     pages = [page for storage in storages for page in pages_of(storage)]
     assert len(pages) == 3 + 5
     require_whole(pages, tmp_path)
+
+
+# pixels between the margins of a landscape sheet of Letter paper, which is narrower than A4
+LETTER = 964
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_paper_has_every_figure_and_fold_and_clips_nothing(storages, tmp_path, dark):
+    pages = [page for storage in storages for page in pages_of(storage)]
+    with running_browser(tmp_path) as browser:
+        for page in pages:
+            browser.window(*DESK, dark=dark)
+            browser.open(page)
+            num_folded = browser.evaluate("document.querySelectorAll('details:not([open])').length")
+            assert browser.pdf().startswith(b"%PDF")
+            drawn = "[...document.querySelectorAll('.plot')].every((plot) => plot.dataset.drawn === 'yes')"
+            assert browser.evaluate(drawn), page
+            assert browser.evaluate("document.querySelectorAll('details:not([open])').length") == num_folded, page
+            browser.paper(LETTER, dark)
+            assert browser.evaluate(UNPRINTED) == [], page
+            assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.said == []
 
 
 @pytest.mark.browser
