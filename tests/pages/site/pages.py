@@ -83,7 +83,8 @@ UNPRINTED = """(() => {
   for (const fold of document.querySelectorAll("details:not([open])")) say("a fold", fold);
   for (const place of document.querySelectorAll("body *:not(.skip):not(.hidden)")) {
     const box = place.getBoundingClientRect();
-    const isShown = box.width && box.height && !place.closest("defs") && getComputedStyle(place).visibility !== "hidden";
+    const isHidden = place.closest("defs") || getComputedStyle(place).visibility === "hidden";
+    const isShown = box.width && box.height && !isHidden;
     if (isShown && (box.left < -1 || box.right > width + 1)) say("outside the page", place);
   }
   for (const box of document.querySelectorAll(".scroll, figure, td, th, li, dd")) {
