@@ -41,8 +41,8 @@ def rest_of(directory) -> list:
 @pytest.fixture
 def setting(setting):
     """With few enough domains for six points."""
-    few = {domain: setting.num_sequences[domain] for domain in setting.domains[:2]}
-    return dataclasses.replace(setting, num_sequences=few)
+    auxiliary = setting.auxiliary[0]
+    return dataclasses.replace(setting, num_sequences={CORE: 192, auxiliary: setting.num_sequences[auxiliary]})
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def test_a_method_has_six_points_that_change_no_byte_and_survive_kills(setting, 
     assert results[0] == results[1] == results[2]
     assert rest_of(without) == rest_of(straight) == rest_of(killed)
     points = points_of(straight)
-    assert list(points) == [2, 4, 6, 8, 10, 11]
+    assert list(points) == [3, 5, 7, 9, 11, 13]
     assert all(set(losses) == {PROGRESS + domain for domain in setting.domains} for losses in points.values())
-    assert points[11][PROGRESS + CORE] < points[2][PROGRESS + CORE]
+    assert points[13][PROGRESS + CORE] < points[3][PROGRESS + CORE]
     assert points_of(killed) == points
     assert points_of(without) == {}
 
