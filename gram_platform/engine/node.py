@@ -28,17 +28,18 @@ from gram_platform.engine.process import (
     memory_advice,
     stop_on_signal,
 )
+from gram_platform.engine.progress import evaluation_steps, probe_steps, progress_of
 from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt
-from gram_platform.store.checkpoints import BEST, NORM, PROBE, VALIDATION
+from gram_platform.store.checkpoints import BEST, NORM, PROBE, PROGRESS, VALIDATION
 from gram_platform.store.shards import Resumed
 from gram_platform.store.views import open_dense
 from gram_platform.train.compilation import num_graphs
-from gram_platform.train.evaluate import require_sequences, validation_losses
+from gram_platform.train.evaluate import progress_losses, require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
 
@@ -48,21 +49,6 @@ NUM_TRAIN_RECORDS = 100
 def record_interval(run: RunConfig) -> int:
     """Counts the steps that one record of training metrics averages."""
     return max(1, run.num_steps // NUM_TRAIN_RECORDS)
-
-
-def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    """Lists the steps after which a run is evaluated."""
-    return _spaced(run.num_steps, run.eval_points.num_points)
-
-
-def probe_steps(run: RunConfig) -> frozenset[int]:
-    """Lists the steps after which a run's modules' gradients are measured."""
-    return _spaced(run.num_steps, run.eval_points.num_probes)
-
-
-def _spaced(num_steps: int, num_points: int) -> frozenset[int]:
-    """Spaces points equally; the last one is the run's last step."""
-    return frozenset(math.ceil(num_steps * k / num_points) for k in range(1, num_points + 1))
 
 
 class MetricsSummary:
@@ -192,6 +178,8 @@ class RunExecution:
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points or points.num_probes:
             require_sequences(self.validation, points.domains, points.num_sequences)
+        fewest = min(map(len, self.validation.values()), default=0)
+        self.progress = progress_of(run, execution.num_progress_points, fewest)
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
             say(f"run {run.run_id}: {self.attention} attention in {run.precision}")
@@ -260,11 +248,13 @@ class RunExecution:
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
                 metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
                 self._keep_best(losses)
+            if record.step in self.progress.steps:
+                metrics |= self.evaluate_progress()
             if record.step in steps_probed:
                 metrics |= self.probe()
             if metrics:
                 self.usage.look()
-                kept = (k for k in metrics if not (k.endswith("tokens_per_second") or k.startswith(NORM)))
+                kept = (k for k in metrics if not (k.endswith("tokens_per_second") or k.startswith((NORM, PROGRESS))))
                 self.final |= {k: metrics[k] for k in kept}
                 metrics |= self.usage.system()
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
@@ -273,17 +263,27 @@ class RunExecution:
 
     def evaluate(self) -> dict[str, float]:
         """Measures validation losses with every module active."""
-        started = time.monotonic()
-        losses = validation_losses(self.learner, self.validation)
-        self.evaluation_s += time.monotonic() - started
-        return losses
+        with self._as_evaluation():
+            return validation_losses(self.learner, self.validation)
+
+    def evaluate_progress(self) -> dict[str, float]:
+        """Measures `progress/loss/<domain>` on fewer sequences, for people to watch; also where it is not finite."""
+        with self._as_evaluation():
+            losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
+        return {PROGRESS + domain: loss for domain, loss in losses.items()}
 
     def probe(self) -> dict[str, float]:
         """Measures `norm/probe/<domain>/<module>`: the gradient norm of each module on a domain, all modules active."""
-        started = time.monotonic()
-        found = {domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()}
-        self.evaluation_s += time.monotonic() - started
+        with self._as_evaluation():
+            found = {domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()}
         return {f"{PROBE}{domain}/{module}": n for domain, norms in found.items() for module, n in norms.items()}
+
+    @contextlib.contextmanager
+    def _as_evaluation(self) -> Iterator[None]:
+        """Adds the seconds inside the block to `evaluation_s`."""
+        started = time.monotonic()
+        yield
+        self.evaluation_s += time.monotonic() - started
 
     def _keep_best(self, losses: dict[str, float]) -> None:
         """Keeps the losses of the evaluation with the lowest mean over domains as `best/loss/<domain>`."""

@@ -19,7 +19,7 @@ from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
-from gram_platform.store.checkpoints import BEST, NORM, VALIDATION
+from gram_platform.store.checkpoints import BEST, NORM, PROGRESS, VALIDATION
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking.values import (
     LONGEST_NAME,
@@ -41,7 +41,8 @@ MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNI
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
-SHOWN = {VALIDATION: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
+SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
+NUM_EVAL_POINTS = "num_eval_points"  # parameter of a run; 0: its `loss/` is of progress evaluations, which no frame has
 TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
@@ -189,6 +190,7 @@ def run_params(config: Mapping) -> dict[str, str]:
     params["modules"] = " ".join(f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"])
     params["sequences"] = " ".join(f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"])
     params |= {"data_id": config["data"]["data_id"], "num_steps": config_steps(config)}
+    params[NUM_EVAL_POINTS] = config["eval_points"]["num_points"]
     params["start"] = "" if config["start"] is None else canonical_json(config["start"])
     return {key: text_for_people(str(value)) for key, value in params.items()}
 
@@ -238,7 +240,8 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
     for record in records:
         step, found, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
         kept = step % stride == 0 or step == entry.num_steps
-        names = [n for n in found if n.startswith(VALIDATION) or (kept and not n.startswith(NORM))]
+        losses = (VALIDATION, PROGRESS)
+        names = [n for n in found if n.startswith(losses) or (kept and not n.startswith(NORM))]
         values = {metric_name(shown_name(name)): found[name] for name in names}
         if names:
             tokens = step * run.batch_size * run.model.seq_len

@@ -39,6 +39,7 @@ from gram_platform.tracking.rows import (
     column,
     curves_digest,
     entry_row,
+    has_eval_points,
     mlflow_digest,
     mlflow_row,
 )
@@ -181,7 +182,7 @@ def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | 
     return _curves(
         (run_id, step, key, loss)
         for (kind, run_id), run in runs.items()
-        if kind == "run" and (wanted is None or run_id in wanted)
+        if kind == "run" and (wanted is None or run_id in wanted) and has_eval_points(run)
         for key in run.data.metrics
         if key.startswith(CURVES)
         for step, loss in _points(tracker, run, key)

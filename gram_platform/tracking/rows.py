@@ -41,9 +41,16 @@ def entry_row(entry: Entry) -> dict:
 def mlflow_row(kind: str, node_id: str, run: Run) -> dict:
     """Returns the row of a node of MLflow; without a result its metrics are the curves' points so far."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
-    metrics = {column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+    has_losses = kind != "run" or has_eval_points(run)
+    shown = {column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+    metrics = {name: value for name, value in shown.items() if has_losses or not name.startswith(content.LOSS)}
     metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
     return _row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps"))
+
+
+def has_eval_points(run: Run) -> bool:
+    """Tells whether the losses of MLflow's run are of its config's evaluation points, and not of its progress."""
+    return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 
 def column(key: str) -> str:

@@ -76,6 +76,30 @@ def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict
 
 
 @torch.no_grad()
+def progress_losses(learner: Learner, arrays: Mapping[str, TokenRows], num_sequences: int) -> dict[str, float]:
+    """Returns each domain's mean cross entropy per token, in nats, over its first rows, with every module active.
+
+    A pass has rows of several domains, no more than a pass of training, and a sharded model gathers its weights as in
+    training: it needs no more memory. With several ranks all must call it.
+    """
+    config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
+    rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
+    width = config.micro_batch // learner.num_ranks // learner.num_passes
+    parts = [range(first, min(first + width, len(rows))) for first in range(0, len(rows), width)]
+    losses = torch.zeros(len(rows), device=learner.device)
+    for first in range(0, len(parts), learner.num_ranks):
+        # A rank that has no part left repeats the last one for nothing.
+        part = parts[min(first + learner.rank, len(parts) - 1)]
+        tokens_BT = tokens_of(rows[part.start : part.stop], learner.device)
+        logits_BTV = learner.forward(tokens_BT[:, :-1], active)
+        for index in part if first + learner.rank < len(parts) else ():
+            one = slice(index - part.start, index - part.start + 1)
+            losses[index] = cross_entropy(logits_BTV[one], tokens_BT[one, 1:])
+    means = learner.sum_over_ranks(losses).view(-1, num_sequences).mean(dim=1)
+    return dict(zip(config.eval_points.domains, means.tolist(), strict=True))
+
+
+@torch.no_grad()
 def profile_losses(
     model: Transformer,
     arrays: Mapping[str, TokenRows],

@@ -16,14 +16,13 @@ from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Placement
 from gram_platform.engine.node import (
     RunExecution,
-    evaluation_steps,
     execute_run,
     new_learner,
-    probe_steps,
     record_interval,
     starting_point,
 )
 from gram_platform.engine.process import SYSTEM
+from gram_platform.engine.progress import evaluation_steps, probe_steps
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes

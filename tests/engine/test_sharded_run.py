@@ -19,7 +19,7 @@ from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods import plan
 from gram_platform.methods.setting import Options
 from gram_platform.store import LeaseHeld, Store
-from gram_platform.store.checkpoints import PROBE
+from gram_platform.store.checkpoints import PROBE, PROGRESS
 from gram_platform.store.leases import new_lease
 from tests.engine.conftest import TWO_RANKS
 
@@ -51,9 +51,9 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     assert all(there[step] == pytest.approx(here[step], rel=1e-2) for step in there)
 
 
-def _probes(directory) -> dict[int, dict[str, float]]:
-    """The norms of every probe by its step."""
-    found = {r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(PROBE)} for r in directory.records()}
+def _probes(directory, prefix: str = PROBE) -> dict[int, dict[str, float]]:
+    """The norms of every probe by its step; with another prefix, other metrics."""
+    found = {r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(prefix)} for r in directory.records()}
     return {step: norms for step, norms in found.items() if norms}
 
 
@@ -83,6 +83,9 @@ def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, s
     results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, often)]
     assert results[0] == results[1]
     assert [record["step"] for record in directory.records()][-1] == run.num_steps
+    progress = _probes(directory, PROGRESS)
+    assert len(progress) == 6
+    assert progress == _probes(Store(straight.storage).run(run.run_id), PROGRESS)
 
 
 class Heard(ray.train.UserCallback):

@@ -4,16 +4,19 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
 from pandas.testing import assert_frame_equal
 
-from gram_platform.config import Continuations, Evaluation, TokenLosses, View
+from gram_platform.config import Continuations, EvalPoints, Evaluation, TokenLosses, View
 from gram_platform.store import Store
+from gram_platform.store.checkpoints import PROGRESS, VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, rows
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
-from tests.store.training import run_config, train
+from tests.store import training
+from tests.store.training import final_fields, record, run_config, train
 from tests.tracking.servers import running_mlflow
 
 DOMAINS = ("core", "virology")
@@ -146,6 +149,35 @@ def test_curves_are_equal_and_tidy(study):
     assert one["loss"].tolist() == [3.0 / step for step in range(1, 9)]
     assert load_curves(uri, []).empty
     assert load_curves(uri, []).dtypes.equals(frame.dtypes)
+
+
+def test_people_see_the_progress_of_a_run_without_points_and_no_frame_has_it(study, tmp_path, monkeypatch):
+    """Also of a run that is under way, whose curves are read point by point."""
+    store = Store(shutil.copytree(study[0].root, tmp_path / "copy")).open_for_writing()
+    runs = [replace(run_config(8, seed), eval_points=EvalPoints(0, 2, DOMAINS)) for seed in (10, 11)]
+    monkeypatch.setattr(training, "record", watched)
+    monkeypatch.setattr(training, "final_fields", lambda run: {**final_fields(run), "final": {"train/loss": 0.5}})
+    for run, last in zip(runs, (None, 4), strict=True):
+        train(store.root, run, last=last)
+        store.run(run.run_id).add_tags(tags(10))
+    uri = default_tracking_uri(store.root)
+    tracker = Tracker(uri)
+    tracker.sync(store)
+    for run, last in zip(runs, (8, 4), strict=True):
+        history = tracker.history(tracker.runs()["run", run.run_id], "loss/core")
+        assert history == [(step, 2.0 / step) for step in range(1, last + 1)]
+    frame = load_runs(uri)
+    assert_frame_equal(frame, load_store(store), check_exact=True)
+    assert frame.set_index("id").loc[[run.run_id for run in runs], "loss/core"].isna().all()
+    assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+    assert not set(load_curves(uri)["run_id"]) & {run.run_id for run in runs}
+
+
+def watched(step: int) -> dict:
+    """A record of a run that is evaluated for people to watch alone."""
+    of_step = record(step)
+    metrics = {name.replace(VALIDATION, PROGRESS): value for name, value in of_step["metrics"].items()}
+    return {**of_step, "metrics": metrics}
 
 
 def test_curves_of_complete_runs_come_with_the_runs(study, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfi
 from gram_platform.config.routing import Plan
 from gram_platform.config.training import LLAMA
 from gram_platform.train.data import PlanReader
-from gram_platform.train.evaluate import domain_losses, evaluation_batch, validation_losses
+from gram_platform.train.evaluate import domain_losses, evaluation_batch, progress_losses, validation_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.sharding import ShardedLearner
@@ -293,6 +293,7 @@ def evaluated_after_two_steps(config) -> dict:
     with Collectives() as collectives:
         found["split"] = validation_losses(learner, tiny.arrays())
     del learner.forward
+    found["progress"] = progress_losses(learner, tiny.arrays(), NUM_EVALUATED)
     found["counts"] = [len(passes), *(collectives.count(kind) for kind in ("allgather", "allreduce"))]
     for each in (learner, undisturbed):
         train(each, config, 2, 3)
@@ -319,10 +320,13 @@ def test_ranks_split_an_evaluation(tmp_path, monkeypatch, num_ranks):
             alone = Learner(config)
             alone.load_state(rounds[0]["state"])
             losses = validation_losses(alone, tiny.arrays())
+            progress = progress_losses(alone, tiny.arrays(), NUM_EVALUATED)
             for found in rounds:
                 assert found["split"] == found["whole"], name
                 assert found["counts"] == [-(-9 // num_ranks), num_groups, 1], name
                 assert found["same"], name
+                assert found["progress"] == pytest.approx(progress, rel=1e-5 if config.precision == "float32" else 1e-2)
+                assert found["progress"] == pytest.approx(found["whole"], rel=1e-2), name
                 assert config.precision != "float32" or found["split"] == losses, name
 
 
