@@ -185,7 +185,8 @@ class Submission:
         """
         paths = write_or_log(write, self.tracker, self.view.say)
         self.view.show(text, brief)
-        self.verdicts.update(brief(True).verdicts if brief else ())
+        if brief and self.flags.notify:
+            self.verdicts.update(brief(True).verdicts)
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")
         for line in more:
