@@ -15,7 +15,8 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
     Args:
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
-        to: mlflow, or what writes the same values into --folder: tensorboard, wandb, or a tracker of a package
+        to: mlflow, or what gets curves only, in --folder: tensorboard, wandb (`wandb sync` uploads them), or a tracker
+            of a package
         folder: where another tracker than MLflow writes
     """
     store = stored(storage)
@@ -25,7 +26,8 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
         from gram_platform.tracking.others import write_nodes
 
         counts = write_nodes(store, to, local_path("folder", folder))
-        say(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged")
+        what = "curves only: ratios, tables and reports are in the storage and in MLflow"
+        say(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged ({what})")
         return
     from gram_platform.config.terminal import masked
     from gram_platform.tracking import Tracker, default_tracking_uri

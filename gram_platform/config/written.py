@@ -53,6 +53,9 @@ class Written:
         ends = range(len(steps), 0, -1)  # a field inside a value is on the line of the value
         numbers = [number for end in ends for at, number in lines.items() if at[:end] == steps[:end]]
         place = f"{part.place}, line {numbers[0]}" if numbers else part.place
+        if not part.text and tuple(steps_of(error.field)) == steps and not isinstance(error.value, Mapping):
+            # An assignment, whose field and value the error repeats.
+            place = place.partition(" ")[0]
         return error.at(place)
 
     def _steps(self, error: InvalidField) -> Steps:

@@ -51,7 +51,7 @@ class Benchmark:
 
     def checked(self) -> "Benchmark":
         """Returns it with an absolute folder; ValueError without lm-eval, for an unknown task and a bad folder."""
-        require_harness()
+        require_harness(self.tasks)
         from lm_eval.tasks import TaskManager
 
         folder = str(local_path("include_path", self.folder).resolve()) if self.folder else ""
@@ -70,10 +70,10 @@ class Benchmark:
         return TaskScores(view, data_id, self.tasks, version("lm_eval"), files_sha256, *asked)
 
 
-def require_harness() -> None:
-    """Raises ValueError unless lm-eval is installed."""
+def require_harness(tasks: Sequence[str]) -> None:
+    """Raises ValueError unless lm-eval, which has the tasks, is installed."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise invalid("tasks", "lm-eval is not installed", "the extra `eval`: pip install 'gram-platform[eval]'")
+        raise invalid("tasks", ", ".join(tasks), "an installed lm-eval: pip install 'gram-platform[eval]'")
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:

@@ -1,5 +1,6 @@
 """Writes runs and evaluations for other trackers than MLflow, with MLflow's names and values, in a folder of their own.
 
+These are curves and last metrics alone: compute ratios, tables, figures and reports are MLflow's and the storage's.
 A tracker is a function `write(place, entry, points)`: it writes one node, with its metrics in the order of their steps,
 into the new folder `place`. Installed packages add trackers under the entry points `gram.trackers`.
 """
@@ -39,12 +40,14 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:
             continue
-        place = folder / f"{_folder_name(entry.name)} {entry.node_id}"
+        place = folder / f"{_folder_name(entry.name)}_{entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
         is_written = kind_of(place / WRITTEN) == A_FILE and (place / WRITTEN).read_bytes() == shown.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
-            for earlier in folder.glob(f"* {entry.node_id}"):  # whose name its tags may have changed
+            for earlier in folder.glob(
+                f"*{entry.node_id}"
+            ):  # whose name its tags, or another version, may have changed
                 if (earlier / WRITTEN).exists() and not earlier.is_symlink():
                     shutil.rmtree(earlier)
             place.mkdir(parents=True, exist_ok=True)
@@ -57,8 +60,8 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
 
 
 def _folder_name(name: str) -> str:
-    """Returns a node's name as one component of a path: its tags may hold any text."""
-    plain = re.sub(r"[/\\\x00-\x1f\x7f]", "_", name).lstrip(".")
+    """Returns a node's name as one component of a path, without blanks: its tags may hold any text."""
+    plain = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", name).lstrip(".")
     return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 

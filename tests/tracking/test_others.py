@@ -57,15 +57,15 @@ def test_a_storage_as_event_files(store, tmp_path):
     finish(store)
     assert write_nodes(store, "tensorboard", folder) == {"written": 2, "unchanged": 0}
     assert write_nodes(store, "tensorboard", folder) == {"written": 0, "unchanged": 2}
-    names = {f"gram tiny all s0 {RUN.run_id}", f"gram tiny all s0, evaluated {EVALUATION.eval_id}"}
+    names = {f"gram_tiny_all_s0_{RUN.run_id}", f"gram_tiny_all_s0,_evaluated_{EVALUATION.eval_id}"}
     assert {path.name for path in folder.iterdir()} == names
     entry, records = run_entry(directory), directory.records()
     sent = curve_metrics(records, entry, -1) + result_metrics(entry, records)
-    found = scalars(folder / f"{entry.name} {RUN.run_id}")
+    found = scalars(folder / f"gram_tiny_all_s0_{RUN.run_id}")
     assert {(name, step) for name, step, _, _ in found} == {(unescape(m.key), m.step) for m in sent}
     of_core = {step: (value, time) for name, step, value, time in found if name == "loss/core"}
     assert of_core == {s: (pytest.approx(2.0 / s, rel=1e-6), 1.5e9 + s) for s in range(1, 9)}
-    evaluated = scalars(folder / f"gram tiny all s0, evaluated {EVALUATION.eval_id}")
+    evaluated = scalars(folder / f"gram_tiny_all_s0,_evaluated_{EVALUATION.eval_id}")
     assert {("loss/core", 2.5), ("loss/virology", 3.25)} <= {(name, value) for name, _, value, _ in evaluated}
 
 
@@ -95,7 +95,7 @@ def test_a_storage_as_runs_of_wandb(store, tmp_path, monkeypatch):
     finish(store)
     assert write_nodes(store, "wandb", folder) == {"written": 2, "unchanged": 0}
     assert write_nodes(store, "wandb", folder) == {"written": 0, "unchanged": 2}
-    (path,) = folder.glob(f"gram tiny all s0 {RUN.run_id}/wandb/offline-run-*/*.wandb")
+    (path,) = folder.glob(f"gram_tiny_all_s0_{RUN.run_id}/wandb/offline-run-*/*.wandb")
     records = wandb_records(path)
     (run,) = [record.run for record in records if record.HasField("run")]
     assert (run.run_id, run.display_name, run.project) == (RUN.run_id, "gram tiny all s0", "gram")
@@ -103,7 +103,7 @@ def test_a_storage_as_runs_of_wandb(store, tmp_path, monkeypatch):
     losses = {row["_step"]: row["loss/core"] for row in rows if "loss/core" in row}
     assert losses == {step: pytest.approx(2.0 / step) for step in range(1, 9)}
     evaluated = run_entry(store.run(RUN.run_id)).node_id
-    (path,) = folder.glob(f"* {EVALUATION.eval_id}/wandb/offline-run-*/*.wandb")
+    (path,) = folder.glob(f"*_{EVALUATION.eval_id}/wandb/offline-run-*/*.wandb")
     (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
     assert (run.run_group, run.job_type) == (evaluated, "evaluation")
 

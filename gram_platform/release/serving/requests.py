@@ -57,7 +57,7 @@ def parse_request(body: bytes) -> CompletionRequest:
     for name in fields:
         if name in NEUTRAL:
             if not any(fields[name] is value or _same(fields[name], value) for value in NEUTRAL[name]):
-                raise bad_request(name, "not supported here; leave it out", "unsupported")
+                raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
             # never repeats a caller's text
             known = ", ".join(FIELDS)

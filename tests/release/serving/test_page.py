@@ -56,6 +56,19 @@ def test_two_profiles_side_by_side(browser, site):
     assert set(browser.said) <= allowed, browser.said
 
 
+def test_one_token_serves_both_sides(browser, site):
+    browser.visit(f"http://127.0.0.1:{site.port}/")
+    give(browser, "a", site.plan.tokens["reader"])
+    for side in "ab":
+        assert browser.wait_for(f"!document.getElementById('profile-{side}').disabled")
+    options = "[...document.getElementById('profile-b').options].map((o) => o.value)"
+    assert browser.evaluate(options) == ["open", "lisp", "medicine"]
+    give(browser, "b", site.plan.tokens["both"])
+    assert browser.wait_for(f"{options}.includes('both')")
+    give(browser, "b", "")
+    assert browser.wait_for(f"{options}.join() === 'open,lisp,medicine'")
+
+
 def test_refusals_are_shown_and_stop_stops(browser, site):
     browser.visit(f"http://127.0.0.1:{site.port}/")
     give(browser, "a", "token-of-nobody")
