@@ -93,7 +93,7 @@ class Graph:
         # Variants by size and cost.
         variants_of: dict[tuple, list[str]] = {}
         for (size, name), setting in settings.items():
-            for cost in method_costs(setting, self.methods_of(setting)):
+            for cost in method_costs(setting, self.methods_of(setting), self.flags.methods):
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
         named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
         sizes, methods = self.flags.sizes, self.flags.methods

@@ -11,6 +11,7 @@ from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, 
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
+from gram_platform.pages.report.costs import cost_sections
 from gram_platform.pages.report.modules import absorption_sections
 from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render
 from gram_platform.pages.report.sections import (
@@ -18,7 +19,6 @@ from gram_platform.pages.report.sections import (
     attack_sections,
     capabilities_section,
     claim_sections,
-    cost_sections,
     curve_sections,
     missing_sections,
     paper_sections,

@@ -23,7 +23,6 @@ from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED, VARIANT
 from gram_platform.analysis.tables import interval_text, table_csv
-from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, UNIT_ERROR, verdict_counts
 
 LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
@@ -196,9 +195,7 @@ SHOWN_OF_ATTACKS = ("run_id", "run_id_url", "method", "size", "seed", "profile",
 SHOWN_OF_ATTACKS += ("elapsed", "error")
 SHOWN_OF_CLAIMS = ("verdict", "claim", PROFILE, VARIANT, "size", "difference", "detectable", "num_seeds")
 SHOWN_OF_CLAIMS += ("published", "paper", "source", "judged_at", EXPLANATION)
-COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
 PARTIAL = (PROFILE, VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns of claims that may be empty
-PAPER_COSTS = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
@@ -252,30 +249,6 @@ def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]]) if "elapsed_s" in runs else runs
-
-
-def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes one row for each method and size: our four costs over the baseline's, beside the paper's three."""
-    rows = []
-    for cost in costs:
-        row = {"method": cost["method"], "size": cost.get("size", "")}
-        row |= {VARIANT: cost[VARIANT]} if VARIANT in cost else {}
-        paper = dict(zip(PAPER_COSTS, COST_TABLE.get(cost["method"], ("",) * len(PAPER_COSTS)), strict=True))
-        for name, title in COSTS.items():
-            row[title] = _times(cost.get(name))
-            if name in paper:
-                row[f"{title} (paper)"] = paper[name]
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _times(value: object) -> str:
-    """Writes 1.03 as 1.03x; joins several values by "or"."""
-    if value is None or value != value:
-        return ""
-    if isinstance(value, (list, tuple)):
-        return " or ".join(dict.fromkeys(_times(one) for one in value))
-    return value if isinstance(value, str) else f"{value:.2f}x"
 
 
 def clock(seconds: float | None) -> str:

@@ -28,7 +28,6 @@ from gram_platform.pages.report.page import (
     is_attack,
     readable_attacks,
     readable_claims,
-    readable_costs,
     render,
     section_by_size,
 )
@@ -49,9 +48,6 @@ TREND = """The largest size is left out, and predicted by a power law in the par
 others, three at least, beside the measured value; a click on "predicted" in a legend above draws it. 90% interval: t,
 degrees of freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the
 others."""
-COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
-tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
-paper's costs are those of its dual-use models."""
 ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
 best loss on validation data: this choice follows the paper and favours the attacker."""
 AT_ITS_SCALE = "Our numbers stand beside them for reading, and are compared only at the paper's scale."
@@ -229,11 +225,6 @@ def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
     """Shows the verdicts below the folded rule that decides them; [] without claims."""
     markup, table = render("rule.html", rule=rule), readable_claims(claims)
     return [Section("Claims", table=table, table_is_open=True, markup=markup)] if len(claims) else []
-
-
-def cost_sections(study: Results) -> list[Section]:
-    table = renamed(readable_costs(study.record.costs), study.record.varies)
-    return [Section("Cost", COST, table=table, table_is_open=True)] if study.record.costs else []
 
 
 def attack_sections(study: Results) -> list[Section]:
