@@ -81,6 +81,11 @@ class Graph:
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]
 
+    @property
+    def parameters(self) -> dict[str, int]:
+        """The parameters of each size's dense model."""
+        return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
+
     def methods_of(self, setting: Setting) -> list[str]:
         """Returns the methods that the setting's variant serves."""
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
