@@ -88,7 +88,28 @@ def runs() -> pd.DataFrame:
     return pd.concat([*parts, attacked.assign(kind="run", **done)], ignore_index=True).fillna({"elicited": ""})
 
 
+_SERVED = {"size": SIZE, "shown": "core+Bygone Eras", "of_profiles": 5, "served": 5}
 COSTS = (
-    {"size": SIZE, "method": "filtering", "train": 4.52, "plan": 4.52, "active_mlp": 1.0, "total_mlp": 5.0},
-    {"size": SIZE, "method": "gram", "train": 1.0, "plan": 1.02, "active_mlp": [0.906, 1.0], "total_mlp": 1.28125},
+    {
+        **_SERVED,
+        "method": "filtering",
+        "profiles": 1,
+        "train_shown": 0.93,
+        "runs": [5, 0],
+        "train_all": 4.52,
+        "plan_all": 4.52,
+        "active_mlp": [1.0, 1.0],
+        "total_mlp_all": 5.0,
+    },
+    {
+        **_SERVED,
+        "method": "gram",
+        "profiles": 5,
+        "train_shown": 1.0,
+        "runs": [1, 0],
+        "train_all": 1.0,
+        "plan_all": 1.02,
+        "active_mlp": [0.906, 1.0],
+        "total_mlp_all": 1.28125,
+    },
 )

@@ -17,7 +17,9 @@ from gram_platform import config
 from gram_platform.cli import COMMANDS, find_command
 from gram_platform.cli.run import find_study
 from gram_platform.cli.studies import site_command
+from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import require_choice
+from gram_platform.config.ladder import DEMO_SIZES
 from gram_platform.corpora import catalog
 from gram_platform.corpora.checking import check as check_corpus
 from gram_platform.methods import METHODS, measurements
@@ -40,7 +42,7 @@ EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
 DOCSTRINGS = {f"experiments/{p.name}": ast.get_docstring(ast.parse(p.read_text())) for p in EXPERIMENTS}
 
 WORDS = ["corpus", "domain", "sequence", "draw"]  # of the glossary
-WORDS += ["study", "preset", "method", "profile", "measurement"]
+WORDS += ["study", "preset", "size", "method", "profile", "measurement"]
 WORDS += ["run", "step", "route", "plan", "attack"]
 WORDS += ["view", "evaluation", "compute ratio", "interval"]
 WORDS += ["node", "driver", "slot", "storage", "attempt", "lease"]
@@ -238,6 +240,14 @@ def test_each_word_of_the_glossary_has_one_entry():
     rows = re.findall(r"^\| (?!word |---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", glossary, re.MULTILINE)
     assert sorted(word for word, _, _ in rows) == sorted(WORDS)
     assert all(meaning.endswith(".") and shown for _, meaning, shown in rows)
+
+
+def test_the_documents_count_the_parameters_of_a_size_as_its_model_does():
+    text = " ".join(" ".join(DOCUMENTS.values()).split())
+    found = re.findall(r"`?(\d[\d.]*M)`? has ([\d,]+\d)(?: parameters|\.)", text)
+    assert {size for size, _ in found} == {"0.28M"}
+    assert {count for _, count in found} == {f"{total_parameters(DEMO_SIZES['0.28M'].dense()):,}"}
+    assert f"0.6M {total_parameters(DEMO_SIZES['0.6M'].dense()):,}" in text
 
 
 def test_the_example_of_a_corpus_can_be_opened(monkeypatch):

@@ -1,7 +1,7 @@
 """Defines a study's nodes: runs and evaluations with their tags and the runs that they need."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
 from gram_platform.config import AnyEvaluation, Evaluation, ModelConfig, RunConfig, View, is_unlabelled
@@ -9,7 +9,7 @@ from gram_platform.config.flops import compute_units, mlp_parameters, module_par
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
-from gram_platform.methods.setting import Profile, Setting, profile_name
+from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
 
 # tags of every study; a search adds the parameters of its trials
 NOT_OF_TRIALS = ("method", "size", "profile", "retained", "variant", "seed", "kind", "measure", "elicited")
@@ -162,34 +162,63 @@ def longest_paths(needs_of: Mapping[str, Collection[str]], lengths: Mapping[str,
     return after
 
 
-def method_costs(setting: Setting, methods: Sequence[str]) -> list[dict]:
-    """Returns one row for each method, with numbers as multiples of the baseline's.
+def method_costs(setting: Setting, methods: Sequence[str], compared: Sequence[str] = ()) -> list[dict]:
+    """Returns one row for each method, with costs as multiples of the baseline's.
 
-    `train`: compute_units of all runs as the paper counts them (core batches at P_core); `plan`: the same with p_cr's
-    companions; `active_mlp`: (least, most) MLP parameters of a forward pass with at most one active module;
-    `total_mlp`: MLP parameters of all weights that serve the compared profiles.
+    The study's profiles are those that switch a domain off and that a view of any of the methods, or of those
+    `compared` with them, has. Of the runs that the study plans: `profiles`, how many of these they serve, of
+    `of_profiles`. Of the runs that `shown`, a compared profile, needs: `train_shown`. Of those that all profiles need,
+    which may be more than the study trains: `served`, the number of profiles; `runs`, how many start from random
+    weights and how many from another run; `train_all`, their compute_units as the paper counts them (core batches at
+    P_core); `plan_all`, the same with p_cr's companions; `active_mlp`, (least, most) MLP parameters of a forward pass
+    with at most one active module; `total_mlp_all`, MLP parameters of all weights that serve the profiles.
     """
+    planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
+    served = {method: _served(plans, setting) for method, plans in planned.items()}
+    wanted = tuple(dict.fromkeys(profile for profiles in served.values() for profile in profiles))
+    shown = next((profile for profile in setting.profiles if profile), setting.profiles[0])
+    alone = replace(setting, profiles=(shown,), every_subset=False)
     base = next(iter(plan("baseline", setting).runs.values()))
-    unit = _core_mlps(base.model)
-    return [{"method": method, **_cost(setting, method, base, unit)} for method in methods]
+    rows = []
+    for method in methods:
+        plans = planned[method]
+        row = {"method": method, "profiles": len(served[method]), "of_profiles": len(wanted)}
+        row |= {"shown": profile_name(shown, setting.auxiliary), "train_shown": _train_cost(plan(method, alone), base)}
+        if set(wanted) - set(served[method]):
+            plans = plan(method, replace(setting, profiles=wanted))
+        rows.append({**row, "served": len(_served(plans, setting)), **_cost(plans, base)})
+    return rows
 
 
-def _cost(setting: Setting, method: str, base, unit: int) -> dict:
-    plans = plan(method, setting)
-    runs = {run.run_id: run for run in plans.runs.values()}
+def _served(plans: Plans, setting: Setting) -> list[Profile]:
+    """Returns the profiles of the views that switch a domain off: with every domain on, the baseline serves."""
+    return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
+
+
+def _distinct(plans: Plans) -> list[RunConfig]:
+    return list({run.run_id: run for run in plans.runs.values()}.values())
+
+
+def _train_cost(plans: Plans, base: RunConfig) -> float:
+    return sum(map(_paper_units, _distinct(plans))) / plan_compute_units(base)
+
+
+def _cost(plans: Plans, base: RunConfig) -> dict:
+    runs, unit = _distinct(plans), _core_mlps(base.model)
     active, total = set(), 0
-    for run in runs.values():
+    for run in runs:
         core = _core_mlps(run.model) if run.model.d_mlp else 0
         modules = {d: module_parameters(run.model, d) for d in run.model.module_domains}
         served = run.run_id in {view.run_id for view in plans.views.values()}
         total += (core if served else 0) + sum(modules.values())
         active |= {core + part for part in modules.values()} | ({core} if core and served else set())
-    base_units = plan_compute_units(base)
+    num_branches = sum(run.start is not None for run in runs)
     return {
-        "train": sum(_paper_units(run) for run in runs.values()) / base_units,
-        "plan": sum(plan_compute_units(run) for run in runs.values()) / base_units,
+        "runs": (len(runs) - num_branches, num_branches),
+        "train_all": _train_cost(plans, base),
+        "plan_all": sum(map(plan_compute_units, runs)) / plan_compute_units(base),
         "active_mlp": (min(active) / unit, max(active) / unit),
-        "total_mlp": total / unit,
+        "total_mlp_all": total / unit,
     }
 
 

@@ -32,8 +32,9 @@ PAPER_SCALES = {  # study -> size, seeds
     ACCUMULATION: ("200M", 1),
 }
 STORIES_SIZE = PAPER_SCALES[STORIES][0]  # app:stories
-# The table in fig:realistic-results, of the dual-use models: train FLOPs, active and total MLP parameters, as multiples
-# of the baseline's
+# The table in fig:realistic-results, of the dual-use models and their profiles, core and core with each domain: train
+# FLOPs, active and total MLP parameters, as multiples of the baseline's
+COST_SIZE, COST_PROFILES = "800M", 5
 COST_TABLE = {
     "filtering": ("5x", "1x", "5x"),
     "gram": ("1x", "1x or 1.1x", "1.4x"),

@@ -81,6 +81,11 @@ class Graph:
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]
 
+    @property
+    def parameters(self) -> dict[str, int]:
+        """The parameters of each size's dense model."""
+        return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
+
     def methods_of(self, setting: Setting) -> list[str]:
         """Returns the methods that the setting's variant serves."""
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
@@ -93,7 +98,7 @@ class Graph:
         # Variants by size and cost.
         variants_of: dict[tuple, list[str]] = {}
         for (size, name), setting in settings.items():
-            for cost in method_costs(setting, self.methods_of(setting)):
+            for cost in method_costs(setting, self.methods_of(setting), self.flags.methods):
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
         named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
         sizes, methods = self.flags.sizes, self.flags.methods

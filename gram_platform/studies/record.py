@@ -2,7 +2,6 @@
 
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE
-from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe_file import recipe_text
 from gram_platform.methods import Setting
 from gram_platform.pages.results.record import StudyRecord, entries_of
@@ -51,7 +50,7 @@ def record_of(graph: Graph) -> StudyRecord:
         facts=facts,
         params=params,
         sizes=flags.sizes,
-        parameters={s.size.name: total_parameters(s.size.dense()) for s in graph.settings},
+        parameters=graph.parameters,
         profile=graph.study.profile or _compared_profile(setting),
         entries=entries_of(graph.entries),
         costs=graph.costs,

@@ -104,7 +104,7 @@ def test_an_unlabelled_batch_costs_all_modules(dual_use):
     options = Options(unlabelled_share=0.5, routed_widths=(0.95, 0.0125))
     partly = dataclasses.replace(dual_use, options=options, routing=RoutingConfig(0.0, 0.5))
     (row,) = method_costs(partly, ("gram",))
-    assert row["train"] == row["plan"] > 1.0
+    assert row["train_all"] == row["plan_all"] > 1.0
 
 
 def test_the_papers_cost_table(dual_use):
@@ -116,10 +116,10 @@ def test_the_papers_cost_table(dual_use):
         row = rows[method]
         # MaxEnt's unlearning is extra: 5 profiles x 2,000 steps of two batches over the baseline's 23,630 steps
         extra = 5 * 2000 * 2 * 672 / 15_879_884 if method == "maxent" else 0.0
-        assert row["train"] == pytest.approx(train + extra, rel=0.02), method
+        assert row["train_all"] == pytest.approx(train + extra, rel=0.02), method
         assert row["active_mlp"] == pytest.approx((least, most), rel=0.01), method
-        assert row["total_mlp"] == pytest.approx(total, rel=0.01), method
-    assert rows["gram"]["plan"] > rows["gram"]["train"]
+        assert row["total_mlp_all"] == pytest.approx(total, rel=0.01), method
+    assert rows["gram"]["plan_all"] > rows["gram"]["train_all"]
 
 
 def test_apportion_is_exact_and_leaves_no_one_out():
@@ -129,3 +129,39 @@ def test_apportion_is_exact_and_leaves_no_one_out():
         assert all(n >= 4 and n % 4 == 0 for n in shares.values())
     with pytest.raises(ValueError, match=r"num_draws=4: expected at least 4 .*a, b"):
         apportion(4, {"a": 1, "b": 1}, 4)
+
+
+def test_a_study_of_one_filtered_profile_says_what_filtering_costs_for_all_that_gram_serves(dual_use):
+    """GRAM's one run serves core and core with each domain; filtering needs a run, FT-LoRA a branch for each."""
+    shown = ("cyber",)
+    fewer = dataclasses.replace(dual_use, profiles=(shown,))
+    methods = ("baseline", "filtering", "gram", "ft_lora", "ft_full", "maxent")
+    rows = {row["method"]: row for row in method_costs(fewer, methods)}
+    whole = {row["method"]: row for row in method_costs(dual_use, methods)}
+    assert {row["of_profiles"] for row in rows.values()} == {5}
+    assert {method: row["profiles"] for method, row in rows.items()} == dict(
+        zip(methods, (0, 1, 5, 2, 2, 1), strict=True)
+    )
+    assert {row["shown"] for row in rows.values()} == {"core+cyber"}
+    assert {method: row["runs"] for method, row in rows.items()} == dict(
+        zip(methods, ((1, 0), (5, 0), (1, 0), (1, 4), (1, 4), (1, 5)), strict=True)
+    )
+    assert {row["served"] for method, row in rows.items() if method != "baseline"} == {5}
+    for method in methods:
+        of_all = ("train_all", "plan_all", "active_mlp", "total_mlp_all", "train_shown")
+        assert [rows[method][name] for name in of_all] == [whole[method][name] for name in of_all]
+    units = {profile: plan_compute_units(plan("filtering", dual_use).runs[profile]) for profile in ("core+cyber",)}
+    base = plan_compute_units(plan("baseline", dual_use).runs["all"])
+    assert rows["filtering"]["train_shown"] == pytest.approx(units["core+cyber"] / base)
+    assert rows["filtering"]["train_all"] > 4.9 * rows["filtering"]["train_shown"]
+    assert rows["gram"]["train_shown"] == rows["gram"]["train_all"]
+    assert rows["ft_lora"]["train_shown"] < rows["ft_lora"]["train_all"]
+
+
+def test_a_method_without_a_view_of_a_profile_does_not_serve_it(dual_use):
+    pairs = dataclasses.replace(dual_use, profiles=(("cyber", "lisp"),))
+    rows = {row["method"]: row for row in method_costs(pairs, ("gram", "ft_full"))}
+    assert {method: (row["served"], row["of_profiles"]) for method, row in rows.items()} == {
+        "gram": (6, 6),
+        "ft_full": (5, 6),
+    }

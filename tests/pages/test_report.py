@@ -320,6 +320,12 @@ def test_a_study_of_every_method_beside_the_paper(stories_page):
     assert f"{len(STORIES_CLAIMS)} agree, 0 disagree" in markup
     assert list(tiles_of(markup))[:4] == [f"GRAM {name}" for name in ("core", "retain", "forget", "elicited")]
     assert "0.91x or 1.00x" in markup
+    costs = markup.split('id="cost"')[1].split("</section>")[0]
+    assert "train FLOPs, core+Bygone Eras</th>" in costs
+    filtered = "<td>ours</td><td>1</td><td>0.93x</td><td>5</td><td>5</td><td>4.52x</td>"
+    of_gram = "<td>ours</td><td>5</td><td>1.00x</td><td>5</td><td>1</td><td>1.00x</td>"
+    of_paper = "<td>800M</td><td>paper</td><td></td><td></td><td>5</td><td></td><td>5x</td>"
+    assert all(cells in costs for cells in (filtered, of_gram, of_paper))
     assert "0.855 [0.831, 0.879]" in markup
     assert "0.983 [0.932, 1.034]" in markup
     assert markup.count("<td>agree</td>") == len(STORIES_CLAIMS)

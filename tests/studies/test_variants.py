@@ -121,8 +121,11 @@ def test_the_cost_table_is_of_the_variants_that_a_method_has(tmp_path):
     assert set(costs) == {("baseline", "1, 0.5"), ("filtering", "1"), *((m, "0.5") for m in graph.flags.methods[1:])}
     (routed,) = runs_of(graph, method="gram", variant="0.5")
     expected = method_costs(partly_labelled(PAPER_WIDTHS).changed(graph.settings[0]), ("gram",))[0]
-    assert costs["gram", "0.5"]["total_mlp"] == expected["total_mlp"] < 1.1
+    assert costs["gram", "0.5"]["total_mlp_all"] == expected["total_mlp_all"] < 1.1
     assert len(routed.model.modules) == 4
+    # filtering is planned at another variant, for the profiles that GRAM serves at this one
+    assert {cost["of_profiles"] for cost in costs.values()} == {5}
+    assert costs["filtering", "1"]["runs"] == (5, 0)
     turned = record_of(graph_of(titration.STUDY, tmp_path, seeds=1)).costs
     assert len(turned) == 3  # a weight costs nothing
     assert all("variant" not in row for row in record_of(graph_of(dual_use.STUDY, tmp_path, seeds=1)).costs)

@@ -12,6 +12,7 @@ from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.claims import claim_sections
+from gram_platform.pages.report.costs import cost_sections
 from gram_platform.pages.report.modules import absorption_sections
 from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render, terms_section
 from gram_platform.pages.report.sections import (
@@ -19,7 +20,6 @@ from gram_platform.pages.report.sections import (
     RUNS,
     attack_sections,
     capabilities_section,
-    cost_sections,
     curve_sections,
     missing_sections,
     paper_sections,

@@ -46,7 +46,7 @@
 
   function show(place) { // draws a figure, or an altered one again as it was at first
     const figure = JSON.parse(document.getElementById(place.dataset.source).textContent);
-    const layout = themed(figure.layout, dark.matches);
+    const layout = themed(figure.layout);
     layout.dragmode = narrow.matches ? false : "zoom"; // on a phone a finger scrolls the page
     const config = { responsive: true, displaylogo: false, displayModeBar: false };
     return window.Plotly.react(place, figure.data, layout, config);
@@ -123,7 +123,7 @@
 
   dark.addEventListener("change", () => {
     for (const place of places) {
-      if (place.dataset.drawn) window.Plotly.relayout(place, theme(dark.matches));
+      if (place.dataset.drawn) window.Plotly.relayout(place, theme());
     }
   });
 

@@ -20,9 +20,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
-from gram_platform.analysis.ratios import ELICITED, VARIANT
+from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import table_csv
-from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import WITHIN, verdict_counts
 
 LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
@@ -230,8 +229,6 @@ SHOWN_OF_RUNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "prof
 SHOWN_OF_RUNS += ("elapsed", "tokens_per_second", "error")
 SHOWN_OF_ATTACKS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
 SHOWN_OF_ATTACKS += ("elapsed", "error")
-COSTS = {"train": "train FLOPs", "plan": "by its plan", "active_mlp": "active MLP", "total_mlp": "total MLP"}
-PAPER_COSTS = ("train", "active_mlp", "total_mlp")  # in the order of COST_TABLE
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:
@@ -259,30 +256,6 @@ def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]]) if "elapsed_s" in runs else runs
-
-
-def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes one row for each method and size: our four costs over the baseline's, beside the paper's three."""
-    rows = []
-    for cost in costs:
-        row = {"method": cost["method"], "size": cost.get("size", "")}
-        row |= {VARIANT: cost[VARIANT]} if VARIANT in cost else {}
-        paper = dict(zip(PAPER_COSTS, COST_TABLE.get(cost["method"], ("",) * len(PAPER_COSTS)), strict=True))
-        for name, title in COSTS.items():
-            row[title] = _times(cost.get(name))
-            if name in paper:
-                row[f"{title} (paper)"] = paper[name]
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _times(value: object) -> str:
-    """Writes 1.03 as 1.03x; joins several values by "or"."""
-    if value is None or value != value:
-        return ""
-    if isinstance(value, (list, tuple)):
-        return " or ".join(dict.fromkeys(_times(one) for one in value))
-    return value if isinstance(value, str) else f"{value:.2f}x"
 
 
 def clock(seconds: float | None) -> str:

@@ -28,7 +28,6 @@ from gram_platform.pages.report.page import (
     Section,
     is_attack,
     readable_attacks,
-    readable_costs,
     section_by_size,
 )
 from gram_platform.pages.results.record import Results
@@ -38,9 +37,6 @@ TREND = """The largest size is left out, and predicted by a power law in the par
 others, three at least, beside the measured value; a click on "predicted" in a legend above draws it. 90% interval: t,
 degrees of freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the
 others."""
-COST = """Costs of all models that serve the profiles, over the baseline's, computed from the configs. Train FLOPs:
-tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on core batches. The
-paper's costs are those of its dual-use models."""
 ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
 best loss on validation data: this choice follows the paper and favours the attacker. No attack trains on validation
 data."""
@@ -206,11 +202,6 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
 def capabilities_section(study: Results) -> Section:
     table = readable_table(study.table)
     return Section("Capabilities", _progress(study.runs), table=renamed(table, study.record.varies), table_is_open=True)
-
-
-def cost_sections(study: Results) -> list[Section]:
-    table = renamed(readable_costs(study.record.costs), study.record.varies)
-    return [Section("Cost", COST, table=table, table_is_open=True)] if study.record.costs else []
 
 
 def attack_sections(study: Results) -> list[Section]:

@@ -266,8 +266,21 @@ def links_note(tracking_uri: str) -> str:
     return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
 
 
+def sizes_text(*parameters: Mapping[str, float]) -> str:
+    """Says once a page that sizes are names, with the parameters of each, {size: count} of one or more studies.
+
+    "" without a size. Presets may have different models of one name.
+    """
+    counts: dict[str, dict[str, None]] = {}
+    for of_study in parameters:
+        for size, count in of_study.items():
+            counts.setdefault(size, {})[f"{count:,.0f}"] = None
+    named = ", ".join(f"{size}: {' or '.join(found)} parameters" for size, found in counts.items())
+    return f"Sizes are names, of dense models with these counts: {named}." if named else ""
+
+
 def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
     """Writes the question, how the study was run, where its numbers were read from, and what links need."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
-    facts = " ".join([*record.facts, f"Read from {source}.", note]).strip()
+    facts = " ".join([*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]).strip()
     return f"{record.question}\n\n{facts}"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -11,7 +12,7 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.pages.report.build import report_sections
 from gram_platform.pages.report.page import REPORT_FILE, Page, Section
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.results.record import Results
+from gram_platform.pages.results.record import Results, sizes_text
 from gram_platform.pages.site.claims import claim_rows, claims_page
 from gram_platform.pages.site.folder import writing
 from gram_platform.paper.verdicts import VERDICTS
@@ -43,7 +44,8 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
 
 def _files(study: Results) -> dict[str, bytes]:
     record = study.record
-    intro, claims = f"{record.question}\n\n{' '.join(record.facts)}".strip(), renamed(study.claims, record.varies)
+    facts = " ".join([*record.facts, sizes_text(record.parameters)])
+    intro, claims = f"{record.question}\n\n{facts}".strip(), renamed(study.claims, record.varies)
     page = Page(record.title, intro, report_sections(study), claims=claims)
     tables = {"table.csv": study.analysis.table, "per_seed.csv": study.analysis.per_seed}
     return page.files | {name: table_csv(renamed(t, record.varies)).encode() for name, t in tables.items()}
@@ -70,12 +72,14 @@ def _index(studies: Sequence[Results], facts: str) -> Page:
     table = pd.DataFrame(rows)
     table = table if table["variants"].any() else table.drop(columns="variants")
     text = "The columns agree, disagree and cannot tell count the claims of the paper that a study can judge."
+    facts += f" {sizes_text(*(study.record.parameters for study in studies))}"
     return Page("Replication", f"{INTRO}\n\n{facts}", [Section("Studies", text, table=table, table_is_open=True)])
 
 
 def _claims_page(studies: Sequence[Results]) -> Page:
     rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})", VARIANT) for s in studies}
-    return claims_page(rows, {s.record.name: (s.record.title, _address(s)) for s in studies})
+    page = claims_page(rows, {s.record.name: (s.record.title, _address(s)) for s in studies})
+    return replace(page, footer=sizes_text(*(study.record.parameters for study in studies)))
 
 
 def _address(study: Results) -> str:

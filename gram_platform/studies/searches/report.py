@@ -18,7 +18,7 @@ from gram_platform.config.provenance import SUBMISSION, submissions_text
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Page, Section
-from gram_platform.pages.results.record import entries_of, tags_frame
+from gram_platform.pages.results.record import entries_of, sizes_text, tags_frame
 from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
 from gram_platform.store.machines import cordoned_lines
@@ -61,7 +61,7 @@ def search_output(
     trials.csv are shown by MLflow.
     """
     search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
-    facts = " ".join([facts, *cordoned_lines(Store(graph.flags.storage), search.name)])
+    facts = " ".join([facts, sizes_text(graph.parameters), *cordoned_lines(Store(graph.flags.storage), search.name)])
     stored = Store(graph.flags.storage).search_dir(search_id).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]})
     rows = stored.get("submissions", [])
     source = submissions_text(rows)

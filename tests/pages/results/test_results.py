@@ -11,7 +11,7 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
-from gram_platform.pages.results.record import StudyRecord, load_record
+from gram_platform.pages.results.record import StudyRecord, load_record, sizes_text
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
@@ -187,3 +187,9 @@ def test_report_and_record(study):
     assert load_record(store, "older").costs == ()
     older = load_record(store, "older")
     assert summary_text(older, read_results(older, store)).count("paper") == 0
+
+
+def test_sizes_are_named_once_with_the_parameters_of_each_study():
+    assert sizes_text({}) == ""
+    text = sizes_text({"0.28M": 219_800, "3M": 2_836_992}, {"3M": 2_700_000.0, "0.28M": 219_800})
+    assert "0.28M: 219,800 parameters, 3M: 2,836,992 or 2,700,000 parameters" in text

@@ -77,6 +77,15 @@ def test_the_index_has_the_state_of_every_study_and_search(site):
     assert "12 of 14 runs" in text(site / "index.html")
 
 
+def test_every_page_says_once_that_sizes_are_names_and_what_they_count(site):
+    pages = [site / "index.html", site / "claims.html", *sorted(site.parent.glob("studies/*/report.html"))]
+    studies = [page for page in pages if "maxent" not in str(page)]
+    assert len(studies) >= 4
+    for page in studies:
+        assert text(page).count("Sizes are names") == 1, page
+        assert "tiny: 1,000,000 parameters" in text(page), page
+
+
 def test_the_index_leads_to_reports_and_says_which_are_not_there(site):
     rows = {row[0]: row[1:] for row in rows_of(site / "index.html", "Studies")}
     assert list(rows) == ["A study that has not begun", "Scaling <of> sizes", "Stories with holes"]
