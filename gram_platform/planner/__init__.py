@@ -159,7 +159,10 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float |
 
 
 def training_hours(run: RunConfig, machine: Machine, utilisation: float | None = None) -> float:
-    """Estimates the machine hours of a run, of all ranks together; `utilisation` as `used_rate`."""
+    """Estimates the machine hours of a run, of all ranks together; `utilisation` as `used_rate`.
+
+    Progress evaluations, at most 3% more, are not counted.
+    """
     return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine, utilisation) / 3600
 
 

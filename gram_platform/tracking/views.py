@@ -6,7 +6,7 @@ under "Views". No document describes the tag; the format is what MLflow's page 3
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -18,7 +18,10 @@ LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
 VIEW_TAG = "mlflow.sharedViewState."  # + key
 TRIAL, OBJECTIVE = "trial/", "objective"  # metrics of the runs of a search's trials; the first + parameter
 TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's pages are those about traces of language models
-VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`", "metrics.`train/loss`")
+VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`")
+RATIO = "ratio/"  # + a class: compute ratios, metrics of an evaluation
+_NODE_COLUMNS = (*VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
+_OF_RUNS = f"tags.`{KIND}` = 'run'"
 MOST_LINKS = LONGEST_TEXT - 500  # characters of the links in an experiment's description
 ABOUT = "Runs that `gram_platform` trained"
 EXPERIMENT_NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study
@@ -53,7 +56,9 @@ class SavedView:
     name: str
     filter_string: str
     columns: tuple[str, ...] = ()
-    charts: tuple[str, ...] = ()  # metrics to draw, each in a chart of its own, against the step on a log axis
+    charts: tuple[
+        tuple[str, ...], ...
+    ] = ()  # metrics of each chart, against the step on a log axis; the first names it
     contours: tuple[tuple[str, str, str], ...] = ()  # metrics x, y, z of charts
     order_by: str = ""  # a column, lowest first
 
@@ -65,7 +70,7 @@ class SavedView:
         if self.charts or self.contours:
             title = "By number of parameters" if self.charts else "Objective"
             section = {"uuid": self.key, "name": title, "display": True, "columns": 2}
-            charts = [_line_chart(self.key, metric) for metric in self.charts]
+            charts = [_line_chart(self.key, metrics) for metrics in self.charts]
             charts += [_contour_chart(self.key, *metrics) for metrics in self.contours]
             state |= {"compareRunSections": [section], "compareRunCharts": charts, "isAccordionReordered": True}
         return json.dumps({"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
@@ -112,22 +117,36 @@ def search_views(search: str, columns: TrialColumns) -> tuple[SavedView, ...]:
         if len(varied) > 1
     ]
     shown, best = [f"metrics.`{name}`" for name in (*aims, *varied)], f"metrics.`{aims[0]}`" if aims else ""
-    columns, drawn = (*shown, *VIEW_COLUMNS[:-1]), tuple(contours)
+    columns, drawn = (*shown, *VIEW_COLUMNS), tuple(contours)
     key, name = f"gram.{search}.runs", f"{search}: trials"
-    return (SavedView(key, name, _runs_of(search), columns, contours=drawn, order_by=best),)
+    return (SavedView(key, name, f"{_OF_RUNS} and {_nodes_of(search)}", columns, contours=drawn, order_by=best),)
 
 
-def study_views(study: str, study_id: str, shown: Mapping[str, str], charts: tuple[str, ...]) -> tuple[SavedView, ...]:
-    """Returns the views of a study: the charts of its lines with the tags `shown`, if any, and its training runs."""
+def study_views(
+    study: str, study_id: str, shown: Mapping[str, str], charts: tuple[tuple[str, ...], ...]
+) -> tuple[SavedView, ...]:
+    """Returns the views of a study: the charts of its lines with the tags `shown`, its evaluations, and all its nodes.
+
+    Without charts all nodes alone. `charts`: as of `SavedView`; an evaluation has the same ratios, the best first.
+    """
+    nodes = SavedView(f"gram.{study}.runs", f"{study}: runs", _nodes_of(study), _NODE_COLUMNS)
+    if not charts:
+        return (nodes,)
     tags = {KIND: LINE, STUDY_ID: study_id, **shown}
     lines = " and ".join(f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items())
-    ratios = SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts)
-    views = (ratios, SavedView(f"gram.{study}.runs", f"{study}: runs", _runs_of(study), VIEW_COLUMNS))
-    return views if charts else views[1:]
+    ratios = tuple(f"metrics.`{RATIO}{name}`" for name, *_ in charts)
+    of_evaluations = f"tags.`{KIND}` = 'evaluation' and {_nodes_of(study)}"
+    best = next((name for name in ratios if name.endswith("forget`")), ratios[0])
+    columns = (best, *(name for name in ratios if name != best), *VIEW_COLUMNS)
+    return (
+        SavedView(f"gram.{study}.evaluations", f"{study}: evaluations", of_evaluations, columns, order_by=best),
+        SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts),
+        nodes,
+    )
 
 
-def _runs_of(study: str) -> str:
-    return f"tags.`{KIND}` = 'run' and tags.`{STUDY}.{study}` != ''"
+def _nodes_of(study: str) -> str:
+    return f"tags.`{STUDY}.{study}` != ''"
 
 
 def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
@@ -173,13 +192,13 @@ def _contour_chart(section: str, x: str, y: str, z: str) -> dict:
     return about | {"runsCountToCompare": 100, **axes}
 
 
-def _line_chart(section: str, metric: str) -> dict:
+def _line_chart(section: str, metrics: Sequence[str]) -> dict:
     return {
         "type": "LINE",
-        "uuid": f"{section}.{metric}",
+        "uuid": f"{section}.{metrics[0]}",
         "metricSectionId": section,
-        "metricKey": metric,
-        "selectedMetricKeys": [metric],
+        "metricKey": metrics[0],
+        "selectedMetricKeys": list(metrics),
         "runsCountToCompare": 100,
         "xAxisKey": "step",
         "xAxisScaleType": "log",

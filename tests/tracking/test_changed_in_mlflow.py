@@ -41,7 +41,7 @@ def mirrored_storage(folder) -> Store:
 
 def log(tracker: Tracker) -> None:
     line = Line("gram core", {"method": "gram", "profile": "core"}, {100: {"core": 0.9}})
-    views = study_views("scaling", "0123", {"profile": "core"}, ("core",))
+    views = study_views("scaling", "0123", {"profile": "core"}, (("core",),))
     tracker.log_study("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, [line], {RUN.run_id: {}}, views)
 
 
@@ -108,7 +108,7 @@ def test_a_change_is_undone_by_the_next_submission(database, what):
         tracker = Tracker(uri)
         tracker.sync(store)
         log(tracker)
-        assert set(tracker.view_urls("scaling")) == {"ratios", "runs"}
+        assert set(tracker.view_urls("scaling")) == {"evaluations", "ratios", "runs"}
         assert_frame_equal(load_runs(uri), load_store(store), check_exact=True)
         assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
         assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 2}
@@ -195,7 +195,7 @@ def test_long_studies_are_logged(database, monkeypatch):
     tracker = Tracker(uri)
     profile = f"core+{LABELS}+o'brien"
     line = Line(f"gram {profile}", {"profile": profile}, {100: {"core": 0.9}})
-    views = study_views("long", "0123", {"profile": profile}, ("core",))
+    views = study_views("long", "0123", {"profile": profile}, (("core",),))
     arguments = (
         {"table.csv": b"content"},
         {},

@@ -1,6 +1,5 @@
 """What users see on MLflow's own pages, in headless Chromium: three clicks from its start page to the charts."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -18,11 +17,14 @@ RUN = run_config(8)
 STEPS = range(1, 9)
 SIZES = {"tiny": 97_280, "small": 153_000}
 FORGET = {"gram": [0.9, 0.5], "filtering": [0.8, 0.4]}  # of the profile that the study shows, by size
+HALF = 0.0625  # of every interval
+RATIOS = {"ratio/core": 0.75, "ratio/forget": 0.375}  # of the run's evaluation
 LINK = "[...document.querySelectorAll('a')].find((a) => a.innerText.trim() === '{}')"
+UNFOLD = "({}).closest('[role=gridcell]').querySelector('button')"  # beside a link
 TRAINING = "[...document.querySelectorAll('span, label, button')].find((e) => e.innerText === 'Model training')"
-CHARTS = """[...document.querySelectorAll('.js-plotly-plot')].map((plot) => Object.fromEntries((plot.data || [])
+CHARTS = """[...document.querySelectorAll('.js-plotly-plot')].map((plot) => (plot.data || [])
     .filter((trace) => trace.hoverinfo !== 'skip')
-    .map((trace) => [trace.name, [Array.from(trace.x || []), Array.from(trace.y || [])]])))"""
+    .map((trace) => [trace.name, Array.from(trace.x || []), Array.from(trace.y || [])]))"""
 
 
 def planted_study(store: Store) -> Tracker:
@@ -54,12 +56,15 @@ def planted_study(store: Store) -> Tracker:
     ]
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
-    publish(record, store, {"table.csv": b"method\n", "report.html": b"<html></html>"}, {}, tracker, lines)
+    files = {"table.csv": b"method\n", "report.html": b"<html></html>"}
+    publish(record, store, files, {}, tracker, lines, {place.node_id: RATIOS})
     return tracker
 
 
 def points(forget: list[float]) -> dict[int, dict[str, float]]:
-    return {size: {"core": 1.0, "forget": value} for size, value in zip(SIZES.values(), forget, strict=True)}
+    ends = {"forget": 0.0, "forget_low": -HALF, "forget_high": HALF}
+    at = zip(SIZES.values(), forget, strict=True)
+    return {size: {"core": 1.0, **{name: value + end for name, end in ends.items()}} for size, value in at}
 
 
 def click_from_the_start_page_to(browser: Browser, start: str, view: str) -> None:
@@ -74,31 +79,45 @@ def click_from_the_start_page_to(browser: Browser, start: str, view: str) -> Non
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_three_clicks_from_the_start_page_to_forget_against_size(tmp_path):
+def test_three_clicks_from_the_start_page_to_forget_against_size_with_intervals(tmp_path):
     store = Store(tmp_path / "storage").open_for_writing()
     tracker = planted_study(store)
     with running_browser(tmp_path) as browser, running_mlflow(tracker.tracking_uri, tmp_path) as server:
         click_from_the_start_page_to(browser, server.uri, "scaling: ratios by size")
-        forget = {f"{method} core+virology": [list(SIZES.values()), values] for method, values in FORGET.items()}
-        text = json.dumps(json.dumps(sorted(forget.items()), separators=(",", ":")))
-        drawn = f"{CHARTS}.some((chart) => JSON.stringify(Object.entries(chart).sort()) === {text})"  # one profile
-        assert browser.wait_for(drawn), browser.evaluate(CHARTS)
+        of_forget = f"{CHARTS}.find((chart) => chart.length === 6)"
+        assert browser.wait_for(f"Boolean({of_forget})"), browser.evaluate(CHARTS)
+        drawn = sorted((name, *map(tuple, places)) for name, *places in browser.evaluate(of_forget))
+        assert drawn == sorted(
+            (f"{method} core+virology", tuple(SIZES.values()), tuple(at[name] for at in points(values).values()))
+            for method, values in FORGET.items()
+            for name in ("forget", "forget_low", "forget_high")
+        )
         links = Tracker(server.uri).view_urls("scaling")
         assert browser.evaluate("location.href").startswith(links["ratios"])
         browser.visit("about:blank")
         browser.visit(links["runs"])
-        assert browser.wait_for("document.body.innerText.includes('1 matching run')")
-        assert browser.evaluate(f"Boolean({LINK.format('gram tiny all s0')})")
+        assert browser.wait_for(f"Boolean({LINK.format('gram tiny all s0')})")
+        evaluated = LINK.format("gram tiny core+virology s0, evaluated")
+        assert not browser.evaluate(f"Boolean({evaluated})")  # before its run is unfolded
+        browser.click(UNFOLD.format(LINK.format("gram tiny all s0")))
+        assert browser.wait_for(f"Boolean({evaluated})")
+        browser.visit("about:blank")
+        browser.visit(links["evaluations"])
+        assert browser.wait_for(f"Boolean({evaluated})")
+        text = browser.evaluate("document.body.innerText")
+        assert all(name in text and str(value) in text for name, value in RATIOS.items()), text
+        assert "Sort: ratio/forget" in text
         run = Tracker(server.uri).run_url(tracker.runs()["run", RUN.run_id].info.run_id)
         browser.visit("about:blank")
         browser.visit(run)
-        assert browser.wait_for(f"Boolean({LINK.format('gram tiny core+virology s0, evaluated')})")
+        assert browser.wait_for(f"Boolean({evaluated})")
         assert browser.evaluate(f"Boolean({LINK.format('Runs')})")  # not evaluations of language models
         browser.visit("about:blank")
         browser.visit(run.replace("?", "/model-metrics?"))
         assert browser.wait_for(f"{CHARTS}.length > 2"), browser.evaluate(CHARTS)
         losses = browser.evaluate(CHARTS)[:2]  # before training's own
-        assert [chart["gram tiny all s0"][1] for chart in losses] == [[2 / s for s in STEPS], [3 / s for s in STEPS]]
+        found = [{name: losses for name, _, losses in chart} for chart in losses]
+        assert [chart["gram tiny all s0"] for chart in found] == [[2 / s for s in STEPS], [3 / s for s in STEPS]]
 
 
 # The objective by rate and batch.

@@ -391,7 +391,7 @@ def test_views_of_a_study_are_saved_and_linked(tracker):
     client = MlflowClient(tracker.tracking_uri)
 
     def log(study: str) -> dict[str, str]:
-        views = study_views(study, "0123", {"profile": "mean"}, ("core", "forget"))
+        views = study_views(study, "0123", {"profile": "mean"}, (("core",), ("forget", "forget_low", "forget_high")))
         tracker.log_study(study, FILES, {}, {}, views=views)
         return client.get_experiment("1").tags
 
@@ -402,7 +402,12 @@ def test_views_of_a_study_are_saved_and_linked(tracker):
     assert view["name"] == "scaling: ratios by size"
     assert state["searchFilter"].endswith("tags.`gram.study_id` = '0123' and tags.`profile` = 'mean'")
     assert [chart["metricKey"] for chart in state["compareRunCharts"]] == ["core", "forget"]
+    assert state["compareRunCharts"][1]["selectedMetricKeys"] == ["forget", "forget_low", "forget_high"]
     assert client.search_runs(["1"], state["searchFilter"]) == []  # MLflow understands it
+    state = json.loads(json.loads(tags["mlflow.sharedViewState.gram.scaling.evaluations"])["state"])
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`ratio/forget`", True)
+    assert state["selectedColumns"][:2] == ["metrics.`ratio/forget`", "metrics.`ratio/core`"]
+    assert client.search_runs(["1"], state["searchFilter"], order_by=[state["orderByKey"]]) == []
     links = tracker.view_urls("scaling")
     page, _, query = links["ratios"].partition("?")
     assert page == "http://127.0.0.1:5000/#/experiments/1/runs"

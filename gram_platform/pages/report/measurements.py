@@ -25,6 +25,7 @@ from gram_platform.pages.results.results import (
     lost_rows,
     ratio_lines,
     read_results,
+    seed_ratios,
     summary_text,
 )
 from gram_platform.store import Store
@@ -49,6 +50,8 @@ class Presentation:
     # for a terminal, wide or not, in place of the text
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()  # that MLflow draws
+    # metrics of evaluations in MLflow, by id
+    ratios: Callable[[Any], Mapping[str, Mapping[str, float]]] = lambda results: {}
     # a line for each of the nodes that are done but missing from the tables
     lost: Callable[[StudyRecord, Store, Any, Collection[str]], Sequence[str]] = lambda *_: ()
 
@@ -67,7 +70,8 @@ class Presentation:
         with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
         page, table = self.page(with_machines, linked, tracker), table_csv(self.table(record, results))
         files = {"table.csv": table.encode(), **page.files}
-        return publish(record.shown_by(results.runs), store, files, page.figures, tracker, self.lines(results))
+        shown = tracker, self.lines(results), self.ratios(results)
+        return publish(record.shown_by(results.runs), store, files, page.figures, *shown)
 
 
 LOSSES_PRESENTATION = Presentation(
@@ -77,6 +81,7 @@ LOSSES_PRESENTATION = Presentation(
     table=lambda record, results: renamed(results.analysis.table, record.varies),
     page=study_page,
     lines=ratio_lines,
+    ratios=seed_ratios,
     lost=lost_rows,
 )
 TOKENS_PRESENTATION = Presentation(

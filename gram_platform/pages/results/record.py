@@ -8,8 +8,9 @@ from functools import cached_property
 
 import pandas as pd
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
-from gram_platform.analysis.tables import Analysis, with_runs
+from gram_platform.analysis.tables import CLASSES, Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
@@ -19,6 +20,7 @@ from gram_platform.config.terminal import warn
 from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
+from gram_platform.pages.figures.style import method_style
 from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -27,6 +29,7 @@ from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
 STUDY_FILE = "study.json"
 TO_DATABASE = f"../../{LINK_PAGE}"  # from a report to the page that knows where MLflow listens
+RUN_COLOUR = "mlflow.runColor"  # of a run in MLflow's charts and lists
 
 
 def _is_error(value: object) -> bool:
@@ -190,18 +193,21 @@ def publish(
     figures: Mapping[str, object],
     tracker: Tracker | None,
     lines: Sequence[Line] = (),
+    ratios: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, str]:
     """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
 
-    `lines`: of the figures that MLflow shall draw too.
+    `lines`: of the figures that MLflow shall draw too. `ratios`: metrics of evaluations, by id.
     """
     files = {**files, STUDY_FILE: record.to_json()}
     shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
-    charts = tuple(dict.fromkeys(name for line in lines for at in line.points.values() for name in at))
+    drawn = {name for line in lines for at in line.points.values() for name in at}
+    charts = tuple(tuple(name + end for end in ENDS if name + end in drawn) for name in CLASSES if name in drawn)
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
-    ids = {node_id: {} for node_id in record.ids}
+    # A node with several names has the first one's colour.
+    tags = {e["id"]: {RUN_COLOUR: method_style(e["tags"]["method"]).colour} for e in reversed(record.entries)}
     code = code_text(record.submissions)
-    return publish_files(record.name, store, files, figures, record.params, tracker, lines, ids, views, code)
+    return publish_files(record.name, store, files, figures, record.params, tracker, lines, tags, views, code, ratios)
 
 
 def publish_files(

@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
-from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT
+from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT, VIEW
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
@@ -26,7 +27,7 @@ from gram_platform.pages.report.claims import shown_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.unit import unit_warning
-from gram_platform.pages.results.record import Results, StudyRecord
+from gram_platform.pages.results.record import RUN_COLOUR, Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
@@ -42,9 +43,7 @@ from gram_platform.paper.verdicts import (
 from gram_platform.store import Store
 from gram_platform.tracking.entry import BEST_LOSS
 from gram_platform.tracking.frame import Frames, store_frames
-from gram_platform.tracking.views import Line
-
-RUN_COLOUR = "mlflow.runColor"  # of a run's line in MLflow's charts
+from gram_platform.tracking.views import RATIO, Line
 
 
 def read_results(record: StudyRecord, store: Store | None, frames: Frames | None = None) -> Results | None:
@@ -213,12 +212,22 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns the compute ratios of each method, variant and profile against model size, for MLflow's charts."""
+    """Returns the compute ratios of each method, variant and profile against model size, with their intervals."""
     record, table, lines = results.record, results.analysis.table, []
+    columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
     for values, rows in table.groupby(names, sort=False):
-        points = {record.parameters[row["size"]]: row[list(CLASSES)].dropna().to_dict() for _, row in rows.iterrows()}
+        points = {record.parameters[row["size"]]: row[columns].dropna().to_dict() for _, row in rows.iterrows()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
         colour = {RUN_COLOUR: method_style(tags["method"]).colour}
         lines.append(Line(" ".join(tags.values()), tags | colour, points))
     return lines
+
+
+def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
+    """Returns {evaluation's id: {`ratio/<class>`: its own compute ratio}}, for MLflow's list of evaluations."""
+    views = results.record.tags("evaluation")
+    names = [name for name in (VARIANT, *VIEW) if name in views]
+    rows = views[["id", *names]].merge(results.analysis.per_seed[[*names, *CLASSES]], on=names)
+    found = rows.drop_duplicates("id").set_index("id")[list(CLASSES)].add_prefix(RATIO).to_dict("index")
+    return {eval_id: {name: ratio for name, ratio in of.items() if np.isfinite(ratio)} for eval_id, of in found.items()}

@@ -2,23 +2,41 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from pandas import read_csv
 from pandas.testing import assert_frame_equal
 
-from gram_platform.config import Evaluation, View
+from gram_platform.analysis.intervals import ENDS
+from gram_platform.analysis.tables import CLASSES, analyse
+from gram_platform.config import EvalPoints, Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import StudyRecord, load_record, sizes_text
-from gram_platform.pages.results.results import read_results, summary_text
+from gram_platform.pages.results.results import ratio_lines, read_results, summary_text
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import final_frames, load_runs, load_store
-from tests.stories_frames import AUXILIARY, COSTS, DOMAINS, PARAMETERS, PLANTED, PROFILES, SIZE, evaluations, loss_at
-from tests.study_frames import NUM_STEPS
+from tests.stories_frames import (
+    AUXILIARY,
+    COSTS,
+    DOMAINS,
+    PARAMETERS,
+    PLANTED,
+    PROFILES,
+    SIZE,
+    attacks,
+    curves,
+    evaluations,
+    loss_at,
+)
+from tests.study_frames import NUM_STEPS, study_of
+from tests.tiny import DOMAINS as TINY_DOMAINS
 from tests.tiny import run_config
 
 METHODS = ("gram", "maxent")
@@ -38,7 +56,9 @@ class Planted:
         return names
 
     def run(self, method: str, profile: str, final: dict, has_curve: bool = False, **tags: str) -> str:
-        run = run_config(seed=len(self.entries))
+        run = run_config(
+            seed=len(self.entries), eval_points=EvalPoints(NUM_POINTS if has_curve else 1, 4, TINY_DOMAINS)
+        )
         directory = self.store.run(run.run_id)
         directory.ensure_config(run)
         directory.add_tags({**self.name("run", run.run_id, method, profile, **tags), "profile": "of another study"})
@@ -126,6 +146,47 @@ def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
     assert results.runs["id"].tolist() == [entry["id"] for entry in record.entries]
     assert (results.runs["profile"] != "of another study").all()
     assert results.runs["best_loss"].notna().sum() == 2 * 16
+
+
+def test_mlflow_has_the_ratios_of_each_seed_and_the_methods_colours(study, tmp_path):
+    """A list of evaluations can be sorted by forget; the frames are as before."""
+    store, record, uri = study
+    shutil.copy(uri.removeprefix("sqlite:///"), tmp_path / "copy.db")
+    tracker = Tracker(f"sqlite:///{tmp_path}/copy.db")
+    tracker.sync(store)
+    LOSSES_PRESENTATION.write(record, store, read_results(record, store), {}, tracker)
+    runs = {node_id: run for (_, node_id), run in tracker.runs().items()}
+    for entry in record.entries:
+        tags, metrics = entry["tags"], runs[entry["id"]].data.metrics
+        assert runs[entry["id"]].data.tags["mlflow.runColor"] == method_style(tags["method"]).colour
+        ratios = {name.removeprefix("ratio/"): value for name, value in metrics.items() if name.startswith("ratio/")}
+        if entry["kind"] != "evaluation":
+            assert not ratios
+        elif tags["method"] in METHODS:
+            planted = dict(zip(("core", "retain", "forget", "elicited"), PLANTED[tags["method"]], strict=True))
+            assert ratios == pytest.approx(
+                {name: planted[name] for name in planted if name != "retain" or tags["retained"]}
+            )
+    assert_frame_equal(load_runs(tracker.tracking_uri), load_store(store), check_exact=True)
+    client = MlflowClient(tracker.tracking_uri)
+    view = json.loads(client.get_experiment("1").tags["mlflow.sharedViewState.gram.stories.evaluations"])
+    state = json.loads(view["state"])
+    found = client.search_runs(["1"], state["searchFilter"], order_by=[f"{state['orderByKey']} ASC"])
+    forget = [run.data.metrics["ratio/forget"] for run in found if "ratio/forget" in run.data.metrics]
+    assert forget == sorted(forget)
+    assert len(forget) == len(METHODS) * len(PROFILES)
+
+
+def test_lines_have_intervals():
+    analysis = analyse(evaluations(METHODS), curves(), (SIZE,), attacks(METHODS))
+    results = study_of(analysis, curves(), None, parameters=PARAMETERS)
+    lines = {line.name: line.points for line in ratio_lines(results)}
+    rows = analysis.table.set_index(["method", "profile"])
+    for method in METHODS:
+        points = lines[f"{method} mean"][PARAMETERS[SIZE]]
+        names = {name + end for name in CLASSES for end in ENDS}
+        assert points == {name: rows.loc[(method, "mean"), name] for name in names}
+        assert points["forget_low"] < points["forget"] < points["forget_high"]
 
 
 def test_an_attack_under_two_names_counts_for_both(study):

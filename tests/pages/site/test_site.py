@@ -341,19 +341,20 @@ def test_links_into_mlflow_where_a_database_is(tmp_path):
     assert tracking_of(store, "") is None
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
-    tracker.log_study("scaling", {}, {}, {}, views=study_views("scaling", "0", {}, ("core",)))
+    tracker.log_study("scaling", {}, {}, {}, views=study_views("scaling", "0", {}, (("core",),)))
     assert tracking_of(store, "") == f"sqlite:///{tmp_path}/mlflow.db"
     build_site(store, tracking_of(store, ""))
     index = tmp_path / "site" / "index.html"
     assert f"gram ui --storage {tmp_path}" in text(index)
     assert index.read_text().count('href="../mlflow.html#/experiments/1/runs/') == 1  # of the failed run
-    ratios, runs = re.findall(r'href="../mlflow.html#/experiments/1/runs\?(.*?)"', index.read_text())
+    evaluations, ratios, runs = re.findall(r'href="../mlflow.html#/experiments/1/runs\?(.*?)"', index.read_text())
     assert f"gram ui --storage {tmp_path}" in (tmp_path / "mlflow.html").read_text()
     (tmp_path / "mlflow.html").write_text("open at another port")
     build_site(store, tracking_of(store, ""), out=str(tmp_path / "out"))
     assert (tmp_path / "out" / "mlflow.html").read_text() == "open at another port"
     assert 'href="mlflow.html#/experiments' in (tmp_path / "out" / "index.html").read_text()
     assert "compareRunsMode=CHART" in ratios
+    assert "gram.scaling.evaluations" in evaluations
     assert "gram.scaling.ratios" in ratios
     assert "gram.scaling.runs" in runs
 
