@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.identity import printable
-from gram_platform.engine.life import SUBMIT_AGAIN, Progress
+from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.results import Brief
