@@ -22,7 +22,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED, VARIANT
-from gram_platform.analysis.tables import interval_text, table_csv
+from gram_platform.analysis.tables import interval_text, labelled, table_csv
 from gram_platform.paper.paper import COST_TABLE
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, UNIT_ERROR, verdict_counts
 
@@ -158,6 +158,7 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
 
     Class `number` aligns to the right; class `long` breaks sentences into lines.
     """
+    table = labelled(table)
     heads, cells = [], []
     for name in table.columns:
         if name.endswith("_url") and name.removesuffix("_url") in table:
