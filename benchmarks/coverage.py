@@ -23,13 +23,13 @@ from gram_platform.analysis.intervals import Interval, percentile_interval, t_in
 from gram_platform.analysis.ratios import ALL, BASELINE, Reference
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config import CORE
+from gram_platform.config.endings import exit_with
 from gram_platform.config.terminal import say
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import read_results
 from gram_platform.paper.claims import CLAIMS, LAST, Claim, Side
 from gram_platform.paper.verdicts import AGREE, Judgement, judge
 from gram_platform.store import Store
-from gram_platform.studies.session import exit_with
 
 NUM_SEEDS = (3, 5)
 Run = tuple[str, str, str]  # method, variant and size of a claim's side

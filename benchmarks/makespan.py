@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 
 from gram_platform.analysis.tables import aligned
+from gram_platform.config.endings import exit_with
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.engine.execution import Placement
@@ -24,10 +25,8 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.searches.definition import longest_first
+from gram_platform.studies.searches.definition import longest_first, parse_search
 from gram_platform.studies.searches.run import build_search
-from gram_platform.studies.searches.run import parse as parse_search
-from gram_platform.studies.session import exit_with
 
 GRID = "--grid"
 NOTHING_ENDED = SimpleNamespace(ends=lambda nodes: {node.id: None for node in nodes})  # a lifecycle of no storage

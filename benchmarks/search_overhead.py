@@ -19,7 +19,8 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
-from gram_platform.studies.searches.run import build_search, parse, trial_overheads
+from gram_platform.studies.searches.definition import parse_search as parse
+from gram_platform.studies.searches.run import build_search, trial_overheads
 from gram_platform.studies.session import connect, execution_of
 
 NUM_TRIALS = 16

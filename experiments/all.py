@@ -12,7 +12,6 @@ Expect a table, a report and the paper's claims judged for each study, as their 
 it works, since models of 0.1M parameters and 40,000 tokens show little.
 """
 
-from gram_platform.studies.campaign import main
 from gram_platform.studies.library import (
     accumulation,
     architecture,
@@ -29,6 +28,7 @@ from gram_platform.studies.library import (
     titration,
     token_localization,
 )
+from gram_platform.studies.searches.command import campaign_main
 
 MODULES = (scaling, stories, dual_use, titration, composing, partial_labels, architecture, accumulation, aux_scaling)
 MODULES += (token_localization, samples)
@@ -36,4 +36,4 @@ STUDIES = tuple(module.STUDY for module in MODULES)
 SEARCHES = (lr_bs_grid.SEARCH, hyperparams.SEARCH, maxent_search.SEARCH)
 
 if __name__ == "__main__":
-    main(STUDIES, SEARCHES)
+    campaign_main(STUDIES, SEARCHES)

@@ -13,8 +13,8 @@ lower it. In the smoke preset (49 steps of training, one seed): GRAM .912, .912,
 nothing, on sixteen they do. The demo has not been measured yet.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.attack_budget import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -17,8 +17,8 @@ neighbour and core: filtering .833 .786 .498 .498 from forget .499, GRAM .803 .7
 alone brings RMU back: it hides more than it deletes.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.attack_kinds import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

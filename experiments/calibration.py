@@ -15,8 +15,8 @@ loss at .8 of the steps reads .68 to .70.
 In the smoke preset (two seeds of 49 steps) half of the steps reads .54.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.calibration import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -14,8 +14,8 @@ Expect (paper): GRAM keeps its compute ratios with all modules on, summed LoRAs 
 by .01 with random subsets, by .33 with summed LoRAs; retain by .09, .15, .47. See FINDINGS.md.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.composing import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

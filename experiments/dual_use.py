@@ -15,8 +15,8 @@ elicited): filtering .976 1.034 .691 .827; GRAM .847 .852 .614 .693; FT-LoRA .89
 .737 .863; with all modules on GRAM .768 .810, summed LoRAs .683 .817 (FINDINGS.md).
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.dual_use import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -19,8 +19,8 @@ baseline too (.601). Before and after, in the methods' order from filtering on: 
 .898 .866, .807 .825, .612 .670. The smoke preset shows nothing: GRAM's forget is .919 before and .876 after.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.finetuning import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -17,7 +17,7 @@ Since 2026-11-23 the demo has the scaling demo's set-up; these sweeps have not b
 """
 
 from gram_platform.studies.library.hyperparams import SEARCH
-from gram_platform.studies.searches.run import main
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
     main(SEARCH)

@@ -30,7 +30,7 @@ standard errors, within the noise, so this is no law. In `smoke` two sizes make 
 """
 
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.run import main
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
     main(SEARCH)

@@ -18,7 +18,7 @@ is under .79 at every rate.
 """
 
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches.run import main
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
     main(SEARCH)

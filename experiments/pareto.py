@@ -18,7 +18,7 @@ points. See FINDINGS.md.
 """
 
 from gram_platform.studies.library.pareto import SEARCH
-from gram_platform.studies.searches.run import main
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
     main(SEARCH)

@@ -16,8 +16,8 @@ Result of `installed` (one seed, GRAM): headers of torch, four of the six, go on
 in Python with either. Python stays Python without the module, and with it but for a few pieces of C++ in two of six.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.samples import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -17,8 +17,8 @@ In the demo (0.15M): GRAM .989 .896 .481 .630; filtering 1.013 .975 .465 .651; F
 1.548 .391 .543; MaxEnt .889 .927 .522 .763; DEMix 1.024 .537 .670 .847, with wide intervals (FINDINGS.md).
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.stories import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -11,8 +11,8 @@ Expect (paper): the module's domain rises monotonically with t to about 1, core 
 abstracts (0.28M, t 0, .5, 1): GRAM .622, .688, .852, core falls by .013; FT-LoRA .675, .833, 1.169 (FINDINGS.md).
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.titration import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -13,8 +13,8 @@ and MaxEnt; with it kept the increase on those words is near zero. The paper giv
 of the increases is .89 to .90 for filtering, GRAM and FT-LoRA, .82 for MaxEnt, .84 between two seeds of the baseline.
 """
 
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.library.token_localization import STUDY
+from gram_platform.studies.searches.command import main
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -26,10 +26,8 @@ from gram_platform.methods import METHODS, measurements
 from gram_platform.methods.measurements import Losses
 from gram_platform.studies import Study
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.campaign import CampaignFlags
-from gram_platform.studies.flags import parse
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.run import parse as parse_search
+from gram_platform.studies.flags import CampaignFlags, parse
+from gram_platform.studies.searches.definition import Search, parse_search
 from tests.test_architecture import ROOMS, ROOT
 
 MAX_LINES = {"README.md": 120, "CONTRIBUTING.md": 60}

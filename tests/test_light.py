@@ -6,6 +6,7 @@ import sys
 
 from gram_platform.cli import COMMANDS
 from gram_platform.cli.run import OURS
+from tests.conftest import ROOT
 
 HEAVY = (
     *("torch", "ray", "mlflow", "pandas", "scipy", "plotly", "optuna", "sqlalchemy"),
@@ -25,13 +26,18 @@ WRONG = (
     ["run", "lr_bs_grid", "--preset", "smok"],
 )
 PROGRAM = """
-import contextlib, io, json, sys
+import contextlib, io, json, runpy, sys
 from gram_platform.cli import main
+def run(command):
+    if command[:1] != ["python"]:
+        return main(command)
+    sys.argv = command[1:]
+    runpy.run_path(command[1], run_name="__main__")
 commands, heavy = json.loads(sys.argv[1])
 for command in commands:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
-            main(command)
+            run(command)
             code = 0
         except SystemExit as end:
             code = end.code
@@ -56,6 +62,15 @@ def test_lists_and_misspelt_words_import_nothing_heavy():
 def test_help_imports_nothing_heavy():
     found = imported([[], *([name] for name in COMMANDS), *(["run", name] for name in OURS)], "--help")
     assert {code for _, code, _ in found} == {0}
+    assert not [(command, heavy) for command, _, heavy in found if heavy]
+
+
+def test_the_files_of_experiments_import_nothing_heavy_before_the_flags_are_read():
+    files = sorted(str(path) for path in (ROOT / "experiments").glob("*.py") if path.stem not in ("bench", "one_run"))
+    found = imported([["python", file] for file in files], "--help")
+    wrong = [file for file in files if not file.endswith("/all.py")]  # it checks the flags of each study in its turn
+    found += imported([["python", file] for file in wrong], "--preset", "smok")
+    assert [code for _, code, _ in found] == [0] * len(files) + [2] * len(wrong)
     assert not [(command, heavy) for command, _, heavy in found if heavy]
 
 

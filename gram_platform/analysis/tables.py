@@ -45,6 +45,7 @@ from gram_platform.analysis.ratios import (
     pseudo_values,
 )
 from gram_platform.config.terminal import aligned
+from gram_platform.methods.labels import method_label
 
 CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
@@ -315,7 +316,13 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
             return missing
         return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
 
-    return aligned([list(frame.columns), *([cell(value) for value in row] for row in frame.itertuples(index=False))])
+    rows = labelled(frame).itertuples(index=False)
+    return aligned([list(frame.columns), *([cell(value) for value in row] for row in rows)])
+
+
+def labelled(frame: pd.DataFrame) -> pd.DataFrame:
+    """Writes the labels of methods in place of their ids, for readers."""
+    return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
 
 
 def interval_cell(row: Mapping, name: str) -> str:

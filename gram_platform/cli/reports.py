@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+from rich.console import Console
 
 from gram_platform.analysis.lr_grid import ENDED
 from gram_platform.analysis.lr_laws import analyse_grid
@@ -37,6 +38,7 @@ from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper import paper
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
+from gram_platform.studies.panel import show_results
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import mlflow_frames
 from gram_platform.tracking.tracker import LOCAL_UI
@@ -58,7 +60,7 @@ def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = write_or_log(partial(measurement.write, record, store, results, failures), tracker, say)
-    say(measurement.text(record, results))
+    show_results(Console(), measurement.text(record, results), measurement.brief_of(record, results))
     say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     say(f"read from {results.source}")
 

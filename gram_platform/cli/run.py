@@ -23,8 +23,9 @@ from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
 from gram_platform.studies import Study, library
 from gram_platform.studies.flag_groups import Text
-from gram_platform.studies.flags import CommonFlags, Flags, boxes_of, checked, parse_flags
-from gram_platform.studies.searches.definition import Search, checked_flags
+from gram_platform.studies.flags import boxes_of
+from gram_platform.studies.searches.command import flags_of, main
+from gram_platform.studies.searches.definition import Search
 
 OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
 OFFERED = Table("gram.studies", {}, is_usable=lambda study: isinstance(study, Study), reserved=OURS)
@@ -40,21 +41,7 @@ def run_command(study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY",
 
 def run_named(name: str, arguments: list[str]) -> None:
     """Runs a study or a search with its own flags, and ends the process; ValueError for an unknown name or a flag."""
-    study = find_study(name)
-    flags = parse_flags(flags_of(study), study.about, arguments, f"gram run {name}")
-    if isinstance(study, Search):
-        flags = checked_flags(study, flags)
-        from gram_platform.studies.searches.run import run_search as run
-    else:
-        flags = checked(study, flags)
-        from gram_platform.studies.campaign import run_searched as run
-    from gram_platform.studies.session import exit_with
-
-    exit_with(lambda: run(study, flags))
-
-
-def flags_of(study: Study) -> type[CommonFlags]:
-    return study.flags_type if isinstance(study, Search) else Flags
+    main(find_study(name), arguments, f"gram run {name}")
 
 
 def run_with_studies() -> Any:

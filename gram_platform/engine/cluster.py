@@ -19,10 +19,9 @@ from pathlib import Path
 import psutil
 import ray
 
-from gram_platform.config.endings import FAILED, Stopped
+from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.local_cluster.head import num_cpus, short_tmpdir
 from gram_platform.engine.local_cluster.state import TEMPORARY
 from gram_platform.engine.ray_private import address_of, address_record, refusal

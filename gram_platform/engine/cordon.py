@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.engine.capacity import has_fixed_size, slots, usable_machines
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.life import SUBMIT_AGAIN
 
 # Replacements of cordoned machines that a cluster is asked for, one after another, until one
 # passes.

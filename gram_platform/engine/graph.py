@@ -12,21 +12,14 @@ import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gram_platform.config.endings import Unavailable
+from gram_platform.config.endings import SUBMIT_AGAIN, Unavailable
 from gram_platform.engine.capacity import Admission, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.life import (
-    MAX_CRASHES,
-    SUBMIT_AGAIN,
-    NodeLifecycle,
-    Progress,
-    WaitingNodes,
-    failure_message,
-)
+from gram_platform.engine.life import MAX_CRASHES, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.process import is_out_of_memory, memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
 from gram_platform.methods.nodes import Node

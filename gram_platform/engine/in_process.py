@@ -12,18 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
-from gram_platform.config.endings import TIME_IS_UP, Stopped
+from gram_platform.config.endings import SUBMIT_AGAIN, TIME_IS_UP, Stopped
 from gram_platform.engine.devices import DeviceError, device_errors_probed
 from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.life import (
-    HELD_RETRY_S,
-    SUBMIT_AGAIN,
-    NodeLifecycle,
-    Progress,
-    WaitingNodes,
-    failure_message,
-)
+from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import StopRequest, is_out_of_memory, stop_on_signal
 from gram_platform.methods.nodes import Node

@@ -31,7 +31,6 @@ MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
 # The details of a recorded failure.
 DIVERGENCE = {"kind": State.DIVERGED}
-SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 
 
 @dataclass

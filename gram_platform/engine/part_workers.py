@@ -11,13 +11,13 @@ import ray
 from ray.exceptions import LocalRayletDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gram_platform.config.endings import Stopped
+from gram_platform.config.endings import SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core, in_turn
 from gram_platform.engine.capacity import await_report, has_fixed_size
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
-from gram_platform.engine.life import MAX_CRASHES, SUBMIT_AGAIN
+from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.local_cluster.head import num_cpus as num_cores
 
 # A custom resource of Ray: a machine for fetching and packing offers one for each of its cores.

@@ -17,45 +17,18 @@ from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
 from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flag_groups import FlagGroup, Names
 from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.flags import CommonFlags, Flags, checked, parse, parse_flags, with_device
+from gram_platform.studies.flags import CampaignFlags, CommonFlags, Flags, checked, with_device
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.run import lead_studies, run_study
-from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags
+from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags, checked_flags
 from gram_platform.studies.searches.maxent import MaxEntSearch
 from gram_platform.studies.searches.maxent_trials import METHOD
-from gram_platform.studies.searches.run import build_search, checked_flags, planned_search, run_search
-from gram_platform.studies.session import exit_with
+from gram_platform.studies.searches.run import build_search, planned_search, run_search
 
 NONE = "none"
-
-
-@dataclass(frozen=True)
-class MemberFlags(FlagGroup):
-    """Which studies and searches.
-
-    Args:
-        studies: names of studies (default: all), or none
-        searches: names of searches that follow the studies (default: all), or none
-    """
-
-    title = "campaign"
-
-    studies: Names = ()
-    searches: Names = ()
-
-
-@dataclass(frozen=True)
-class CampaignFlags(MemberFlags, CommonFlags):
-    """The flags of all studies and searches together."""
-
-
-def study_main(study: Study, arguments: list[str] | None = None) -> None:
-    """Runs the command line of an experiment file whose study may need a search, and ends the process."""
-    exit_with(lambda: run_searched(study, parse(study, arguments)))
 
 
 def run_searched(study: Study, flags: Flags) -> int:
@@ -181,13 +154,6 @@ def what_follows(needed: NeededSearch, graph: Graph) -> str:
         f"below, the preset's learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g} stand in for "
         "what the search will find; what both list, such as baselines, is trained once"
     )
-
-
-def main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None) -> None:
-    """Runs the command line of an experiment file, and ends the process."""
-    about = "The searches that studies begin with, every study as one graph, then the other searches: what any of them "
-    about += "has trained is not trained again."
-    exit_with(lambda: run_campaign(studies, searches, parse_flags(CampaignFlags, about, arguments)))
 
 
 def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:

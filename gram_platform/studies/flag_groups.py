@@ -224,3 +224,18 @@ class StudyFlags(FlagGroup):
     instructions: shown(str, "FILE.jsonl") = ""
     in_process: Switch = False
     export_nodes: Text = ""
+
+
+@dataclass(frozen=True)
+class MemberFlags(FlagGroup):
+    """Which studies and searches.
+
+    Args:
+        studies: names of studies (default: all), or none
+        searches: names of searches that follow the studies (default: all), or none
+    """
+
+    title = "campaign"
+
+    studies: Names = ()
+    searches: Names = ()

@@ -22,6 +22,7 @@ from gram_platform.studies.flag_groups import (
     DeviceFlags,
     ExecutionFlags,
     FlagGroup,
+    MemberFlags,
     SizeFlags,
     StorageFlags,
     StudyFlags,
@@ -134,12 +135,17 @@ class Flags(StudyFlags, CommonFlags):
         return {flag: source for flag, source in named.items() if source}
 
 
+@dataclass(frozen=True)
+class CampaignFlags(MemberFlags, CommonFlags):
+    """The flags of all studies and searches together."""
+
+
 AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
 
 
-def parse(study: Study, arguments: list[str] | None = None) -> Flags:
+def parse(study: Study, arguments: list[str] | None = None, prog: str | None = None) -> Flags:
     """Returns the checked flags of a study; ValueError as `checked`."""
-    return checked(study, parse_flags(Flags, study.about, arguments))
+    return checked(study, parse_flags(Flags, study.about, arguments, prog))
 
 
 def parse_flags(

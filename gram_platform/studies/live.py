@@ -11,13 +11,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.identity import printable
-from gram_platform.engine.life import SUBMIT_AGAIN, Progress
+from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.panel import WIDE, Row, clock, panel, results_in_short
+from gram_platform.studies.panel import Row, clock, panel, show_results
 
 PLAIN_EVERY_S, PANEL_EVERY_S = 15.0, 0.5
 GAUGES_EVERY_S = 2.0
@@ -72,11 +73,7 @@ class LiveView:
 
     def show(self, text: str, brief: Callable[[bool], Brief] | None = None) -> None:
         """Prints results: in a log the whole text, on a terminal the tables of `brief`, which fit its width."""
-        if brief is None or not self.console.is_terminal:
-            self.say(f"\n{text}\n")
-            return
-        for renderable in results_in_short(brief(self.console.width >= WIDE)):
-            self.console.print(renderable)
+        show_results(self.console, f"\n{text}\n", brief)
 
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""

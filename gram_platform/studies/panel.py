@@ -1,6 +1,6 @@
 """Draws the progress of a study or a search for a terminal of any width: nothing is cut, least of all the time left."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from rich.console import Console, Group, RenderableType
@@ -59,7 +59,16 @@ def _whole() -> Column:
 VERDICT_STYLES = {AGREE: "green", DISAGREE: "red", CANNOT_TELL: "yellow"}
 
 
-def results_in_short(brief: Brief) -> Iterator[RenderableType]:
+def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
+    """Prints the whole text; on a terminal the results in short, which fit its width, if there are any."""
+    if brief is None or not console.is_terminal:
+        console.print(Text(printable(text)), soft_wrap=True)
+        return
+    for renderable in _in_short(brief(console.width >= WIDE)):
+        console.print(renderable)
+
+
+def _in_short(brief: Brief) -> Iterator[RenderableType]:
     """Yields the tables of a study's results, and one line of how many claims have each verdict."""
     for title, frame in brief.tables.items():
         table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))

@@ -17,20 +17,15 @@ from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.definition import Study
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import Flags, parse
+from gram_platform.studies.flags import Flags
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.price import rung_text
 from gram_platform.studies.record import record_of
-from gram_platform.studies.session import exit_with, machine_hours
+from gram_platform.studies.session import machine_hours
 from gram_platform.studies.submission import Ended, Submission, Workplace, lead
 from gram_platform.studies.supply import require_supply
 from gram_platform.tracking import Tracker
-
-
-def main(study: Study, arguments: list[str] | None = None) -> None:
-    """Runs the command line of an experiment file, and ends the process."""
-    exit_with(lambda: run_study(study, parse(study, arguments)))
 
 
 def run_study(study: Study, flags: Flags) -> int:

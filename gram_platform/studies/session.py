@@ -1,7 +1,5 @@
 """Starts and ends a command: its exit code, Ray and how nodes execute there, cordoned machines, the site."""
 
-import atexit
-import gc
 import json
 import os
 import subprocess
@@ -13,29 +11,17 @@ from pathlib import Path
 
 import ray
 
-from gram_platform.config.endings import exit_codes, outlive_output
 from gram_platform.config.provenance import code_of_process
 from gram_platform.engine.capacity import has_fixed_size
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.local_cluster.head import num_cpus
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
 from gram_platform.studies.choice import Destination
 from gram_platform.studies.flags import CommonFlags
-
-
-def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process with the exit code of `work`, or of the error that ended it; see `exit_codes`."""
-    # The collections at shutdown would walk every object of torch and Ray, which takes .8 s of CPU.
-    atexit.register(gc.freeze)
-    outlive_output()
-    with exit_codes(SUBMIT_AGAIN):
-        code = work()
-    raise SystemExit(code)
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:

@@ -316,7 +316,7 @@ def test_a_spreadsheet_runs_no_cell():
 def test_text_for_a_terminal(analysis):
     lines = format_table(analysis.table).splitlines()
     assert lines[0].split() == ["method", "size", "profile", "core", "retain", "forget", "seeds"]
-    assert any(line.startswith("gram") and "0.940 [0.938, 0.942]" in line for line in lines)
+    assert any(line.startswith("GRAM") and "0.940 [0.938, 0.942]" in line for line in lines)
     assert len(lines) == 1 + len(analysis.table)
 
 

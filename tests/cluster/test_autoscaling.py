@@ -242,7 +242,8 @@ from ray._private.state import available_resources_per_node
 from ray.util import placement_group_table
 from gram_platform.studies import session
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.run import parse, run_search
+from gram_platform.studies.searches.definition import parse_search as parse
+from gram_platform.studies.searches.run import run_search
 
 flags_of, most = session.execution_of, {"machines": 0, "asked": 0, "gpus": 0.0}
 session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs

@@ -16,7 +16,7 @@ from gram_platform.planner import MACHINES
 from gram_platform.planner.simulation import SimulatedCluster
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.run import parse as parse_search
+from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.session import execution_of
 from tests.cluster import rules
 from tests.cluster.files import (

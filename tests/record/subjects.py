@@ -26,8 +26,8 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, checked
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.run import checked_flags, planned_search
+from gram_platform.studies.searches.definition import Search, checked_flags
+from gram_platform.studies.searches.run import planned_search
 
 ROOT = Path(__file__).resolve().parents[2]
 Section = tuple[str, list[str]]  # heading, lines

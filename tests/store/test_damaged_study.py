@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.cli import main
+from gram_platform.config.endings import exit_with
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.store.listing import FOLDERS
@@ -25,7 +26,6 @@ from gram_platform.store.root import open_corpus
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import run_study
-from gram_platform.studies.session import exit_with
 from gram_platform.tracking.frame import load_store, load_store_curves
 from tests.special_files import SPECIAL
 

@@ -10,15 +10,15 @@ from gram_platform.store import RunDirectory, Store
 from gram_platform.store.files import seal
 from gram_platform.studies import device
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.campaign import CampaignFlags, run_campaign
+from gram_platform.studies.campaign import run_campaign
 from gram_platform.studies.device import began_on, note_device, on_known_device, price_line, settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import parse
+from gram_platform.studies.flags import CampaignFlags, parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import predicted, work_left
 from gram_platform.studies.run import run_study
-from gram_platform.studies.searches.run import parse as parse_search
+from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.searches.run import planned_search, run_search
 
 SMALL = ("--preset", "paper", "--sizes", "50M", "--seeds", "1")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gram_platform.config.endings import exit_with
 from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import processes_of, read_state
 from gram_platform.store import LeaseHeld, Store
-from gram_platform.studies.session import exit_with
 from gram_platform.tracking import Tracker
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import (

@@ -15,6 +15,7 @@ from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES
 from gram_platform.store import Store
+from gram_platform.studies import main
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.dry_run import describe
@@ -22,7 +23,6 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.packing import provide_data
 from gram_platform.studies.record import record_of
-from gram_platform.studies.run import main
 from gram_platform.studies.session import execution_of
 from gram_platform.studies.supply import require_enough_data
 

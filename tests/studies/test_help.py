@@ -8,8 +8,7 @@ import pytest
 
 from gram_platform.config.identity import meant, one_of
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.campaign import CampaignFlags
-from gram_platform.studies.flags import Flags, groups_of, parse
+from gram_platform.studies.flags import CampaignFlags, Flags, groups_of, parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.searches.definition import OptunaFlags, SearchFlags
 from gram_platform.studies.searches.hyperparams import SweepFlags

@@ -18,7 +18,8 @@ from gram_platform.pages.results.replication import published_studies
 from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.run import build_search, parse
+from gram_platform.studies.searches.definition import parse_search as parse
+from gram_platform.studies.searches.run import build_search
 from tests import stories_frames, study_frames
 from tests.marks import wrong_marks
 from tests.studies.processes import ROOT

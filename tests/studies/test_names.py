@@ -18,9 +18,10 @@ from gram_platform.pages.results.record import StudyRecord, entries_of
 from gram_platform.pages.site.facts import read_facts
 from gram_platform.pages.site.index import Addresses, index_page
 from gram_platform.store import Store
+from gram_platform.studies.flags import parse
 from gram_platform.studies.library import accumulation, scaling
 from gram_platform.studies.live import LiveView
-from gram_platform.studies.run import parse, run_study
+from gram_platform.studies.run import run_study
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.engine import conftest as cells
 from tests.record.subjects import graphs

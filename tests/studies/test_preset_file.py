@@ -14,8 +14,8 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
 from gram_platform.studies.library.scaling import SMOKE, STUDY
 from gram_platform.studies.record import record_of
+from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.searches.run import build_search
-from gram_platform.studies.searches.run import parse as parse_search
 
 SAME_AS_SMOKE = """
 base = "demo"

@@ -10,16 +10,14 @@ from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.campaign import main as campaign_main
 from gram_platform.studies.device import settled
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.maxent_search import SEARCH as MAXENT
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import planned_hours, price, work_left
-from gram_platform.studies.run import main
-from gram_platform.studies.searches.run import main as search_main
-from gram_platform.studies.searches.run import parse as parse_search
+from gram_platform.studies.searches.command import campaign_main, main
+from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.searches.run import planned_search
 
 SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")
@@ -73,7 +71,7 @@ def ending(capsys, start, *arguments) -> tuple[int, str]:
 
 SUBMISSIONS = {
     "a study": (main, STUDY, [*SMALL]),
-    "a search": (search_main, SEARCH, [*SMALL]),
+    "a search": (main, SEARCH, [*SMALL]),
     "all": (campaign_main, (STUDY,), (SEARCH,), ["--preset", "smoke", "--seeds", "1"]),
 }
 

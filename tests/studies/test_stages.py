@@ -8,9 +8,9 @@ import pytest
 from gram_platform.config import CORE
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import attack_kinds, finetuning, scaling, stories
+from gram_platform.studies.searches.command import main
 from tests.corpora.conftest import make_records, write_jsonl
 
 
@@ -64,7 +64,7 @@ def test_instructions_of_a_user_are_trained_on_by_their_responses(tmp_path):
 def test_removal_is_measured_before_and_after_the_stage(tmp_path, capsys):
     flags = ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path), "--in-process"]
     with pytest.raises(SystemExit) as ended:
-        study_main(finetuning.STUDY, flags)
+        main(finetuning.STUDY, flags)
     assert ended.value.code in (0, None)
     table = pd.read_csv(tmp_path / "studies" / "finetuning" / "table.csv").set_index(["stage", "method", "profile"])
     before, after = table.loc[finetuning.BEFORE], table.loc[finetuning.AFTER]

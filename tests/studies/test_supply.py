@@ -8,13 +8,13 @@ import pytest
 
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.store import Store
+from gram_platform.studies import main
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import dual_use, scaling
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import main
 from gram_platform.studies.supply import require_supply
 
 MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"

@@ -103,8 +103,8 @@ def test_results_are_in_short_and_the_report_has_the_rest(scenes):
     table = lines[lines.index("profile mean") :]
     assert table[1].split() == ["method", "core", "retain", "forget"]
     rows = {line.split()[0]: line for line in table[2:5]}
-    assert set(rows) == {"baseline", "gram", "filtering"}
-    assert re.search(r"^gram +(0\.94\d \u00b1\.00\d +){2}0\.75\d \u00b1\.00\d$", rows["gram"])
+    assert set(rows) == {"baseline", "GRAM", "filtering"}
+    assert re.search(r"^GRAM +(0\.94\d \u00b1\.00\d +){2}0\.75\d \u00b1\.00\d$", rows["GRAM"])
     counted = next(line for line in lines if line.startswith("claims: "))
     assert re.fullmatch(r"claims: (\d+ (agree|disagree|cannot tell)(, )?)+; see the report", counted)
     assert "compute ratio of core by \u00b10.07" in " ".join(lines)  # the warning of a poor unit
@@ -128,4 +128,4 @@ def test_a_log_has_plain_lines_with_everything(tmp_path):
     )
     trials = r"^1 of 4 trials ended, 1 running, about 0:0\d left \| tiny lr 0\.004 batch 8 s0 11%$"
     assert re.search(trials, done.stdout, re.MULTILINE)
-    assert re.search(r"^gram +tiny +mean +0\.9\d\d \[0\.\d+, 0\.\d+\]", done.stdout, re.MULTILINE)
+    assert re.search(r"^GRAM +tiny +mean +0\.9\d\d \[0\.\d+, 0\.\d+\]", done.stdout, re.MULTILINE)

@@ -9,9 +9,9 @@ from gram_platform.config import CORE
 from gram_platform.methods.nodes import method_costs
 from gram_platform.methods.setting import subsets_of
 from gram_platform.studies.build import Graph, build_graph
-from gram_platform.studies.campaign import CampaignFlags, run_campaign, sharing
+from gram_platform.studies.campaign import run_campaign, sharing
 from gram_platform.studies.definition import Preset, Study, Variant
-from gram_platform.studies.flags import Flags, checked
+from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
     accumulation,
     architecture,

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.tables import table_csv
 from gram_platform.config import core_first
+from gram_platform.methods.labels import method_label
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
@@ -33,18 +34,18 @@ class Style(NamedTuple):
 
 
 METHOD_STYLES = {
-    "baseline": Style("baseline", GREY, "circle", "dot"),
-    "filtering": Style("filtering", ORANGE, "square", "dash"),
-    "gram": Style("GRAM", BLUE, "circle", "solid"),
-    "gram_subsets": Style("GRAM (subsets)", BLUE, "circle-open", "dashdot"),
-    "gram_lora": Style("GRAM (LoRA)", SKY, "circle-open", "longdash"),
-    "ft_full": Style("FT-Full", VERMILION, "diamond", "dashdot"),
-    "ft_lora": Style("FT-LoRA", GREEN, "triangle-up", "dash"),
-    "ft_mlp": Style("FT-MLP", GREEN, "triangle-up-open", "dot"),
-    "maxent": Style("MaxEnt", PURPLE, "x", "longdashdot"),
-    "rmu": Style("RMU", PURPLE, "x-open", "dot"),
-    "graddiff": Style("GradDiff", VERMILION, "cross-open", "longdash"),
-    "demix": Style("DEMix", VERMILION, "cross", "dot"),
+    "baseline": Style(method_label("baseline"), GREY, "circle", "dot"),
+    "filtering": Style(method_label("filtering"), ORANGE, "square", "dash"),
+    "gram": Style(method_label("gram"), BLUE, "circle", "solid"),
+    "gram_subsets": Style(method_label("gram_subsets"), BLUE, "circle-open", "dashdot"),
+    "gram_lora": Style(method_label("gram_lora"), SKY, "circle-open", "longdash"),
+    "ft_full": Style(method_label("ft_full"), VERMILION, "diamond", "dashdot"),
+    "ft_lora": Style(method_label("ft_lora"), GREEN, "triangle-up", "dash"),
+    "ft_mlp": Style(method_label("ft_mlp"), GREEN, "triangle-up-open", "dot"),
+    "maxent": Style(method_label("maxent"), PURPLE, "x", "longdashdot"),
+    "rmu": Style(method_label("rmu"), PURPLE, "x-open", "dot"),
+    "graddiff": Style(method_label("graddiff"), VERMILION, "cross-open", "longdash"),
+    "demix": Style(method_label("demix"), VERMILION, "cross", "dot"),
 }
 DOMAIN_COLOURS = (GREY, BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)
 DOMAIN_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED
-from gram_platform.analysis.tables import table_csv
+from gram_platform.analysis.tables import labelled, table_csv
 from gram_platform.paper.verdicts import WITHIN, verdict_counts
 
 LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
@@ -193,6 +193,7 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
 
     Class `number` aligns to the right; class `long` breaks sentences into lines.
     """
+    table = labelled(table)
     heads, cells = [], []
     for name in table.columns:
         if name.endswith("_url") and name.removesuffix("_url") in table:

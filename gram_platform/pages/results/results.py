@@ -16,6 +16,7 @@ from gram_platform.analysis.tables import (
     format_table,
     frame_text,
     interval_text,
+    labelled,
     short_text,
 )
 from gram_platform.analysis.unit_error import errors_by_class
@@ -178,7 +179,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
         cells = {
             name: list(map(text, *(rows[name + end] for end in ENDS))) for name in CLASSES if rows[name].notna().any()
         }
-        tables[f"profile {profile}"] = renamed(rows[names].assign(**cells), record.varies)
+        tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
     verdicts = Counter(results.claims["verdict"]) if len(results.claims) else {}
     return Brief(tables, verdicts, unit_warning(record))
 

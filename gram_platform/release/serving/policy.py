@@ -35,7 +35,15 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gram_platform.config.identity import invalid, parsed_by, require_int, require_name, require_real
+from gram_platform.config.identity import (
+    invalid,
+    one_of,
+    parsed_by,
+    require_choice,
+    require_int,
+    require_name,
+    require_real,
+)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -104,7 +112,7 @@ class Policy:
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
-                    allowed = "one of the run's modules: " + (", ".join(available) or "it has none")
+                    allowed = one_of(module, available, "the run's modules: ") + ("" if available else "it has none")
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
     def require_loaded(self, loaded: Collection[str]) -> None:
@@ -278,7 +286,7 @@ def _rule(index: int, entry: object) -> TokenRule:
         _name(f"{field}.profiles", profile)
     default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
     if default not in profiles:
-        raise invalid(f"{field}.default", default, "one of the token's profiles: " + ", ".join(profiles))
+        raise invalid(f"{field}.default", default, one_of(default, profiles, "the token's profiles: "))
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
     if (max_requests := entry.get("max_requests")) is not None:
@@ -288,5 +296,4 @@ def _rule(index: int, entry: object) -> TokenRule:
 
 def _require_profiles(index: int, rule: TokenRule, known: Collection[str]) -> None:
     for profile in rule.profiles:
-        if profile not in known:
-            raise invalid(f"tokens[{index}].profiles", profile, "one of " + ", ".join(known))
+        require_choice(f"tokens[{index}].profiles", profile, known)

@@ -18,7 +18,7 @@ from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Study, with_changes
 from gram_platform.studies.flag_groups import FlagGroup, Number, Switch, Texts
 from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.flags import CommonFlags, checked_common
+from gram_platform.studies.flags import CommonFlags, checked_common, parse_flags
 
 if TYPE_CHECKING:
     from gram_platform.engine.proposals import Group, Source
@@ -168,6 +168,11 @@ class Search(Study):
     def write(self, graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
         """Returns tables, figures and report of the trials so far; None while there is nothing to report."""
         raise NotImplementedError
+
+
+def parse_search(search: Search, arguments: list[str] | None = None, prog: str | None = None) -> SearchFlags:
+    """Returns the checked flags of a search; ValueError as `checked_flags`."""
+    return checked_flags(search, parse_flags(search.flags_type, search.about, arguments, prog))
 
 
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:

@@ -9,10 +9,10 @@ from itertools import pairwise
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
+from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.identity import to_plain
 from gram_platform.config.provenance import code_text
 from gram_platform.config.terminal import say
-from gram_platform.engine.life import SUBMIT_AGAIN
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome
@@ -23,27 +23,15 @@ from gram_platform.studies.build import Graph, resolve_corpora, settings_of
 from gram_platform.studies.definition import preset_params, with_changes
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import parse_flags
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.searches.definition import Search, SearchFlags, checked_flags
+from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import SEARCH_FILE, trial_metrics, trial_tags
-from gram_platform.studies.session import exit_with
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import search_views
-
-
-def main(search: Search, arguments: list[str] | None = None) -> None:
-    """Runs the command line of a search's experiment file and ends the process."""
-    exit_with(lambda: run_search(search, parse(search, arguments)))
-
-
-def parse(search: Search, arguments: list[str] | None = None) -> SearchFlags:
-    """Returns the checked flags; ValueError naming the flag, the value and what is expected."""
-    return checked_flags(search, parse_flags(search.flags_type, search.about, arguments))
 
 
 def build_search(search: Search, flags: SearchFlags) -> Graph:

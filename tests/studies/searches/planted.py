@@ -11,9 +11,9 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
+from gram_platform.studies.searches.command import main
 from gram_platform.studies.searches.definition import GridSearch, OptunaFlags, OptunaSearch
 from gram_platform.studies.searches.report import SearchOutput
-from gram_platform.studies.searches.run import main
 from gram_platform.tracking.views import TrialColumns
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.studies import Study
-from gram_platform.studies.campaign import study_main
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library import stories
+from gram_platform.studies.searches.command import main
 
 NAME, OWN = next(iter(STORIES_SMOKE_SIZES.items()))
 SIZE = replace(OWN, core_tokens=OWN.seq_len * OWN.batch_size * 12)
@@ -29,4 +29,4 @@ STUDY = Study(
 )
 
 if __name__ == "__main__":
-    study_main(STUDY)
+    main(STUDY)

@@ -24,7 +24,8 @@ from gram_platform.engine.trial_process import Trial, ends_process, plain_crash,
 from gram_platform.engine.trial_restarts import Patience, TrialResources
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
-from gram_platform.studies.searches.run import build_search, parse, run_search
+from gram_platform.studies.searches.definition import parse_search as parse
+from gram_platform.studies.searches.run import build_search, run_search
 from gram_platform.studies.session import execution_of
 from tests.engine.test_broken_devices import assert_little_is_trained_twice, events, machines, plan_for
 from tests.engine.test_drained import in_own_process

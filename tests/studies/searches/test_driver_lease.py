@@ -12,8 +12,9 @@ from gram_platform.engine.execution import ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
+from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
-from gram_platform.studies.searches.run import SearchWork, build_search, parse
+from gram_platform.studies.searches.run import SearchWork, build_search
 from gram_platform.studies.submission import Ended, Workplace, lead
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.searches.planted import GRID, SEARCH

@@ -15,10 +15,11 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
+from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.hyperparams import chosen_values
 from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
-from gram_platform.studies.searches.run import build_search, parse
+from gram_platform.studies.searches.run import build_search
 from gram_platform.tracking import Tracker
 from tests.studies.processes import attempts, results, submit
 

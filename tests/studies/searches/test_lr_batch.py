@@ -24,9 +24,10 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY as SCALING
+from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.lr_batch import GridShape, why_not
 from gram_platform.studies.searches.lr_batch_trials import at, objective
-from gram_platform.studies.searches.run import build_search, parse
+from gram_platform.studies.searches.run import build_search
 
 ROOT = Path(__file__).resolve().parents[3]
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}

@@ -22,6 +22,7 @@ from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.page import Page
 from gram_platform.studies.library.pareto import SEARCH
 from gram_platform.studies.library.stories import STORIES_SMOKE
+from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from gram_platform.studies.searches.pareto import space_around
 from gram_platform.studies.searches.pareto_trials import (
@@ -38,7 +39,7 @@ from gram_platform.studies.searches.pareto_trials import (
     trials_table,
 )
 from gram_platform.studies.searches.report import attack_frame, result_frame, view_frame
-from gram_platform.studies.searches.run import build_search, parse
+from gram_platform.studies.searches.run import build_search
 from tests.methods.test_plans import setting
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 

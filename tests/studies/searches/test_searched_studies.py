@@ -12,8 +12,8 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, build_graph, is_complete, load_best
-from gram_platform.studies.campaign import CampaignFlags, needed_search, run_campaign, run_searched
-from gram_platform.studies.flags import Flags, checked
+from gram_platform.studies.campaign import needed_search, run_campaign, run_searched
+from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
     aux_scaling,
     dual_use,
@@ -25,7 +25,8 @@ from gram_platform.studies.library import (
     token_localization,
 )
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches.run import build_search, parse
+from gram_platform.studies.searches.definition import parse_search as parse
+from gram_platform.studies.searches.run import build_search
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY
 

@@ -9,7 +9,8 @@ from ray import tune
 from gram_platform.engine.execution import results_place
 from gram_platform.engine.trial_process import Trial
 from gram_platform.store import Store
-from gram_platform.studies.searches.run import parse, run_search
+from gram_platform.studies.searches.definition import parse_search as parse
+from gram_platform.studies.searches.run import run_search
 from tests.studies.searches.planted import GRID
 
 
