@@ -39,7 +39,8 @@ def message_of(
     `storage`: its place, of which the message has the name alone; `code`: the submission's exit code; `what`: how many
     nodes and trials have ended, or the error that ended the submission; `verdicts`: the number of claims of each.
     """
-    storage, event, what = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code], one_line(masked(what))
+    storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
+    what = one_line("; ".join(masked(what).splitlines()))
     claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
     failures = f"{num_failures} failed or blocked" if num_failures else ""
     text = ". ".join(filter(None, (f"{study} in {storage}: {event}", what, failures, claims and f"Claims: {claims}")))

@@ -110,16 +110,16 @@ def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, mon
 
 def test_claims_are_counted_in_the_message(server):
     message = webhook.message_of(
-        "scaling", "s3://key:secret@bucket/runs/", 0, "4 nodes", 0, {"agree": 3, "disagree": 1}
+        "scaling", "s3://key:secret@bucket/runs/", 0, "4 nodes\n2 trials", 0, {"agree": 3, "disagree": 1}
     )
     assert webhook.post(server.url, message) == ""
     assert server.got == [
         {
-            "text": "scaling in runs: done. 4 nodes. Claims: 3 agree, 1 disagree",
+            "text": "scaling in runs: done. 4 nodes; 2 trials. Claims: 3 agree, 1 disagree",
             "event": "done",
             "study": "scaling",
             "storage": "runs",
-            "counts": "4 nodes",
+            "counts": "4 nodes; 2 trials",
             "failures": 0,
             "verdicts": {"agree": 3, "disagree": 1},
         }

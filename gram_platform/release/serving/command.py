@@ -177,12 +177,12 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         ending.callback(leave)
         interruption.listen()
         try:
-            join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
+            is_private = join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
             interruption.listen()  # ray.init has replaced the signal handlers
             require_gpu(service.device)
             require_own_serve()
             name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
-            ending.callback(end_application, name)
+            ending.callback(end_application, name, is_private)
             is_over, places = threading.Event(), Places(prepared.source.policy, service.max_requests)
             ending.callback(is_over.set)
             following = (service.policy, places, new_keeper(name), say, is_over)
@@ -277,8 +277,11 @@ def require_own_serve() -> None:
         )
 
 
-def end_application(name: str) -> None:
-    """Deletes this command's application; shuts Ray Serve down unless somebody else has deployed one meanwhile."""
+def end_application(name: str, is_private: bool) -> None:
+    """Deletes this command's application; shuts Ray Serve down unless somebody else has deployed one meanwhile.
+
+    A private Ray ends with the command, and Ray Serve with it: its shut-down would print that Ray tries it for ever.
+    """
     from ray import serve
 
     from gram_platform.engine.cluster import ClusterLost, require_ray
@@ -289,7 +292,7 @@ def end_application(name: str) -> None:
         return
     if name in serve.status().applications:
         serve.delete(name)
-    if not serve.status().applications:
+    if not (is_private or serve.status().applications):
         serve.shutdown()
 
 
@@ -312,8 +315,8 @@ def private_environment(address: str) -> dict[str, str]:
     return without_ray | private
 
 
-def join_ray(address: str, num_cpus: int, folder: str) -> None:
-    """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one with `num_cpus`.
+def join_ray(address: str, num_cpus: int, folder: str) -> bool:
+    """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one of `num_cpus`, and returns True.
 
     The private one's files are in `folder`, where nobody else may look. Its ports listen on the loopback, but for one
     of each replica, and are open to holders of its token (`private_environment`). It has no dashboard. ValueError and
@@ -326,7 +329,8 @@ def join_ray(address: str, num_cpus: int, folder: str) -> None:
     quiet = {"log_to_driver": True, "logging_level": logging.WARNING}
     if given:
         join(given, **quiet)
-        return
+        return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     resources = {"num_cpus": num_cpus, "object_store_memory": SERVING_STORE_BYTES, "include_dashboard": False}
     start_ray(_temp_dir=folder, **resources, **quiet)
+    return True

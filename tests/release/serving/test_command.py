@@ -41,6 +41,12 @@ def wait_for_ever(*_, **__) -> None:
     raise AssertionError("it waits on")
 
 
+def joined(is_private: bool) -> bool:
+    """As ray.init does: SIGTERM is Ray's afterwards."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+    return is_private
+
+
 @pytest.fixture
 def planted_ray(monkeypatch, tmp_path):
     """No Ray, a policy file, and a list of what has been said and ended; the signals' handlers are put back."""
@@ -51,8 +57,7 @@ def planted_ray(monkeypatch, tmp_path):
     prepared = SimpleNamespace(run=run, source=source, tokenizer_json="")
     prepared.lines = lambda: ["lines"]
     monkeypatch.setattr(command, "prepare", lambda _: prepared)
-    # as ray.init: SIGTERM is Ray's afterwards
-    monkeypatch.setattr(command, "join_ray", lambda *_: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)))
+    monkeypatch.setattr(command, "join_ray", lambda *_: joined(is_private=False))
     monkeypatch.setattr(command, "POLICY_CHECK_S", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "Resources": {command.HEAD: 1.0}}])
@@ -81,6 +86,14 @@ def test_a_signal_ends_it_while_a_model_waits_for_its_place(planted_ray, monkeyp
     monkeypatch.setattr(serve, "run", lambda *_, **__: (send(numbers), wait_for_ever()))
     serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["stopping", "serve.shutdown", "ray.shutdown"]
+
+
+def test_a_private_ray_ends_with_all_that_it_serves(planted_ray, monkeypatch, tmp_path):
+    """The shutdown of Ray Serve alone prints an error of Ray, which tries it for ever."""
+    monkeypatch.setattr(command, "join_ray", lambda *_: joined(is_private=True))
+    monkeypatch.setattr(serve, "run", lambda *_, **__: (send([signal.SIGINT]), wait_for_ever()))
+    serve_until_stopped(service(tmp_path), planted_ray.append)
+    assert planted_ray == ["stopping", "ray.shutdown"]
 
 
 @pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
