@@ -83,7 +83,7 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, dir
     _add_trials(figure, rows, parameter.name, objective, direction)
     styled(figure, parameter.name, parameter.name, objective)
     if parameter.log:
-        ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else (1, 2, 5))
+        ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else ())
         log_axis(figure.update_xaxes, ticks)
     figure.update_xaxes(range=_padded(parameter))
     return _with_edge(with_table(figure, rows, None))

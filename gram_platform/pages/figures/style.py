@@ -21,8 +21,10 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"  # readable on white; a dark page recolours them
 IN_PAPER = "the paper, at its scale"  # of a published value in a legend
-HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 14  # pixels: of a figure, a row of its legend, a further line of its title
+HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18  # pixels: of a figure, a row of its legend, a further line of its title
 TITLE_LETTERS = 64  # of a further line of a title, in the narrowest figure
+# of a decade, each closer than those before
+TICK_STEPS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8), *([1 + i / n for i in range(9 * n)] for n in (2, 5, 10)))
 
 
 class Style(NamedTuple):
@@ -205,10 +207,18 @@ def padded_range(values: Iterable[float]) -> list[float]:
     return [low - margin, high + margin]
 
 
-def log_ticks(low: float, high: float, steps: Sequence[float] = (1, 2, 5)) -> list[float]:
-    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: 1, 2, 5, 10, 20, ..."""
+def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
+    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: these steps of each decade.
+
+    By default 1, 2, 5, 10, 20, ..., and closer ones if fewer than three of them fit.
+    """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    return [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+    ticks: list[float] = []
+    for chosen in [steps] if steps else TICK_STEPS:
+        ticks = [step * 10.0**decade for decade in decades for step in chosen if low <= step * 10.0**decade <= high]
+        if len(ticks) >= 3:
+            break
+    return ticks
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
