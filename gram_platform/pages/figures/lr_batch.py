@@ -1,7 +1,6 @@
 """Draws the LR/batch grid of each size with the fitted surface and its minima, and the laws through the minima."""
 
 import math
-from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -20,14 +19,15 @@ from gram_platform.pages.figures.style import (
     add_band,
     log_axis,
     log_ticks,
+    size_axis,
     styled,
     whiskers,
+    with_notes,
     with_table,
 )
 
 AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
-TITLE_LETTERS = 90  # of a line of a title
 FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
 BEYOND = 4.0  # a surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so
 
@@ -52,11 +52,11 @@ def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataF
             _add_minimum(figure, row, "minimum", {"symbol": "star", "size": 15, "color": VERMILION}, True)
         elif not math.isnan(row["best_loss"]):
             _add_best_cell(figure, row)
-    styled(figure, f"{size}: {notes}" if notes else size, AXIS_TITLES["lr"], AXIS_TITLES["batch"])
+    styled(figure, with_notes(size, notes), AXIS_TITLES["lr"], AXIS_TITLES["batch"])
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
         values = sorted(set(of_size[name]))
         log_axis(axis, values, range=_range(values, pooled, name))
-    return with_table(figure, of_size)
+    return with_table(figure, of_size, None)
 
 
 def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str) -> go.Figure:
@@ -78,13 +78,14 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
     _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
     _add_optima(figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11)
-    styled(figure, f"{AXIS_TITLES[quantity]}: {_law_text(law)}", "parameters", AXIS_TITLES[quantity])
+    text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
+    styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
     ticks = optima[["size", "parameters"]].drop_duplicates()
-    log_axis(figure.update_xaxes, ticks["parameters"].tolist(), ticks["size"].tolist())
+    size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
     log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
     ends = [quantity + end for end in ENDS]
-    return with_table(figure, shown.filter(["size", "parameters", "seed", *ends, "on_edge", "loss", "notes"]))
+    return with_table(figure, shown.filter(["size", "parameters", "seed", *ends, "on_edge", "loss", "notes"]), None)
 
 
 # ------------------------------------------------------------------------------------------------------ surfaces
@@ -217,7 +218,5 @@ def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
 
 
 def _law_text(law: pd.Series) -> str:
-    if law["no_law"]:
-        return "<br>".join(["no law", *(f"<sub>{part}</sub>" for part in wrap(law["no_law"], TITLE_LETTERS))])
     text = f"{law['coefficient']:.3g} N^{law['exponent']:.3f}"
     return text if math.isnan(law["t_low"]) else f"{text} [{law['t_low']:.2f}, {law['t_high']:.2f}]"

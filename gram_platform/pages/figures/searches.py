@@ -65,7 +65,7 @@ def history_figure(trials: pd.DataFrame, objective: str, direction: str) -> go.F
         figure.add_scatter(x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover)
     _add_trials(figure, trials, TRIAL, objective, direction)
     styled(figure, f"{objective} ({BETTER[direction]})", "trial", objective)
-    return _with_edge(trial_axis(with_table(figure, trials), trials))
+    return _with_edge(trial_axis(with_table(figure, trials, None), trials))
 
 
 def trial_axis(figure: go.Figure, trials: pd.DataFrame) -> go.Figure:
@@ -83,10 +83,10 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str, dir
     _add_trials(figure, rows, parameter.name, objective, direction)
     styled(figure, parameter.name, parameter.name, objective)
     if parameter.log:
-        ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else (1, 2, 5))
+        ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else ())
         log_axis(figure.update_xaxes, ticks)
     figure.update_xaxes(range=_padded(parameter))
-    return _with_edge(with_table(figure, rows))
+    return _with_edge(with_table(figure, rows, None))
 
 
 def importance_figure(importances: Mapping[str, float], objective: str, num_trials: int) -> go.Figure:
@@ -105,7 +105,7 @@ def importance_figure(importances: Mapping[str, float], objective: str, num_tria
     )
     styled(figure, f"What {objective} depends on ({num_trials} trials)", "share of the variance explained alone", "")
     figure.update_xaxes(range=[0, 1], tickformat=".0%")
-    return with_table(figure, pd.DataFrame({"parameter": names, "importance": [importances[n] for n in names]}))
+    return with_table(figure, pd.DataFrame({"parameter": names, "importance": [importances[n] for n in names]}), None)
 
 
 def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
@@ -201,7 +201,7 @@ def projection_figure(
     for row, symbol in _marked(references, FLAT_SYMBOLS):
         figure.add_scatter(x=[row[x]], y=[row[y]], **_reference_mark(row, objectives, symbol))
     styled(figure, f"{x} and {y}", _axis_title(x, objectives), _axis_title(y, objectives))
-    return with_table(figure, _points(trials, objectives, references))
+    return with_table(figure, _points(trials, objectives, references), None)
 
 
 def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.DataFrame | None = None) -> go.Figure:
@@ -222,7 +222,7 @@ def space_figure(trials: pd.DataFrame, objectives: Objectives, references: pd.Da
     camera = {"eye": {"x": 1.45, "y": 1.45, "z": 1.0}, "center": {"x": 0.0, "y": 0.0, "z": -0.15}}
     scene = {**axes, "camera": camera, "bgcolor": "rgba(0,0,0,0)"}
     figure.update_layout(scene=scene, height=SPACE_HEIGHT)
-    return with_table(figure, _points(trials, objectives, references))
+    return with_table(figure, _points(trials, objectives, references), None)
 
 
 def _points(trials: pd.DataFrame, objectives: Objectives, references: pd.DataFrame | None) -> pd.DataFrame:
@@ -253,7 +253,7 @@ def hypervolume_figure(history: pd.DataFrame, reference: Mapping[str, float]) ->
     bound = ", ".join(f"{name} {value:g}" for name, value in reference.items())
     styled(figure, f"Hypervolume against {bound}", "trial", "hypervolume")
     figure.update_yaxes(rangemode="tozero")
-    return trial_axis(with_table(figure, history), history)
+    return trial_axis(with_table(figure, history, None), history)
 
 
 def _classes(trials: pd.DataFrame, objectives: Objectives) -> list[tuple[str, pd.DataFrame, dict]]:

@@ -20,10 +20,10 @@ from gram_platform.pages.figures.style import (
     add_line,
     domain_styles,
     hover_runs,
-    log_axis,
     method_style,
     padded_range,
     reference_line,
+    size_axis,
     styled,
     translucent,
     whiskers,
@@ -145,10 +145,9 @@ def scaling_figure(
         _add_method(figure, line, value, method_style(method))
     add_trends(figure, rows, parameters, value)
     reference_line(figure)
-    styled(figure, CLASS_TITLES[value], "name of the size, and its parameters", "compute ratio")
+    styled(figure, CLASS_TITLES[value], "", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
-    text = [f"{size}<br>{_short(n)}" for size, n in zip(ticks["size"], ticks["parameters"], strict=True)]
-    log_axis(figure.update_xaxes, ticks["parameters"].tolist(), text)
+    size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
     shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
     # one scale for the panels of all classes, so that they can be compared
     figure.update_yaxes(range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0]))
@@ -197,14 +196,6 @@ def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style)
         hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
         "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
     )
-
-
-def _short(number: float) -> str:
-    """Writes 1,234,567 as 1.23M."""
-    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:g}"
 
 
 def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, float], value: str) -> None:

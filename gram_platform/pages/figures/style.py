@@ -6,6 +6,7 @@ page. Markers and dashes differ too, so that no series is told by colour alone.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -21,7 +22,10 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"  # readable on white; a dark page recolours them
 IN_PAPER = "the paper, at its scale"  # of a published value in a legend
-HEIGHT, LEGEND_ROW = 360, 20  # pixels: of a figure, and of a row of its legend
+HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18  # pixels: of a figure, a row of its legend, a further line of its title
+TITLE_LETTERS = 64  # of a further line of a title, in the narrowest figure
+# of a decade, each closer than those before
+TICK_STEPS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8), *([1 + i / n for i in range(9 * n)] for n in (2, 5, 10)))
 
 
 class Style(NamedTuple):
@@ -87,13 +91,18 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
         plot_bgcolor="rgba(0,0,0,0)",
         autosize=True,
         height=HEIGHT,
-        margin={"l": 56, "r": 16, "t": 44, "b": 52},
+        margin={"l": 56, "r": 16, "t": 44 + TITLE_ROW * title.count("<br>"), "b": 52},
         legend=legend,
         hoverlabel={"align": "left"},
     )
     figure.update_xaxes(title={"text": x, "standoff": 8}, **axis)
     figure.update_yaxes(title={"text": y, "standoff": 8}, **axis)
     return figure
+
+
+def with_notes(title: str, notes: str) -> str:
+    """Puts notes in small letters below a title, in lines that fit."""
+    return "<br>".join([title, *(f"<sub>{part}</sub>" for part in wrap(notes, TITLE_LETTERS))])
 
 
 def drawn(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
@@ -125,9 +134,23 @@ def _tick(value: float) -> str:
     return f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
 
 
-def with_table(figure: go.Figure, rows: pd.DataFrame) -> go.Figure:
-    """Gives the figure the table that it draws, which a page offers as CSV below it."""
-    return figure.update_layout(meta={"csv": quote(table_csv(rows))})
+def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
+    """Gives the figure the table that it draws, as `table_csv` writes it, which a page offers below the figure."""
+    return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
+
+
+def size_axis(figure: go.Figure, sizes: Sequence[str], parameters: Sequence[float]) -> None:
+    """Labels the axis of parameters, logarithmic, with the name of each size and its count."""
+    text = [f"{size}<br>{_short(count)}" for size, count in zip(sizes, parameters, strict=True)]
+    log_axis(figure.update_xaxes, list(parameters), text, title_text="name of the size, and its parameters")
+
+
+def _short(count: float) -> str:
+    """Writes 1,234,567 as 1.23M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g}{unit}"
+    return f"{count:g}"
 
 
 def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = "") -> None:
@@ -185,10 +208,18 @@ def padded_range(values: Iterable[float]) -> list[float]:
     return [low - margin, high + margin]
 
 
-def log_ticks(low: float, high: float, steps: Sequence[float] = (1, 2, 5)) -> list[float]:
-    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: 1, 2, 5, 10, 20, ..."""
+def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
+    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: these steps of each decade.
+
+    By default 1, 2, 5, 10, 20, ..., and closer ones if fewer than three of them fit.
+    """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    return [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+    ticks: list[float] = []
+    for chosen in [steps] if steps else TICK_STEPS:
+        ticks = [step * 10.0**decade for decade in decades for step in chosen if low <= step * 10.0**decade <= high]
+        if len(ticks) >= 3:
+            break
+    return ticks
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:

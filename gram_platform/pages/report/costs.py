@@ -10,12 +10,14 @@ from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results
 from gram_platform.paper.paper import COST_PROFILES, COST_SIZE, COST_TABLE
 
-COST = """Multiples of the baseline's cost, computed from the configs of the runs. All profiles are those of this study
-that switch a domain off: with every domain on, the baseline serves. Filtering needs a run for each profile, branches a
-base and one more run for each domain, GRAM one run for all. Profiles here: how many of them the runs of this study
-serve; runs for all: what every profile needs, of which a study may train a part; a base leaves room for the branches of
-all. Train FLOPs: tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules on
-core batches. Active MLP: parameters in a forward pass with at most one module; total MLP: of all weights that serve."""
+COST = """Multiples of the baseline's cost, computed from the configs of the runs. Filtering needs a run for each
+profile, branches a base and one more run for each domain, GRAM one run for all. All profiles are those of this study
+that switch a domain off: with every domain on, the baseline serves.
+
+Profiles here: how many of them the runs of this study serve. Runs for all: what every profile needs, of which a study
+may train a part; a base leaves room for the branches of all. Train FLOPs: tokens x active parameters by the paper's
+formula; by its plan: with the cost of companion modules on core batches. Active MLP: parameters in a forward pass with
+at most one module; total MLP: of all weights that serve."""
 PAPER_TEXT = f"""Rows from the paper have the numbers that it prints for its dual-use models and its {COST_PROFILES}
 profiles."""
 COST_TITLES = {

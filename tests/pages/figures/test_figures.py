@@ -125,7 +125,7 @@ def test_a_fit_at_its_bound_says_so(analysis):
 def test_the_axes_of_learning_curves_have_round_numbers_without_exponents(analysis):
     figure = learning_curve_figure(curves(), analysis.fits, "small")
     for axis in (figure.layout.xaxis, figure.layout.yaxis):
-        assert {f"{tick:e}"[0] for tick in axis.tickvals} <= {"1", "2", "5"}
+        assert len(axis.tickvals) >= 3
         assert [float(text.replace(",", "")) for text in axis.ticktext] == pytest.approx(axis.tickvals)
         assert not [text for text in axis.ticktext if "e" in text]
     steps = pd.DataFrame({"size": "s", "seed": "0", "step": [10, 40_000], "domain": "core", "loss": [5.0, 0.4]})
@@ -248,6 +248,10 @@ def test_methods_and_domains_differ_in_more_than_colour():
 def test_log_ticks():
     assert log_ticks(15, 600) == [20, 50, 100, 200, 500]
     assert log_ticks(1, 10) == [1, 2, 5, 10]
+    assert log_ticks(2.1, 4.9) == pytest.approx([2.5, 3, 3.5, 4, 4.5])
+    assert log_ticks(2.6, 3.3) == pytest.approx([2.6, 2.8, 3.0, 3.2])
+    assert log_ticks(0.003, 0.013) == pytest.approx([0.003, 0.004, 0.006, 0.008, 0.01])
+    assert log_ticks(1, 1000, (1,)) == [1, 10, 100, 1000]
 
 
 def test_figures_are_json(analysis):

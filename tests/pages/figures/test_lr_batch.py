@@ -10,6 +10,7 @@ import pytest
 from gram_platform.analysis.lr_grid import POOLED
 from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
+from gram_platform.pages.figures.style import TITLE_LETTERS
 from tests.analysis.test_lr_grid import LRS, diverge, laddered, planted
 
 
@@ -53,9 +54,9 @@ def test_cells_contours_and_minima_are_those_of_the_frames(analysis):
 
 
 def test_titles_say_what_is_wrong(analysis):
-    assert surface(analysis, "16M").layout.title.text == "16M: at the edge: lr high"
+    assert surface(analysis, "16M").layout.title.text == "16M<br><sub>at the edge: lr high</sub>"
     flat = surface(analysis, "1M")
-    assert flat.layout.title.text == "1M: not convex: best cell shown"
+    assert flat.layout.title.text == "1M<br><sub>not convex: best cell shown</sub>"
     assert not [trace for trace in flat.data if trace.name == "minimum"]
     row = analysis.optima[(analysis.optima["size"] == "1M") & (analysis.optima["seed"] == POOLED)].iloc[0]
     ring = named(flat, "best cell")
@@ -107,8 +108,11 @@ def test_what_is_no_law_has_no_line_and_says_why(analysis):
     two = analyse_grid(laddered()[lambda trials: trials["size"] != "16M"], seq_len=64, num_resamples=10)
     for found, why in ((none, "1M: not convex"), (edges, "16M: at the edge (lr high)"), (two, "at least 3 are needed")):
         figure = law_figure(found.lines, found.optima, found.laws, "lr")
-        assert figure.layout.title.text.startswith("Peak learning rate: no law<br>")
-        assert why in figure.layout.title.text
+        first, *rest = figure.layout.title.text.split("<br>")
+        lines = [line.removeprefix("<sub>").removesuffix("</sub>") for line in rest]
+        assert first == "Peak learning rate: no law"
+        assert why in " ".join(lines)
+        assert max(map(len, lines)) <= TITLE_LETTERS
         names = {trace.name for trace in figure.data}
         assert "optimum (hollow: at the edge)" in names
         assert not names & {"our law", "90% over seeds"}
