@@ -67,7 +67,9 @@ def search_output(
     rows = stored.get("submissions", [])
     intro = "\n\n".join(filter(None, [search.question, facts, submissions_text(rows)]))
     page = Page(search.title, intro, sections, footer, claims)
-    plain = json_file({"name": search.name, **known, **record, "submissions": rows})
+    shown = {"title": search.title, "question": search.question, "varied": columns.parameters}
+    shown |= {"objectives": columns.objectives, "submissions": rows}
+    plain = json_file({"name": search.name, **known, **record, **shown})
     return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, columns)
 
 
