@@ -113,7 +113,7 @@ def test_terminal_status_mlflow_site_and_ray_call_a_node_the_same(setting, nodes
 
 def on_the_site(store: Store) -> dict[str, str]:
     """{id: name} of the nodes that are not complete, in the index."""
-    index = index_page(read_facts(store), store.root, "", Addresses("", {}, {}))
+    index = index_page(read_facts(store), store.root, "", Addresses("", {}, {}), 0.0)
     (table,) = [section.table for section in index.sections if section.title == "Not complete"]
     return dict(zip(table["id"], table["node"], strict=True))
 

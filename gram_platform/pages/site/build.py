@@ -15,11 +15,12 @@ from gram_platform.pages.site.folder import remove_former, write_changed, writin
 from gram_platform.pages.site.index import LINKED, REPORT_FILE, Addresses, index_page
 from gram_platform.store import Folder, Store
 from gram_platform.store.folders import open_folder
+from gram_platform.store.root import HISTORY
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import opened_by
 
 SITE, STUDIES = "site", "studies"  # the folder in the storage; that of studies, in the storage and in other sites
-NAVIGATION = (("Studies", "index.html"), ("Claims", "claims.html"))
+NAVIGATION = (("Overview", "index.html"), ("Claims", "claims.html"))
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Built:
 
 
 def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Facts | None = None) -> Built:
-    """Writes the pages that have changed into `out` (default: `site` in the storage).
+    """Writes the index, which says when it was built, and what else has changed into `out` (default: `site` there).
 
     They lead to the reports in the storage, or in another `out` to copies of these, and to MLflow at `tracking_uri`.
     ValueError if `out` cannot be written.
@@ -45,13 +46,16 @@ def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Fac
         addresses, note = _addresses(facts, tracking_uri, "" if out else "../")
         titles = {study.name: (study.title, addresses.file(study, REPORT_FILE)) for study in facts.studies}
         claims = claims_page({study.name: study.claims for study in facts.studies}, titles)
-        pages = {"index.html": index_page(facts, store.root, note, addresses), "claims.html": claims}
+        pages = {"index.html": index_page(facts, store.root, note, addresses, time.time()), "claims.html": claims}
         sizes = sizes_text(*(study.record.parameters for study in facts.studies if study.record))
         pages = {name: replace(page, footer=f"{page.footer}\n\n{sizes}") for name, page in pages.items()}
         num_written += write_changed(folder, {name: page.html(NAVIGATION).encode() for name, page in pages.items()})
         for study in facts.studies if out else ():
             source, target = store.study_dir(study.name), folder.child(STUDIES, study.name)
             num_written += write_changed(target, {name: source.read(name) for name in LINKED if name in study.files})
+            for date in study.history:
+                page = {REPORT_FILE: source.child(HISTORY, date).read(REPORT_FILE)}
+                num_written += write_changed(target.child(HISTORY, date), page)
         num_written += _write_link_page(store, tracking_uri, out)
     problems = tuple(study.problem for study in facts.studies if study.problem)
     return Built(folder.address("index.html"), len(facts.runs), num_written, problems)

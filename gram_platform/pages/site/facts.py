@@ -31,7 +31,8 @@ CACHED = {  # the facts of a complete node, as the cache keeps them
     "failure": lambda value: value is None,
     "progress": lambda value: value is None or has_shape(value, {"time": float}),
 }
-TRIALS = "trials.csv"
+TABLE, TRIALS = "table.csv", "trials.csv"
+ABOUT = {"title": str, "question": str}  # of a search; an earlier version did not write them
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,8 @@ class StudyFacts:
     search: Mapping = field(default_factory=dict)  # of searches: search.json
     driver: str = ""  # of searches: the owner of its lease, "" without a fresh one
     files: Mapping[str, int] = field(default_factory=dict)  # {name in its folder: bytes}
-    trials: Mapping[str, int] = field(default_factory=dict)  # of searches: {state: number}
+    rows: Sequence[Mapping[str, str]] = ()  # of a study's table, or of a search's trials
+    history: tuple[str, ...] = ()  # dates of earlier pages, the newest first
     claims: Sequence[Mapping] = ()  # of `csv_claim_rows`
     problem: str = ""  # why its claims cannot be read
 
@@ -113,7 +115,6 @@ class Totals:
     rank_hours: float
     dollars: float | None  # None if the machine of a node is not known
     busy_s: float  # time in which at least one node was at work
-    compute_units: float
     changed: float  # seconds of the epoch; 0 if no node has begun
 
     @property
@@ -231,7 +232,8 @@ def _read_studies(store: Store) -> list[StudyFacts]:
         driver = f"led by {lease['owner']}" if is_fresh(lease) else ""
         known = found.get(name)
         if known is None:
-            found[name] = StudyFacts(name, name, (), search={"search_id": search_id, **facts}, driver=driver)
+            about = {"search_id": search_id, **facts}
+            found[name] = StudyFacts(name, _title(about, name), (), search=about, driver=driver)
         elif driver:
             found[name] = replace(known, driver=driver)
     return [found[name] for name in sorted(found)]
@@ -245,13 +247,15 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
         if record is None:
             return None
         ids = tuple(dict.fromkeys(entry["id"] for entry in record.entries))
-        found, scale, varies = StudyFacts(name, record.title, ids, record, files=files), record.scale, record.varies
+        rows = _csv_rows(folder.read(TABLE)) if TABLE in files else []
+        dates = tuple(date for date, place in store.history_dirs(name).items() if place.exists(REPORT_FILE))[::-1]
+        found = StudyFacts(name, record.title, ids, record, files=files, rows=rows, history=dates)
+        scale, varies = record.scale, record.varies
     elif "search.json" in files:
         rows = _csv_rows(folder.read(TRIALS)) if TRIALS in files else []
         ids = tuple(dict.fromkeys(run for row in rows for run in (row.get("runs") or "").split()))
-        states = dict(Counter(row.get("state") or "" for row in rows))
         search = folder.read_spare("search.json")
-        found = StudyFacts(name, name, ids, search=search, files=files, trials=states)
+        found = StudyFacts(name, _title(search, name), ids, search=search, files=files, rows=rows)
         scale, varies = f"preset {search.get('preset', '?')}", ""
     else:
         return None
@@ -261,6 +265,10 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
         return replace(found, claims=csv_claim_rows(folder.read(CLAIMS_FILE), scale, varies))
     except ValueError as error:
         return replace(found, problem=f"{name}: its {CLAIMS_FILE} cannot be read: {error}")
+
+
+def _title(search: Mapping, name: str) -> str:
+    return search["title"] if has_shape(search, ABOUT) else name
 
 
 def _csv_rows(data: bytes) -> list[dict]:
@@ -292,7 +300,6 @@ def totals(node_ids: Iterable[str], facts: Facts) -> Totals:
         rank_hours=sum(node.rank_hours for node in worked),
         dollars=None if None in costs else sum(costs),
         busy_s=_covered([(n.ended - n.seconds, n.ended) for n in worked if n.ended]),
-        compute_units=sum((n.result or {}).get("compute_units", 0) for n in nodes if n.status == State.COMPLETE),
         changed=max((node.changed for node in nodes), default=0.0),
     )
 

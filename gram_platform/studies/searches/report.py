@@ -66,7 +66,9 @@ def search_output(
     rows = stored.get("submissions", [])
     source = submissions_text(rows)
     page = Page(search.title, f"{search.question}\n\n{facts}", sections, claims=claims, source=source)
-    plain = json_file({"name": search.name, **known, **record, "submissions": rows})
+    shown = {"title": search.title, "question": search.question, "varied": columns.parameters}
+    shown |= {"objectives": columns.objectives, "submissions": rows}
+    plain = json_file({"name": search.name, **known, **record, **shown})
     return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, columns)
 
 

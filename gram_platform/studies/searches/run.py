@@ -115,7 +115,8 @@ class SearchWork:
         return at
 
     def _write_record(self) -> None:
-        plain = {"name": self.search.name, "identity": to_plain(self.search.identity(self.graph))}
+        plain = {"name": self.search.name, "title": self.search.title, "question": self.search.question}
+        plain |= {"identity": to_plain(self.search.identity(self.graph))}
         plain |= preset_params(self.flags.preset, self.flags.changes)
         trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
         rows = self.submission.submissions(self.folder, SEARCH_FILE, trials_s / 3600)

@@ -126,10 +126,11 @@ class PlantedStorage:
         trials = "search,trial,state,loss,runs\n" + "".join(rows)
         claims = "claim,verdict,difference,low,high,num_seeds,detectable,paper,source\n"
         claims += "p_cr helps,agree,0.1,0.05,0.15,3,0.02,,app:hyperparams\n"
+        about = {"name": name, "title": name, "question": "What it asks.", "varied": ["trial"], "objectives": ["loss"]}
         trials_frame = pd.DataFrame({"trial": [1, 2], "loss": [1.0, 2.0]})
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
         table = Section("Trials", "All of them.", {"trials": figure}, table=trials_frame)
-        files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps({"name": name, "size": "tiny"})}
+        files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps(about)}
         files["report.html"] = Page("A search", "What it asks.", [table]).html()
         for file, text in files.items():
             self.store.study_dir(name).write(file, text.encode())

@@ -9,7 +9,7 @@ from benchmarks.many_runs import write_study
 from gram_platform.pages.report.page import Section, sections_html
 from gram_platform.pages.site import facts as site_facts
 from gram_platform.pages.site.facts import Facts, NodeFacts, read_facts, totals
-from gram_platform.pages.site.index import dollars, moment
+from gram_platform.pages.site.index import dollars, moment, span
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 
@@ -34,7 +34,6 @@ def test_totals_add_ranks_hours_prices_and_the_time_in_which_anything_ran():
     assert found.rank_hours == pytest.approx(3.5)
     assert found.dollars == pytest.approx(2 * 4.0 + 4 * 0.05 + 0.5 * 4 * 0.05)
     assert found.busy_s == pytest.approx(5400.0 + 1800.0)
-    assert found.compute_units == 20
     assert found.changed == 20_000.0
     unknown = Facts({"a": node("a", elapsed_s=1.0, ended=2.0, device="TPU v9")}, {})
     assert totals(["a"], unknown).dollars is None
@@ -43,7 +42,15 @@ def test_totals_add_ranks_hours_prices_and_the_time_in_which_anything_ran():
 
 def test_what_is_not_known_is_empty():
     assert math.isnan(node("a").seconds)
-    assert (dollars(None), dollars(0.0), dollars(0.00123), dollars(12.345)) == ("", "$0.00", "$0.0012", "$12.35")
+    assert [dollars(value) for value in (0.0, 0.00123, 12.345)] == ["$0.00", "less than $0.01", "$12.35"]
+    assert [span(s) for s in (0.0, 99.0, 100.0, 5999.0, 6000.0, 4e6)] == [
+        "0 s",
+        "99 s",
+        "2 min",
+        "100 min",
+        "1.7 h",
+        "1,111.1 h",
+    ]
     assert (moment(0.0), moment(86_400.0)) == ("", "1970-01-02 00:00")
 
 

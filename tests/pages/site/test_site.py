@@ -5,7 +5,9 @@ import json
 import re
 import shutil
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from gram_platform.config import View
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import read_results
-from gram_platform.pages.site import build_site, watch_site
+from gram_platform.pages.site import build, build_site, watch_site
 from gram_platform.pages.site.build import tracking_of
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.release.profile_numbers import profile_numbers
@@ -23,6 +25,14 @@ from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.views import study_views
 from tests.pages.site.pages import require_links_lead_somewhere
 from tests.pages.site.planted import HOSTILE, MISSING_ID, PlantedStorage, every_state
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_minute():
+    """All pages are built in the same one, which the index says."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(build, "time", SimpleNamespace(**{**vars(time), "time": lambda: 1.7e9}))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -62,19 +72,40 @@ def rows_of(page: Path, title: str) -> list[list[str]]:
     return [[html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
 
 
-def test_the_index_has_the_state_of_every_study_and_search(site):
-    rows = {row[0]: row[1:] for row in rows_of(site / "index.html", "State")}
-    assert set(rows) == {"Scaling <of> sizes", "Stories with holes", "A study that has not begun"}
-    assert rows["Scaling <of> sizes"][:5] == ["36 of 36", "0", "0", "0", "12 of 12"]
-    assert rows["Stories with holes"][:5] == ["36 of 39", "0", "1", "2", "12 of 14"]
-    assert rows["A study that has not begun"][:6] == ["0 of 1", "0", "0", "1", "0 of 0", "0"]
-    assert rows["Scaling <of> sizes"][6].startswith("$")
-    assert rows["Stories with holes"][6] == ""
-    assert rows["Scaling <of> sizes"][8] == "1.2e+10"
-    search = rows_of(site / "index.html", "Searches")[0]
-    assert search[:4] == ["maxent_search", "no driver", "3 complete", "tiny"]
-    assert search[5].startswith("1 agree, ")
-    assert "12 of 14 runs" in text(site / "index.html")
+def card(page: Path, title: str) -> str:
+    """What the card of a study or a search says, on one line."""
+    (found,) = [part for part in page.read_text().split("<li>")[1:] if f">{html.escape(title)}</a>" in part] or [
+        part for part in page.read_text().split("<li>")[1:] if part.startswith(f"<h3>{html.escape(title)}<")
+    ]
+    return " ".join(html.unescape(re.sub("<[^<>]*>", " ", found.split("</li>")[0])).split())
+
+
+def test_the_index_says_what_it_is_what_came_out_and_of_when(site):
+    first = re.search("<header>.*?<p>(.*?)</p>", (site / "index.html").read_text(), re.S)[1]
+    assert first.startswith("Which capabilities of a language model can be switched off, and what does it cost? ")
+    assert f"3 studies and 1 search of the storage {site.parent}." in first
+    assert re.search(r"Verdicts on claims: \d+ agree, \d+ disagree, \d+ cannot tell", first)
+    assert first.endswith("Built 2023-11-14 22:13 UTC.")
+
+
+def test_a_card_has_question_result_picture_with_legend_state_and_cost(site):
+    index = site / "index.html"
+    scaling = card(index, "Scaling <of> sizes")
+    assert "Does it hold?" in scaling
+    assert re.search(r"GRAM: core 0\.9\d, retain 0\.9\d, forget 0\.7\d at small, profile core\+lisp", scaling)
+    assert "Compute ratio from 0 to 1.2 at small, profile core+lisp; dotted: the baseline, 1; lines: 90%" in scaling
+    assert re.search("filtering +GRAM", scaling)
+    assert "Complete: 36 of 36 nodes done, 0 failed." in scaling
+    assert re.search(r"Cost: \d+ s of rank time \((less than )?\$0\.0\d\), \d+ s at work; last change 20", scaling)
+    assert "Not complete: 36 of 39 nodes done, 1 failed, 2 missing." in card(index, "Stories with holes")
+    begun = card(index, "A study that has not begun")
+    assert "Not complete: 0 of 1 nodes done, 0 failed, 1 missing. The report is not written yet. No work yet." in begun
+    search = card(index, "maxent_search")
+    assert "What it asks. Loss 1.5 to 1.5, the lowest at trial 0 " in search
+    assert "a trial Across: trial from 0 to 2; up: loss from 1.5 to 1.5." in search
+    assert "Claims: 1 agree, 0 disagree, 0 cannot tell. Not running. Trials: 3 complete, 0 failed." in search
+    assert "12 of 14 runs belong to more than one" in text(index)
+    assert not re.search(r"\de[+-]\d", text(index))
 
 
 def test_every_page_says_once_that_sizes_are_names_and_what_they_count(site):
@@ -87,21 +118,28 @@ def test_every_page_says_once_that_sizes_are_names_and_what_they_count(site):
 
 
 def test_the_index_leads_to_reports_and_says_which_are_not_there(site):
-    rows = {row[0]: row[1:] for row in rows_of(site / "index.html", "Studies")}
-    assert list(rows) == ["A study that has not begun", "Scaling <of> sizes", "Stories with holes"]
-    assert rows["A study that has not begun"] == ["", "", "not written yet"]
+    page = (site / "index.html").read_text()
     claims = [row[0] for row in rows_of(site / "claims.html", "Scaling <of> sizes: differences")]
     counts = f"{claims.count('agree')} agree, {claims.count('disagree')} disagree, "
     assert claims.count("agree")
-    assert rows["Scaling <of> sizes"] == [
-        counts + f"{claims.count('cannot tell')} cannot tell",
-        "table.csv",
-        "shows every complete node",
-    ]
-    assert rows["Stories with holes"][2] == "shows every complete node"
-    page = (site / "index.html").read_text()
+    assert f"Claims: {counts}{claims.count('cannot tell')} cannot tell." in card(
+        site / "index.html", "Scaling <of> sizes"
+    )
     assert '<a href="../studies/scaling/report.html">Scaling &lt;of&gt; sizes</a>' in page
+    assert '<a href="../studies/scaling/table.csv">table.csv</a>' in page
     assert "studies/empty/" not in page
+
+
+def test_earlier_pages_of_a_study_are_links_of_its_card(storage_copy, tmp_path):
+    folder = storage_copy / "studies" / "scaling"
+    earlier = folder / "history" / "2026-11-25T213751"
+    earlier.mkdir(parents=True)
+    shutil.copy(folder / "report.html", earlier)
+    build_site(Store(storage_copy), None)
+    build_site(Store(storage_copy), None, out=str(tmp_path / "out"))
+    assert "until 2026-11-25 21:37" in card(storage_copy / "site" / "index.html", "Scaling <of> sizes")
+    for site in (storage_copy / "site", tmp_path / "out"):
+        assert sum("history/2026-11-25T213751/report.html" in link for link in require_links_lead_somewhere(site)) == 1
 
 
 def test_a_report_that_is_older_than_its_nodes_is_said_to_be_so(storage_copy):
@@ -116,12 +154,11 @@ def test_a_report_that_is_older_than_its_nodes_is_said_to_be_so(storage_copy):
     ):
         (folder / "study.json").write_text(json.dumps(changed))
         build_site(Store(storage_copy), None)
-        rows = {row[0]: row[-1] for row in rows_of(index, "Studies")}
-        assert rows["Stories with holes"] == f"{age} than its nodes: gram report stories"
-        assert rows["Scaling <of> sizes"] == "shows every complete node"
+        assert f"The report is {age} than its nodes: gram report stories " in card(index, "Stories with holes")
+        assert "The report is" not in card(index, "Scaling <of> sizes")
     main(["report", "stories", "--storage", str(storage_copy)])
     build_site(Store(storage_copy), None)
-    assert {row[-1] for row in rows_of(index, "Studies")} == {"not written yet", "shows every complete node"}
+    assert "The report is" not in card(index, "Stories with holes")
     assert rows_of(index, "Not complete")[0][2] == lost
 
 
@@ -272,7 +309,7 @@ def test_stored_text_is_text_in_the_site(storage_copy):
     studies = storage_copy / "studies"
     for file, field in (
         (studies / "scaling" / "study.json", "title"),
-        (studies / "maxent_search" / "search.json", "size"),
+        (studies / "maxent_search" / "search.json", "question"),
     ):
         file.write_text(json.dumps(json.loads(file.read_text()) | {field: field + HOSTILE}))
     claims = studies / "maxent_search" / "claims.csv"
@@ -286,7 +323,7 @@ def test_stored_text_is_text_in_the_site(storage_copy):
     assert build_site(Store(storage_copy), None).problems == ()
     pages = "".join((storage_copy / "site" / name).read_text() for name in ("index.html", "claims.html"))
     assert "<b>nan" not in pages
-    for field in ("title", "size", "claim", "source"):
+    for field in ("title", "question", "claim", "source"):
         assert html.escape(field + HOSTILE) in pages.replace("&#34;", "&quot;"), field
 
 
@@ -308,7 +345,7 @@ def test_a_damaged_table_does_not_stop_the_site(storage_copy, study, file, data)
     (storage_copy / "studies" / study / file).write_bytes(data)
     problems = build_site(Store(storage_copy), None).problems
     assert all(problem.startswith(f"{study}: its claims.csv cannot be read: ") for problem in problems)
-    assert ("its claims.csv cannot be read" in text(storage_copy / "site" / "index.html")) == bool(problems)
+    assert ("Its claims.csv cannot be read" in text(storage_copy / "site" / "index.html")) == bool(problems)
     assert bool(problems) == (file == "claims.csv" and data.startswith((b"\xff", b"claim,")))
     require_links_lead_somewhere(storage_copy / "site")
 
@@ -394,7 +431,9 @@ def test_a_record_of_another_version_is_left_out_with_a_warning(storage_copy, ch
 def test_a_search_of_another_name_is_shown_by_its_id(storage_copy, name):
     Store(storage_copy).open_for_writing().search_dir("a1b2").write_json("search.json", {"name": name})
     build_site(Store(storage_copy), None)
-    assert rows_of(storage_copy / "site" / "index.html", "Searches")[0][:3] == ["a1b2", "no driver", "none written yet"]
+    assert (
+        card(storage_copy / "site" / "index.html", "a1b2") == "a1b2 Not running. Trials: none written yet. No work yet."
+    )
 
 
 def test_watching_builds_again_when_something_has_happened(storage_copy):
