@@ -21,7 +21,8 @@ MLFLOW_START_S = 60.0
 # Without it MLflow opens on traces of language models.
 RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 DOCUMENT_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8">
-<meta name="viewport" content="width=device-width"><title>MLflow</title><style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
+<meta name="viewport" content="width=device-width"><title>MLflow</title>
+<style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }</style><main><h1>MLflow</h1>
 """
 USUAL = f"""<p>Or, where it listens at its usual port: <a href="http://{HOST}:{MLFLOW_PORT}/">MLflow's page</a>.</p>
