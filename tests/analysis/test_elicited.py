@@ -66,7 +66,7 @@ def test_declared_views_that_are_not_there_are_named_and_no_mean_is_taken_withou
     profiles = set(analysis.table[analysis.table["method"] == "gram"]["profile"])
     assert profiles == {f"core+{domain}" for domain in AUXILIARY}
     nothing = analyse(known.iloc[:0], curves().iloc[:0], attacks=attacks(), declared=views)
-    assert nothing.missing["what"].tolist() == [f"all rows of size {SIZE}"]
+    assert nothing.missing["what"].str.split().str[-1].tolist() == [SIZE]
 
 
 def test_the_domain_table_has_both_the_forgotten_and_the_attacked(analysis):

@@ -213,7 +213,7 @@ def test_too_few_sizes_an_edge_and_a_flat_surface_make_no_law():
     assert re.search("2, at least 3", no_law(two))
     assert re.fullmatch(r"16M: .*\(lr high\)", no_law(laddered(s16M={"lr": 9e-3})))
     both = no_law(laddered(s16M={"lr": 9e-3}, s4M={"lr": 1e-5}))
-    assert re.fullmatch(r"4M: .*\(lr low\); 16M: .*\(lr high\)", both)
+    assert re.fullmatch(r"4M: .*\(.* low\); 16M: .*\(.* high\)", both)
     assert "curvature" in no_law(laddered(s1M={"bend": 1e-7, "noise": 0.01}))
     assert no_law(laddered()) == ""
 
@@ -222,7 +222,7 @@ def test_laws_that_cannot_be_fitted_say_why():
     laws = laws_table(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}))
     assert laws["exponent"].isna().all()
     (why,) = set(laws["no_law"])
-    assert re.search("1, at least 3 .*; 1M: not convex; 4M: not convex", why)
+    assert re.search("1, .*3 .*; 1M: not convex; 4M: not convex", why)
     assert fitted_law(laws, "ours", 64, "a test") is None
     assert law_json(None, laws)["no_law"] == why
 
@@ -247,7 +247,7 @@ def test_the_table_of_windows_shows_how_the_exponents_move():
     assert math.isnan(exact["window"][0])
     assert exact["lr_exponent"].tolist()[:2] == pytest.approx([-0.1, -0.1])
     assert exact["no_law"].tolist()[:2] == ["", ""]
-    assert re.search("0, at least 3 .*; 1M: no fit", exact["no_law"][2])
+    assert re.search("0, .*3 .*; 1M: no fit", exact["no_law"][2])
     trials = laddered()
     skew = 0.02 * np.maximum(np.log(trials["lr"] / 0.9e-3), 0.0) ** 3 * (trials["parameters"] / 1e6)
     moved = window_table(trials.assign(loss=trials["loss"] + skew), (None, 0.05))

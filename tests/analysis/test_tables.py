@@ -169,7 +169,7 @@ def test_a_size_without_finished_baselines_is_absent_and_named():
     unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
     analysis = analyse(unfinished, curves())
     assert set(analysis.table["size"]) == {"tiny", "small"}
-    assert "all rows of size medium" in set(analysis.missing["what"])
+    assert analysis.missing["what"].str.endswith("size medium").any()
     pd.testing.assert_frame_equal(
         analysis.table, analyse(evaluations(("tiny", "small")), curves(("tiny", "small"))).table
     )
@@ -234,7 +234,7 @@ def test_final_losses_that_the_curve_has_not_reached_by_step_zero_are_named():
     analysis = analyse(known, curves())
     (note,) = analysis.missing.to_dict("records")
     assert note["what"] == "size tiny, domain biology"
-    assert "losses that the curve reaches after a positive step" in note["why"]
+    assert "positive step" in note["why"]
     assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
@@ -270,7 +270,7 @@ def test_nothing_at_all():
     analysis = analyse(evaluations().iloc[:0], curves().iloc[:0])
     assert analysis.table.empty
     assert list(analysis.table.columns) == TABLE_COLUMNS
-    assert format_table(analysis.table) == "method  size  profile  seeds"
+    assert format_table(analysis.table).split() == ["method", "size", "profile", "seeds"]
 
 
 def test_bad_frames_name_what_is_wrong():

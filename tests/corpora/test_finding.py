@@ -59,7 +59,7 @@ def test_patterns_enter_linked_folders(tmp_path, other, settings):
     (tmp_path / "text" / "b.c").symlink_to("a.c")
     spec = tmp_path / "text" / "globs.json"
     spec.write_text(json.dumps({"globs": {"core": ["a.c"], "code": ["b.c"]}}))
-    with pytest.raises(ValueError, match=r"^globs\[core\]='.*a\.c': expected .*one label"):
+    with pytest.raises(ValueError, match=r"^globs\[core\]='.*a\.c': .*one label"):
         resolve(spec, **settings)
 
 
@@ -77,7 +77,7 @@ def test_a_link_whose_target_is_gone_is_named(corpus, settings, name):
 
 def test_pipes_sockets_and_devices_are_named_and_not_opened(tmp_path, corpus, settings):
     os.mkfifo(corpus / "a.jsonl")
-    with pytest.raises(ValueError, match=r"a\.jsonl': .*found a pipe"):
+    with pytest.raises(ValueError, match=r"a\.jsonl': .* pipe"):
         resolve(corpus, **settings)
     (corpus / "a.jsonl").rename(corpus / "a.log")
     assert resolve(corpus, **settings).domains == ("core", "virology")
@@ -90,11 +90,11 @@ def test_pipes_sockets_and_devices_are_named_and_not_opened(tmp_path, corpus, se
     with pytest.raises(ValueError, match=r"'/dev/zero': .*found a device"):
         resolve("/dev/zero", **settings)
     for field in ("tokenizer", "instructions"):
-        with pytest.raises(ValueError, match=rf"{field}='.*globs\.json': .*found a pipe"):
+        with pytest.raises(ValueError, match=rf"{field}='.*globs\.json': .* pipe"):
             resolve(corpus, **settings, **{field: str(tmp_path / "globs.json")})
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(corpus / "b.jsonl"))  # an absolute path may be too long
-        with pytest.raises(ValueError, match=r"b\.jsonl': .*found a socket"):
+        with pytest.raises(ValueError, match=r"b\.jsonl': .* socket"):
             resolve(corpus, **settings)
 
 
