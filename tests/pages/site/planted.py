@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config import Evaluation, RunConfig, View
+from gram_platform.pages.figures.style import with_table
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import StudyRecord
@@ -129,7 +130,7 @@ class PlantedStorage:
         about = {"name": name, "title": name, "question": "What it asks.", "varied": ["trial"], "objectives": ["loss"]}
         trials_frame = pd.DataFrame({"trial": [1, 2], "loss": [1.0, 2.0]})
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
-        table = Section("Trials", "All of them.", {"trials": figure}, table=trials_frame)
+        table = Section("Trials", "All of them.", {"trials": with_table(figure, trials_frame)}, table=trials_frame)
         files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps(about)}
         files["report.html"] = Page("A search", "What it asks.", [table]).html()
         for file, text in files.items():
