@@ -18,6 +18,7 @@ from gram_platform.pages.figures.style import (
     styled,
     translucent,
     whiskers,
+    with_table,
 )
 from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, PROFILE, UNIT_ERROR, WITHIN
 
@@ -90,7 +91,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         range=[line - 0.5, -0.7], tickvals=list(ticks), ticktext=list(ticks.values()), showgrid=False, zeroline=False
     )
     figure.update_layout(height=FRAME_HEIGHT + LINE_HEIGHT * line, bargap=0)
-    return figure
+    return with_table(figure, pd.concat(groups).drop(columns=[WITHIN, "line"], errors="ignore"))
 
 
 def _add_ranges(figure: go.Figure, groups: Sequence[pd.DataFrame], span: Sequence[float]) -> None:
