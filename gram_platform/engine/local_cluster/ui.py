@@ -17,12 +17,11 @@ from gram_platform.engine.local_cluster.head import open_directly
 
 LINK_PAGE = "mlflow.html"
 HOST, MLFLOW_PORT = "127.0.0.1", 5000
-MLFLOW_START_S = 60.0
+ANSWER_TIMEOUT_S = 60.0
 # Without it MLflow opens on traces of language models.
 RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
-DOCUMENT_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8">
-<meta name="viewport" content="width=device-width"><title>MLflow</title>
-<style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
+PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>MLflow</title><style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }</style><main><h1>MLflow</h1>
 """
 USUAL = f"""<p>Or, where it listens at its usual port: <a href="http://{HOST}:{MLFLOW_PORT}/">MLflow's page</a>.</p>
@@ -34,7 +33,7 @@ def link_page(address: str, command: str) -> bytes:
     """Makes the page that sends a browser on to MLflow at `address`; "" for the page that says what opens MLflow."""
     closed = f"<p>MLflow is closed. This command opens it; then follow the link again:</p><pre>{escape(command)}</pre>"
     opened = f'<p><a href="{address}/">Open</a></p><script>location.replace("{address}/" + location.hash)</script>\n'
-    return (DOCUMENT_HEAD + (opened if address else f"{closed}\n{USUAL}")).encode()
+    return (PAGE_HEAD + (opened if address else f"{closed}\n{USUAL}")).encode()
 
 
 def write_link_page(database: Path, address: str = "") -> None:
@@ -57,7 +56,7 @@ def mlflow_command(database: Path, port: int) -> list[str]:
 
 def answers(server: subprocess.Popen, address: str) -> bool:
     """Waits until the server answers at its address; False if it ends before, or does not answer in time."""
-    deadline = time.monotonic() + MLFLOW_START_S
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
         with suppress(OSError), open_directly(address + "/health", 5.0):
             return True

@@ -32,7 +32,7 @@ CACHED = {  # the facts of a complete node, as the cache keeps them
     "progress": lambda value: value is None or has_shape(value, {"time": float}),
 }
 TABLE, TRIALS = "table.csv", "trials.csv"
-SEARCH_ABOUT = {"title": str, "question": str}  # of a search; an earlier version did not write them
+SEARCH_TEXTS = {"title": str, "question": str}  # of a search; an earlier version did not write them
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _study_facts(store: Store, name: str) -> StudyFacts | None:
 
 
 def _title(search: Mapping, name: str) -> str:
-    return search["title"] if has_shape(search, SEARCH_ABOUT) else name
+    return search["title"] if has_shape(search, SEARCH_TEXTS) else name
 
 
 def _csv_rows(data: bytes) -> list[dict]:

@@ -16,7 +16,7 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.build import FIRST
 from gram_platform.pages.report.page import REPORT_FILE, Page, Section, render
 from gram_platform.pages.report.sections import FEW
-from gram_platform.pages.site.facts import ABOUT, STATES, TABLE, Facts, StudyFacts, Totals, totals, uses
+from gram_platform.pages.site.facts import SEARCH_TEXTS, STATES, TABLE, Facts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.pictures import (
     Picture,
     complete_trials,
@@ -127,7 +127,7 @@ def _search_card(search: StudyFacts, facts: Facts, addresses: Addresses) -> Card
     state = ", ".join(f"{count} {name}" for name, count in trials.items()) or "none written yet"
     led = f"Running, {search.driver}" if search.driver else "Not running"
     lines = [*_verdicts(search), f"{led}. Trials: {state}.", _cost(sums)]
-    question = about["question"] if has_shape(about, ABOUT) else ""
+    question = about["question"] if has_shape(about, SEARCH_TEXTS) else ""
     return Card(
         title=search.title,
         address=addresses.file(search, REPORT_FILE),

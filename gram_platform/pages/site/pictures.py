@@ -11,7 +11,7 @@ from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import DOMAIN_COLOURS, DOMAIN_SYMBOLS, method_style
 
 WIDTH, LEFT, RIGHT, TOP, ROW, STEP = 380.0, 64.0, 368.0, 8.0, 12.0, 11.0
-HEIGHT = 150.0  # of the frame of a search
+FRAME_HEIGHT = 150.0  # of the frame of a search
 SHAPES = {  # around the middle of a mark
     "circle": "M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z",
     "square": "M-4,-4h8v8h-8z",
@@ -106,7 +106,7 @@ def search_picture(rows: Sequence[Row], varied: Sequence[str], objectives: Seque
         return None
     xs, ys = ([number(row, name) for row in done] for name in (x_name, y_name))
     is_log = min(xs) > 0 and max(xs) / min(xs) >= 10
-    bottom = TOP + HEIGHT
+    bottom = TOP + FRAME_HEIGHT
     right = _places([math.log(x) for x in xs] if is_log else xs, LEFT + 10, RIGHT - 10)
     up = _places(ys, bottom - 10, TOP + 10)
     sizes = list(dict.fromkeys(row.get("size", "") for row in done))
