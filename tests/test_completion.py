@@ -18,7 +18,7 @@ ANSWERS = {
     ("run", "sca"): {"scaling"},
     ("run", "scaling", "--me"): {"--methods"},
     ("run", "scaling", "--device", ""): {"cpu", "cuda"},
-    ("run", "scaling", "--no"): set(),
+    ("run", "scaling", "--no"): {"--notify"},
     ("run", "lr_bs_grid", "--max-e"): {"--max-extensions"},
     ("run", "pareto", "--tri"): {"--trials"},
     ("status", "--ma"): {"--machine"},

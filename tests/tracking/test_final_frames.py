@@ -183,7 +183,7 @@ def written(record: StudyRecord, store: Store, tracker: Tracker) -> list[str]:
     said: list[str] = []
     submission, work = object.__new__(Submission), object.__new__(StudyWork)
     submission.view = SimpleNamespace(say=said.append, show=lambda text, brief: said.append(text))
-    submission.mirror, submission.flags = SimpleNamespace(is_away=False), SimpleNamespace(notify="")
+    submission.mirror, submission.flags = SimpleNamespace(is_away=False), SimpleNamespace(notify="", tracking_uri="")
     submission.tracker, submission.progress = tracker, Progress([], done=record.ids)
     work.submission, work.say, work.store, work.tracker, work.records = (
         submission,
