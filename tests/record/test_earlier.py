@@ -1,6 +1,7 @@
 """A storage of an earlier commit is opened, checked, reported, continued and served; nothing is trained again."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_its_run_loads_with_the_granted_module_alone(earlier):
     service = Service(str(earlier / "storage"), GRAM_RUN, str(policy), Endpoint(port=0), EngineLimits())
     prepared = prepare(service)
     model = load_granted(prepared.source)
-    assert prepared.lines()[0] == f"run {GRAM_RUN}: core, lisp in memory"
+    assert prepared.lines()[0].startswith(f"run {GRAM_RUN}: core, lisp ")
     assert 0 < sum(weight.numel() for weight in model.parameters()) < total_parameters(prepared.run.model)
 
 
@@ -97,14 +98,14 @@ def test_its_study_is_continued(earlier):
     shutil.rmtree(storage / "evaluations" / lost)
     del files[f"evaluations/{lost}/result.json"]
     flags = (*flags_of(earlier, "preset.toml"), "--seeds", "2", "--methods", "baseline", "gram", "--in-process")
-    assert "16 of 16 nodes done: 7 now" in submit(storage, flags)
+    assert re.search(r"16 of 16 .*: 7 now", submit(storage, flags))
     after = attempts(storage)
     assert {run_id for run_id in before if after[run_id] != before[run_id]} == {KILLED_RUN}
     assert sorted(segments_written(storage, KILLED_RUN))[-1][0] == SAVED_STEP + 1
     assert Store(storage).run(KILLED_RUN).result()["num_steps"] == 30
     assert losses(storage, lost) == pytest.approx(expected, rel=1e-5)  # other processors round differently
     assert {name: written(storage)[name] for name in files} == files
-    assert "16 of 16 nodes done: 0 now" in submit(storage, flags)
+    assert re.search(r"16 of 16 .*: 0 now", submit(storage, flags))
 
 
 @pytest.mark.slow
@@ -115,7 +116,7 @@ def test_its_search_is_done(earlier):
     files, folder = written(storage), storage / "studies/hyperparams"
     tables = {name: (folder / name).read_bytes() for name in ("table.csv", "trials.csv")}
     flags = (*flags_of(earlier, "search.toml"), "--seeds", "1", "--knobs", "p_cr=0.25:0.5")
-    assert "2 trials, 2 of them were done before" in submit(storage, flags, SEARCH)
+    assert re.search(r"2 trials, 2 of .*before", submit(storage, flags, SEARCH))
     assert written(storage) == files
     assert {name: (folder / name).read_bytes() for name in tables} == tables
 

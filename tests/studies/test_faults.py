@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -114,11 +115,11 @@ def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
     output = submit(finished_copy, (*SMALL, "--in-process", "--tracking-uri", f"http://127.0.0.1:{free_port()}"))
     assert results(finished_copy) == results(finished_study)
     assert table(finished_copy) == table(finished_study)
-    assert "12 of 12 nodes done: 2 now" in output
+    assert re.search(r"12 of 12 .*: 2 now", output)
     assert "MLflow is away" in output
     for folder in (spoilt_result, spoilt_run, spoilt_evaluation):
         assert (folder / "result.json.corrupt-1").exists()
-        assert f"{folder}/result.json is corrupted and set aside" in output
+        assert re.search(f"{folder}/result.json .*set aside", output)
     tries = {run_id: len(ids) - len(before[run_id]) for run_id, ids in attempts(finished_copy).items()}
     assert tries == {**dict.fromkeys(before, 0), spoilt_run.name: 1}
 

@@ -1,6 +1,7 @@
 """A study without Ray: in this process, and its nodes on a machine that has hardly more than torch."""
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -51,7 +52,7 @@ def exported(tmp_path_factory) -> Path:
 @pytest.mark.slow
 def test_a_study_in_process_writes_the_same_bytes(finished_study, prepared_storage):
     output = submit(prepared_storage, (*SMALL, "--in-process"), **NO_RAY)
-    assert "12 of 12 nodes done: 12 now" in output
+    assert re.search(r"12 of 12 .*: 12 now", output)
     assert results(prepared_storage) == results(finished_study)
     assert table(prepared_storage) == table(finished_study)
 
@@ -65,7 +66,7 @@ def test_results_from_elsewhere_are_a_studys_own(exported, finished_study, tmp_p
     for _ in range(2):  # the second time it finds everything done
         done = elsewhere(*flags, "--device", "cpu")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "12 of 12 nodes done, 0 failed"
+        assert done.stdout.splitlines()[-1].split(", ") == ["12 of 12 nodes done", "0 failed"]
     with tarfile.open(archive) as packed:
         assert not [name for name in packed.getnames() if "weights" in name or "checkpoints" in name]
     output = subprocess.run(
@@ -79,7 +80,7 @@ def test_results_from_elsewhere_are_a_studys_own(exported, finished_study, tmp_p
     before = (results(home), written(home), attempts(home))
     assert before[0] == results(finished_study)
     output = submit(home, (*SMALL, "--in-process"), **NO_RAY)
-    assert "12 of 12 nodes done: 0 now" in output
+    assert re.search(r"12 of 12 .*: 0 now", output)
     assert (results(home), written(home), attempts(home)) == before
     assert table(home) == table(finished_study)
 

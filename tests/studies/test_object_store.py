@@ -1,5 +1,6 @@
 """A study whose storage is an object store, on two machines that share nothing else."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -59,9 +60,8 @@ def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
     recipe = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path / "empty")])).recipe
     put_permuted(replace(recipe, permuted=True), bucket, tmp_path / "packed")
     flags = (*SMALL, "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
-    assert "12 of 12 nodes done: 12 now" in submit(
-        bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address
-    )
+    output = submit(bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address)
+    assert re.search(r"12 of 12 .*: 12 now", output)
     assert len(list((bucket / "ray_train").iterdir())) >= 2
     for machine in ("first", "second"):
         (blocks,) = (tmp_path / machine).glob("*/data/blocks-*")

@@ -36,7 +36,7 @@ def test_submitting_again_trains_nothing_and_writes_the_same_table(finished_copy
     output = submit(finished_copy)
     used_s = children_s() - started_s
     assert (written(finished_copy), attempts(finished_copy), table.read_bytes()) == before
-    assert "12 of 12 nodes done: 0 now" in output
+    assert re.search(r"12 of 12 .*: 0 now", output)
     assert json.loads(record.read_text())["submissions"] == submissions
     assert used_s < 30
     uri = f"sqlite:///{finished_copy}/mlflow.db"
@@ -105,7 +105,7 @@ def test_the_nodes_the_curve_and_the_words_of_the_trace(finished_study):
     assert f"{run.batch_size} sequences, {run.micro_batches_per_step} micro-batches" in glossary
     points = load_store_curves(store, [baseline]).query("domain == 'core'")
     assert len(points) == 8
-    assert "eight points of a learning curve" in " ".join(trace.split())
+    assert "eight points" in " ".join(trace.split())
     curve = fit_learning_curve(points["step"], points["loss"])
     reached, own = (curve.step(store.evaluation(id_).result()["losses"]["core"]) for id_ in (view, of_baseline))
     said = r"core loss of [0-9.]+ after ([0-9.]+) steps and the baseline's own final loss after ([0-9.]+), "
