@@ -85,7 +85,7 @@ def test_an_interrupted_search_says_so(tmp_path):
         assert search.finish() == 128 + signal.SIGINT
         assert "interrupted. Submit again" in search.output
         assert "trials now" not in search.output
-    assert "0 of them" not in submit(storage, (), GRID_COMMAND)
+    assert "0 of them were" not in submit(storage, (), GRID_COMMAND)
     assert len(written(storage)) == 4
 
 

@@ -244,7 +244,7 @@ def test_tables_figures_and_report(setup, store):
         assert text in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert "cannot tell" in result.text
-    assert "the storage" in result.text
+    assert "from the storage" in result.text
     assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
 
 

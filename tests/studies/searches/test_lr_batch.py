@@ -320,7 +320,7 @@ def test_the_report_and_the_text_say_what_was_done(written):
     page, text = written[1].files["report.html"].decode(), written[1].text
     assert "34 complete, 2 diverged" in page
     assert "nan at step 3" in page
-    assert "the storage." in page
+    assert "from the storage" in page
     assert "36 trials: 34 complete, 2 diverged." in text
     assert set(written[1].figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}
     assert json.loads(written[1].files["search.json"])["search_id"] == "abc"

@@ -269,7 +269,7 @@ def test_the_report_has_every_figure_and_says_what_chose_the_front(front):
     assert set(figures) == expected | slices | {f"history-{name}" for name in PARETO_OBJECTIVES}
     links = {front.trials["runs"].iloc[0].split()[0]: "http://127.0.0.1:5000/#/runs/1"}
     page = Page("T", "", sections(front, figures, links)).html()
-    assert re.search("6 trials: 3 complete, 1 diverged, .*1 running", page)
+    assert re.search("6 trials: 3 complete, 1 diverged, 1 failed, 1 running", page)
     assert "importances need 10" in page
     assert page.count("importances need 10") == 1
     assert '<a href="http://127.0.0.1:5000/#/runs/1">' in page
