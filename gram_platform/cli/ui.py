@@ -96,7 +96,7 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
     with suppress(TrackingUnavailable):
         for name in names:
             if views := tracker.view_urls(name, address + "/"):
-                return f", {name}", next(iter(views.values()))
+                return f", {name}", views.get("ratios", next(iter(views.values())))
     return "", address + RUNS_PAGE
 
 
