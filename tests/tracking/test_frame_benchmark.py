@@ -8,7 +8,7 @@ from benchmarks.results import BenchmarkSettings
 from gram_platform.tracking.frame import load_curves, load_runs
 
 
-@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def uri(request, tmp_path):
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/mlflow.db"
@@ -16,6 +16,7 @@ def uri(request, tmp_path):
     return server.uri(request.getfixturevalue("new_database")())
 
 
+@pytest.mark.slow
 def test_frame(uri, tmp_path):
     (measured,) = frame.measure(BenchmarkSettings(str(tmp_path / "storage"), tracking_uri=uri), num_runs=30)
     assert min(measured.reference, measured.value) > 0

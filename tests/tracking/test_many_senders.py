@@ -68,10 +68,11 @@ def assert_mirrored(storage: str, postgres: Postgres, database: str, uri: str) -
     assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": len(nodes)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "has_lock",
     [
-        pytest.param(True, id="one machine", marks=pytest.mark.slow),
+        pytest.param(True, id="one machine"),
         pytest.param(False, id="machines without a common lock"),
     ],
 )
