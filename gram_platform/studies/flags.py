@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from gram_platform.config.choices import CHOICES
 from gram_platform.config.identity import absolute_place, invalid, require_choice, require_int, require_real
 from gram_platform.config.ladder import load_law
 from gram_platform.methods import METHODS
@@ -153,7 +154,9 @@ def parse_flags(
 ) -> AnyFlags:
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
-    found = tyro.cli(boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE)
+    found = tyro.cli(
+        boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE, registry=CHOICES
+    )
     return kind(**{field.name: getattr(group, field.name) for group in found for field in fields(group)})
 
 
