@@ -14,7 +14,7 @@ from fcntl import ioctl
 from rich.console import Console
 
 from gram_platform.pages.results.results import Brief
-from gram_platform.studies.panel import NUMBER, show_results
+from gram_platform.studies.panel import WHOLE_CELL, show_results
 from tests.conftest import ROOT
 
 GRAM = "from gram_platform.cli import main; main()"
@@ -66,5 +66,5 @@ def in_short(brief: Brief, columns: int = 80) -> list[str]:
         shown = [name for name in frame if any(name in line for line in below)]
         cells = [cell for name in shown for cell in frame[name]]
         assert shown
-        assert all(any(cell in line for line in below) for cell in cells if NUMBER.fullmatch(cell))
+        assert all(any(cell in line for line in below) for cell in cells if WHOLE_CELL.fullmatch(cell))
     return lines

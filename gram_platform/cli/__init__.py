@@ -14,7 +14,6 @@ from pathlib import Path
 
 import tyro
 
-from gram_platform.config.choices import CHOICES
 from gram_platform.config.endings import escape_output, exit_codes
 from gram_platform.config.identity import require_choice
 from gram_platform.config.terminal import say
@@ -63,6 +62,8 @@ def _run(arguments: list[str]) -> None:
     if name == "run" and rest and not rest[0].startswith("-"):
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])  # each study has flags of its own
     elif name in COMMANDS:
+        from gram_platform.studies.flag_choices import CHOICES
+
         config = (tyro.conf.FlagCreatePairsOff,)
         tyro.cli(find_command(name), args=rest, prog=f"gram {name}", config=config, registry=CHOICES)
     elif arguments in ([], ["-h"], ["--help"]):

@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gram_platform.config.choices import CHOICES
 from gram_platform.config.identity import absolute_place, invalid, require_choice, require_int, require_real
 from gram_platform.config.ladder import load_law
 from gram_platform.methods import METHODS
@@ -18,6 +17,7 @@ from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
 from gram_platform.studies.choice import Choice, Destination, Limits
 from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
+from gram_platform.studies.flag_choices import CHOICES
 from gram_platform.studies.flag_groups import (
     CostFlags,
     DeviceFlags,

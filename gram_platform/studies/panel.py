@@ -20,9 +20,9 @@ WIDE = 110
 # Lines of the panel beside the rows.
 OTHER_LINES = 4
 # Letters from which on a word in a table may be broken.
-LONGEST_WORD = 24
+MAX_WORD_LETTERS = 24
 # A cell that is never broken: a number with its interval, or no number.
-NUMBER = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?( \u00b1[\d.]+| \[[^]]*\])?|nan|-?")
+WHOLE_CELL = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?( \u00b1[\d.]+| \[[^]]*\])?|nan|-?")
 
 
 class Row(NamedTuple):
@@ -90,15 +90,15 @@ def _in_short(brief: Brief, width: int) -> Iterator[RenderableType]:
 
 
 def _table(title: str, frame: pd.DataFrame, width: int) -> Table:
-    """Draws the first columns that `width` has room for: words are wrapped, numbers are whole."""
+    """Draws the first columns that fit into `width` letters: words are wrapped, numbers are whole."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-    texts, room = frame.map(lambda cell: printable(str(cell))), width
+    texts, left = frame.map(lambda cell: printable(str(cell))), width
     for name, cells in texts.items():
-        is_number = name in CLASSES or all(map(NUMBER.fullmatch, cells))
+        is_number = name in CLASSES or all(map(WHOLE_CELL.fullmatch, cells))
         words = [str(name), *cells] if is_number else " ".join([str(name), *cells]).split()
-        least = min(max(map(len, words)), LONGEST_WORD)
-        room -= least + 1
-        if room < 0 and table.columns:
+        least = min(max(map(len, words)), MAX_WORD_LETTERS)
+        left -= least + 1
+        if left < 0 and table.columns:
             break
         justify = "right" if is_number else "left"
         table.add_column(str(name), justify=justify, no_wrap=is_number, min_width=least, overflow="fold")

@@ -70,7 +70,7 @@ def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
 
 
 def brief_calibration(record: StudyRecord, results: CalibrationResults, is_wide: bool) -> Brief:
-    """Returns the errors, then what finished baselines are read as; as many columns as the terminal has room for."""
+    """Returns the errors, then what finished baselines are read as; as many columns as fit into the terminal."""
     tables = {"errors": readable_errors(results.errors), "shares of the steps": readable_shares(results.errors)}
     return Brief({title: text_frame(table) for title, table in tables.items()}, count_verdicts(results.claims))
 

@@ -166,7 +166,7 @@ def format_table(table: pd.DataFrame) -> str:
 class Brief(NamedTuple):
     """Results in short: tables of texts by title, the number of claims of each verdict, a warning, and sentences.
 
-    The most important columns of a table come first: a terminal leaves out the last ones if it has no room.
+    The most important columns of a table come first: a narrow terminal leaves out the last ones.
     """
 
     tables: Mapping[str, pd.DataFrame]

@@ -1,4 +1,4 @@
-"""Reads flags of a few values from a command line: a value that is none of them is told which it may be."""
+"""Reads flags of a few values from a command line: the error for another value suggests the nearest."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
