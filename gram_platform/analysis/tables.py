@@ -289,11 +289,6 @@ def _no_formula(cell: Any) -> Any:
     return cell
 
 
-def format_table(table: pd.DataFrame) -> str:
-    """Formats `table` for a terminal: aligned columns, `mean [low, high]` per class with any value, - for none."""
-    return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
-
-
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
     names = table.columns[: table.columns.get_loc(CLASSES[0])]  # the study's variant, if any, method, size, profile
@@ -307,7 +302,13 @@ def with_intervals(frame: pd.DataFrame, names: Sequence[str], values: Sequence[s
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
-    """Writes a frame for a terminal: fractions with `digits`, `missing` for no value."""
+    """Writes a frame for a log: see `text_frame`."""
+    cells = text_frame(frame, digits, missing)
+    return aligned([list(cells.columns), *cells.itertuples(index=False)])
+
+
+def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:
+    """Writes every cell of a frame as a text: fractions with `digits`, `missing` for no value."""
 
     def cell(value: object) -> str:
         if isinstance(value, bool):
@@ -316,8 +317,7 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
             return missing
         return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
 
-    rows = labelled(frame).itertuples(index=False)
-    return aligned([list(frame.columns), *([cell(value) for value in row] for row in rows)])
+    return labelled(frame).map(cell)
 
 
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
 from gram_platform.studies.choice import Choice, Destination, Limits
 from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
+from gram_platform.studies.flag_choices import CHOICES
 from gram_platform.studies.flag_groups import (
     CostFlags,
     DeviceFlags,
@@ -153,7 +154,9 @@ def parse_flags(
 ) -> AnyFlags:
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
-    found = tyro.cli(boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE)
+    found = tyro.cli(
+        boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE, registry=CHOICES
+    )
     return kind(**{field.name: getattr(group, field.name) for group in found for field in fields(group)})
 
 

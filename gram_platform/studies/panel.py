@@ -1,8 +1,10 @@
 """Draws the progress of a study or a search for a terminal of any width: nothing is cut, least of all the time left."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import pandas as pd
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
@@ -17,6 +19,10 @@ from gram_platform.paper.verdicts import AGREE, CANNOT_TELL, DISAGREE, NO_INTERV
 WIDE = 110
 # Lines of the panel beside the rows.
 OTHER_LINES = 4
+# Letters from which on a word in a table may be broken.
+MAX_WORD_LETTERS = 24
+# A cell that is never broken: a number with its interval, or no number.
+WHOLE_CELL = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?( \u00b1[\d.]+| \[[^]]*\])?|nan|-?")
 
 
 class Row(NamedTuple):
@@ -64,27 +70,41 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
-    for renderable in _in_short(brief(console.width >= WIDE)):
+    for renderable in _in_short(brief(console.width >= WIDE), console.width):
         console.print(renderable)
 
 
-def _in_short(brief: Brief) -> Iterator[RenderableType]:
-    """Yields the tables of a study's results, and one line of how many claims have each verdict."""
+def _in_short(brief: Brief, width: int) -> Iterator[RenderableType]:
+    """Yields the tables of results, their sentences, and one line of how many claims have each verdict."""
     for title, frame in brief.tables.items():
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
-        for name in frame.columns:
-            is_number = name in CLASSES
-            table.add_column(str(name), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
-        for row in frame.itertuples(index=False):
-            table.add_row(*(Text(printable(str(cell))) for cell in row))
         yield Text()
-        yield table
-    if brief.verdicts:
-        parts = [_counted(verdict, brief.verdicts[verdict]) for verdict in VERDICTS if brief.verdicts.get(verdict)]
-        yield Text("\nclaims: ").append_text(Text(", ").join(parts)).append("; see the report")
+        yield _table(title, frame, width)
+    if brief.text:
+        yield Text(f"\n{printable(brief.text)}")
+    parts = [_counted(verdict, brief.verdicts[verdict]) for verdict in VERDICTS if brief.verdicts.get(verdict)]
+    claims = Text("claims: ").append_text(Text(", ").join(parts)).append("; ") if parts else Text()
+    yield Text("\n").append_text(claims).append("see the report" if parts else "see the report for the rest")
     if brief.warning:
         yield Text(f"\n{brief.warning}", "yellow")
     yield Text()
+
+
+def _table(title: str, frame: pd.DataFrame, width: int) -> Table:
+    """Draws the first columns that fit into `width` letters: words are wrapped, numbers are whole."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
+    texts, left = frame.map(lambda cell: printable(str(cell))), width
+    for name, cells in texts.items():
+        is_number = name in CLASSES or all(map(WHOLE_CELL.fullmatch, cells))
+        words = [str(name), *cells] if is_number else " ".join([str(name), *cells]).split()
+        least = min(max(map(len, words)), MAX_WORD_LETTERS)
+        left -= least + 1
+        if left < 0 and table.columns:
+            break
+        justify = "right" if is_number else "left"
+        table.add_column(str(name), justify=justify, no_wrap=is_number, min_width=least, overflow="fold")
+    for row in texts.iloc[:, : len(table.columns)].itertuples(index=False):
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _counted(verdict: str, number: int) -> Text:

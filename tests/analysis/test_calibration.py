@@ -1,5 +1,7 @@
 """Errors of compute ratios whose true shares are planted: of the fit, of the unit, what seeds share, and the page."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,6 +22,8 @@ from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.pages.figures.calibration import calibration_figure
 from gram_platform.pages.report.calibration import readable_errors, readable_shares
+from gram_platform.pages.report.measurements import MEASUREMENTS
+from tests import pseudo_terminal
 
 REFERENCE, NUM_STEPS, ALPHA = "reference", 1000, 0.3
 SHARES = (0.25, 0.5, 1.1)
@@ -128,3 +132,6 @@ def test_the_page_shows_errors_against_shares():
     assert shares["core"].tolist() == ["0.700 [0.069, 1.331]", "1.000 [1.000, 1.000]"]
     assert shares[AUXILIARY].isna().tolist() == [False, True]
     assert readable_errors(errors)["bias"].str.contains(r"\[").all()
+    found = SimpleNamespace(errors=errors, claims=pd.DataFrame())
+    lines = pseudo_terminal.in_short(MEASUREMENTS["calibration"].brief(None, found, False))
+    assert any(line.endswith("0.700 [0.069, 1.331]") or "0.700 [0.069, 1.331] " in line for line in lines)

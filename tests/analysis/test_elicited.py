@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.tables import analyse, domain_table, format_table
+from gram_platform.analysis.tables import analyse, domain_table
+from gram_platform.pages.results.results import format_table
 from tests.stories_frames import AUXILIARY, PLANTED, SEEDS, SIZE, attacks, curves, evaluations, jitter
 from tests.study_frames import jackknife
 

@@ -3,10 +3,12 @@
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from gram_platform.analysis.localization import (
     LOCALIZATION_COLUMNS,
+    STATISTICS,
     MeasuredTokens,
     concentration_curve,
     gini,
@@ -16,7 +18,9 @@ from gram_platform.analysis.localization import (
     shading_scale,
     top_share,
 )
+from gram_platform.pages.report.localization import TokenResults, brief_tokens
 from gram_platform.paper.verdicts import localization_claims
+from tests import pseudo_terminal
 
 DOMAINS = ("lisp", "virology")
 SHAPE = (20, 10)  # sequences, tokens
@@ -125,6 +129,14 @@ def test_claims_of_planted_views():
     claims = localization_claims(localization_tables(localize(*planted_views())).per_seed)
     assert claims["verdict"].tolist() == ["agree", "disagree"]  # equal spikes are the most even spread
     assert claims["num_seeds"].tolist() == [2, 2]
+
+
+def test_a_terminal_shows_the_means_in_short():
+    found = localization_tables(localize(*planted_views()))
+    results = TokenResults(found, (), localization_claims(found.per_seed), pd.DataFrame(), "the storage")
+    lines = pseudo_terminal.in_short(brief_tokens(None, results, False))
+    assert lines[2].split() == ["method", "class", *STATISTICS]
+    assert "claims: 1 agree, 1 disagree; see the report" in lines
 
 
 def test_a_view_without_its_baseline_has_no_row_and_other_tokens_are_refused():

@@ -13,11 +13,11 @@ from gram_platform.analysis.tables import (
     analyse,
     averaged_profiles,
     domain_table,
-    format_table,
     pair_means,
     short_text,
     table_csv,
 )
+from gram_platform.pages.results.results import format_table
 from tests.study_frames import (
     DOMAINS,
     NUM_STEPS,

@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from gram_platform.analysis.tables import analyse, format_table, table_csv
+from gram_platform.analysis.tables import analyse, table_csv
 from gram_platform.methods import METHODS
 from gram_platform.methods.labels import METHOD_LABELS, method_label
 from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.build import study_page
-from gram_platform.pages.results.results import brief_results
+from gram_platform.pages.results.results import brief_results, format_table
 from tests.study_frames import curves, evaluations, study_of
 
 ID = re.compile(r"\bgram\b")

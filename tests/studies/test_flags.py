@@ -131,7 +131,7 @@ def test_choices_are_lists_in_the_help_and_for_the_shell(storage, capsys):
     assert "--device {cpu,cuda}" in text.out
     assert f"--machine {{{','.join(MACHINES)}}}" in text.out
     for name in ("machine", "device"):
-        assert f"invalid choice 'abacus' for argument '--{name}'" in text.err
+        assert f"Error parsing --{name}: 'abacus': expected one of " in text.err
     words = " ".join(text.out.split())
     for preset, found in STUDY.presets.items():
         assert f"{preset} ({', '.join(found.sizes)})" in words

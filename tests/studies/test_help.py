@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from gram_platform.cli import main
 from gram_platform.config.identity import meant, one_of
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import CampaignFlags, Flags, groups_of, parse
@@ -78,6 +79,24 @@ def test_misspelt_values_get_a_suggestion(arguments, storage):
         build_graph(STUDY, parse(STUDY, list(arguments)))
     field = "routng" if "--set" in arguments else arguments[-2].removeprefix("--").replace("-", "_")
     assert str(refused.value).startswith(f"{field}=") or "--set" in arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("run", "scaling", "--device", "cud"), "cuda"),
+        (("run", "pareto", "--machine", "h20"), "h200"),
+        (("list", "metods"), "methods"),
+        (("export", "x", "--out", "y", "--dtype", "float3"), "float32"),
+    ],
+)
+def test_misspelt_choices_get_a_suggestion(arguments, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
+    words = " ".join(capsys.readouterr().err.replace("\u2502", "").split())
+    assert f"{arguments[-1]!r}: expected one of " in words
+    assert f". Perhaps you meant: {meant} " in words
 
 
 def test_what_resembles_nothing_gets_no_suggestion():

@@ -4,8 +4,10 @@ import re
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 
+from gram_platform.pages.results.results import Brief
 from tests import pseudo_terminal
 from tests.conftest import ROOT
 
@@ -129,3 +131,13 @@ def test_a_log_has_plain_lines_with_everything(tmp_path):
     trials = r"^1 of 4 trials ended, 1 running, about 0:0\d left \| tiny lr 0\.004 batch 8 s0 11%$"
     assert re.search(trials, done.stdout, re.MULTILINE)
     assert re.search(r"^GRAM +tiny +mean +0\.9\d\d \[0\.\d+, 0\.\d+\]", done.stdout, re.MULTILINE)
+
+
+def test_a_narrow_terminal_leaves_out_the_last_columns():
+    number, words = "0.123 [0.101, 0.145]", "a text of several words that is wrapped"
+    frame = pd.DataFrame({"name": [words], **{name: [number] for name in ("first", "second", "third", "fourth")}})
+    brief = Brief({"results": frame}, text=words)
+    lines = pseudo_terminal.in_short(brief)
+    assert lines[2].split() == ["name", "first", "second", "third"]
+    assert lines[-2] == "see the report for the rest"
+    assert "fourth" in " ".join(pseudo_terminal.in_short(brief, columns=120))

@@ -13,7 +13,7 @@ from gram_platform.analysis.calibration import (
     unit_errors,
 )
 from gram_platform.analysis.ratios import VARIANT
-from gram_platform.analysis.tables import frame_text, interval_texts
+from gram_platform.analysis.tables import frame_text, interval_texts, text_frame
 from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.calibration import calibration_figure
 from gram_platform.pages.figures.style import drawn
@@ -21,7 +21,7 @@ from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable
 from gram_platform.pages.report.sections import curve_sections, missing_sections, renamed
 from gram_platform.pages.report.warning import warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, intro_text
-from gram_platform.pages.results.results import read_results
+from gram_platform.pages.results.results import Brief, count_verdicts, read_results
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
@@ -64,9 +64,15 @@ def read_calibration(record: StudyRecord, store: Store, frames: Frames | None = 
 
 
 def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
-    """Writes the errors, then what finished baselines are read as, for a terminal."""
+    """Writes the errors, then what finished baselines are read as, for a log."""
     errors, shares = readable_errors(results.errors), readable_shares(results.errors)
     return f"{frame_text(errors)}\n\n{SHARES_TEXT}\n{frame_text(shares)}"
+
+
+def brief_calibration(record: StudyRecord, results: CalibrationResults, is_wide: bool) -> Brief:
+    """Returns the errors, then what finished baselines are read as; as many columns as fit into the terminal."""
+    tables = {"errors": readable_errors(results.errors), "shares of the steps": readable_shares(results.errors)}
+    return Brief({title: text_frame(table) for title, table in tables.items()}, count_verdicts(results.claims))
 
 
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:

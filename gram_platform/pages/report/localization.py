@@ -23,7 +23,7 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import frame_text, with_intervals
+from gram_platform.analysis.tables import frame_text, interval_text, labelled, short_text, with_intervals
 from gram_platform.config import CORE
 from gram_platform.config.provenance import submissions_text
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
@@ -41,7 +41,7 @@ from gram_platform.pages.report.claims import JUDGED, judged_sections
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
-from gram_platform.pages.results.results import nodes_frame
+from gram_platform.pages.results.results import Brief, count_verdicts, nodes_frame, with_values
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
 from gram_platform.store import Store
 from gram_platform.store.root import open_corpus
@@ -105,11 +105,20 @@ def read_tokens(record: StudyRecord, store: Store, frames: Frames | None = None)
 
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
-    """Writes the means over domains and profiles, and the claims, for a terminal."""
+    """Writes the means over domains and profiles, and the claims, for a log."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
     claims = results.claims.to_dict("records")
     judged = [f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip() for c in claims]
     return "\n".join([frame_text(means), "", *judged]).rstrip()
+
+
+def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> Brief:
+    """Returns the means over domains and profiles, and the number of claims of each verdict."""
+    means = results.found.table[results.found.table["profile"] == MEAN]
+    names = ["method", *(["size"] if means["size"].nunique() > 1 else []), "class"]
+    cells = with_values(means, STATISTICS, interval_text if is_wide else short_text)
+    tables = {"means over domains and profiles": labelled(means[names]).assign(**cells)}
+    return Brief(tables, count_verdicts(results.claims))
 
 
 def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> Page:

@@ -13,8 +13,13 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.config.plugins import Table
 from gram_platform.methods.measurements import Calibration, Losses, Samples, TokenIncreases
 from gram_platform.pages.report.build import study_page
-from gram_platform.pages.report.calibration import calibration_page, calibration_text, read_calibration
-from gram_platform.pages.report.localization import read_tokens, tokens_page, tokens_text
+from gram_platform.pages.report.calibration import (
+    brief_calibration,
+    calibration_page,
+    calibration_text,
+    read_calibration,
+)
+from gram_platform.pages.report.localization import brief_tokens, read_tokens, tokens_page, tokens_text
 from gram_platform.pages.report.page import Page
 from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.report.sections import renamed
@@ -87,6 +92,7 @@ LOSSES_PRESENTATION = Presentation(
 TOKENS_PRESENTATION = Presentation(
     read=read_tokens,
     text=tokens_text,
+    brief=brief_tokens,
     table=lambda record, results: results.found.table[LOCALIZATION_COLUMNS],
     page=tokens_page,
 )
@@ -98,7 +104,7 @@ MEASUREMENTS = Table(
             LOSSES_PRESENTATION,
             read=read_calibration,
             text=calibration_text,
-            brief=None,
+            brief=brief_calibration,
             table=lambda record, results: calibration_table(results.errors),
             page=calibration_page,
         ),
@@ -106,6 +112,8 @@ MEASUREMENTS = Table(
         Samples.name: Presentation(
             read=read_samples,
             text=samples_text,
+            # a terminal breaks its lines at words
+            brief=lambda record, results, _: Brief({}, text=samples_text(record, results)),
             table=lambda record, results: results.samples,
             page=samples_page,
         ),

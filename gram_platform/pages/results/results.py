@@ -1,7 +1,7 @@
 """Reads a study's losses, and writes its tables for a terminal."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,10 +13,10 @@ from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
     analyse,
-    format_table,
     frame_text,
     interval_text,
     labelled,
+    readable_table,
     short_text,
 )
 from gram_platform.analysis.unit_error import errors_by_class
@@ -158,12 +158,21 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     return "\n\n".join(filter(None, [*parts, unit_warning(record)]))
 
 
-class Brief(NamedTuple):
-    """A study's results in short: tables of texts by title, the number of claims of each verdict, and a warning."""
+def format_table(table: pd.DataFrame) -> str:
+    """Formats `table` for a log: aligned columns, `mean [low, high]` per class with any value, - for none."""
+    return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
 
-    tables: dict[str, pd.DataFrame]
-    verdicts: Mapping[str, int]
-    warning: str
+
+class Brief(NamedTuple):
+    """Results in short: tables of texts by title, the number of claims of each verdict, a warning, and sentences.
+
+    The most important columns of a table come first: a narrow terminal leaves out the last ones.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    verdicts: Mapping[str, int] = {}
+    warning: str = ""
+    text: str = ""
 
 
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
@@ -176,12 +185,19 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
     for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
         rows = table[table["profile"] == profile]
         names = ["method", *(name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1)]
-        cells = {
-            name: list(map(text, *(rows[name + end] for end in ENDS))) for name in CLASSES if rows[name].notna().any()
-        }
+        cells = with_values(rows, CLASSES, text)
         tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
-    verdicts = Counter(results.claims["verdict"]) if len(results.claims) else {}
-    return Brief(tables, verdicts, unit_warning(record))
+    return Brief(tables, count_verdicts(results.claims), unit_warning(record))
+
+
+def with_values(frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]) -> dict[str, list[str]]:
+    """Writes those of the columns `names` that have any value, with their ends, by `interval_text` or `short_text`."""
+    return {name: list(map(text, *(frame[name + end] for end in ENDS))) for name in names if frame[name].notna().any()}
+
+
+def count_verdicts(claims: pd.DataFrame) -> Mapping[str, int]:
+    """Returns how many claims have each verdict; {} without claims."""
+    return Counter(claims["verdict"]) if len(claims) else {}
 
 
 # ------------------------------------------------------------------------------------------------------ frames

@@ -8,7 +8,14 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.tables import CLASSES, frame_text, interval_text, table_csv
+from gram_platform.analysis.tables import (
+    CLASSES,
+    frame_text,
+    interval_text,
+    labelled,
+    short_text,
+    table_csv,
+)
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
 from gram_platform.engine.trials import Point
@@ -21,6 +28,7 @@ from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, judged_secti
 from gram_platform.pages.report.page import Section, terms_section
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
+from gram_platform.pages.results.results import Brief, count_verdicts, with_values
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
@@ -138,9 +146,8 @@ def sweep_report(
         Section("Trials", table=_readable_trials(rows, links)),
     ]
     figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-    text = _text(sweep, claims, source)
-    columns = TrialColumns(("value",), CLASSES)
-    return search_output(graph, search_id, facts, sections, files, record, figures, text, columns, claims)
+    shown = _text(sweep, claims, source), _brief(sweep, claims), TrialColumns(("value",), CLASSES)
+    return search_output(graph, search_id, facts, sections, files, record, figures, *shown, claims)
 
 
 def _analysed(
@@ -219,3 +226,12 @@ def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
         frame_text(readable_claims(claims), "g", "nan") if len(claims) else "none can be judged",
     ]
     return "\n\n".join([*parts, f"read from {source}"])
+
+
+def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
+    """Returns the means of every value, the classes of all studies first, and the number of claims of each verdict."""
+    table = sweep.table
+    names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
+    cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)
+    rows = labelled(table[names]).assign(value=table["value"].map("{:g}".format), **cells)
+    return Brief({"means over profiles": rows}, count_verdicts(claims))

@@ -10,7 +10,7 @@ from gram_platform.analysis.lr_extension import Cell
 from gram_platform.analysis.lr_grid import ENDED, POOLED
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.tables import frame_text, table_csv
+from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, linked
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
@@ -23,6 +23,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
+from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
@@ -165,7 +166,8 @@ def grid_report(
     is_done = trials[STATE] == State.COMPLETE
     sizes_done = tuple(size for size in flags.sizes if size in set(trials[is_done]["size"]))
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
-    return search_output(graph, search_id, facts, sections, data, record, figures, text, columns)
+    brief = _brief(trials, analysis)
+    return search_output(graph, search_id, facts, sections, data, record, figures, text, brief, columns)
 
 
 def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:
@@ -221,7 +223,7 @@ def _verdict(laws: pd.DataFrame) -> str:
 
 
 def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
-    """Returns the pooled optima, the laws, their change with the window, and the predictions, for a terminal."""
+    """Returns the pooled optima, the laws, their change with the window, and the predictions, for a log."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
     optima = pooled[["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]]
     optima = optima.assign(num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"])
@@ -230,3 +232,12 @@ def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame)
     windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "no_law"]]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
     return "\n\n".join([counts_text(trials), *tables[:2], "by window", *tables[2:], _verdict(analysis.laws)])
+
+
+def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:
+    """Returns the pooled optima and the exponents, and whether they are a law."""
+    pooled = analysis.optima[analysis.optima["seed"] == POOLED]
+    optima = pooled[["size", "lr", "batch", "loss"]].assign(notes=pooled["notes"] + pooled["reason"])
+    laws = analysis.laws[["quantity", "exponent", "t_low", "t_high", "coefficient", "r2", "sizes"]]
+    tables = {"optima": text_frame(optima, ".3g"), "laws": text_frame(laws, ".3g")}
+    return Brief(tables, text=f"{counts_text(trials)}\n{_verdict(analysis.laws)}")

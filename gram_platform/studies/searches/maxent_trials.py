@@ -9,7 +9,7 @@ import pandas as pd
 
 from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective, mean_ratios, ratios_of
 from gram_platform.analysis.ratios import Reference
-from gram_platform.analysis.tables import frame_text, table_csv
+from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
@@ -20,6 +20,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
+from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.studies.build import BEST, Graph
 from gram_platform.studies.definition import shown_place
@@ -167,9 +168,10 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
     named = {name.replace(" ", "_"): figure for name, figure in named.items()}
     facts_text = _facts_text(problem.objective, graph, search_id, about_links)
-    sections, text = _sections(linked_histories, drawn, table, links), _text(table, search_id)
+    sections = _sections(linked_histories, drawn, table, links)
     columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
-    return search_output(graph, search_id, facts_text, sections, files, record, named, text, columns)
+    shown = _text(table, search_id), best_brief(table, search_id), columns
+    return search_output(graph, search_id, facts_text, sections, files, record, named, *shown)
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
@@ -275,9 +277,19 @@ def _facts_text(objective: MaxEntObjective, graph: Graph, search_id: str, about_
 
 
 def _text(table: pd.DataFrame, search_id: str) -> str:
-    """Returns the table of the best trials for a terminal, and how a study takes them."""
-    use = f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
-    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{use}"
+    """Returns the table of the best trials for a log, and how a study takes them."""
+    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{_use(search_id)}"
+
+
+def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
+    """Returns the best trials, their objectives first, and how a study takes them."""
+    hidden = [PROFILE, METRIC, TRIAL, RUNS]
+    shown = table[[PROFILE, METRIC, *table.columns.drop(hidden)]]
+    return Brief({"best trials": text_frame(shown, ".3g")}, text=_use(search_id))
+
+
+def _use(search_id: str) -> str:
+    return f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
 
 
 def _facts(graph: Graph) -> dict:

@@ -19,7 +19,15 @@ from gram_platform.analysis.ratios import (
     compute_ratio_frame,
     elicited_ratios,
 )
-from gram_platform.analysis.tables import CLASSES, frame_text, interval_text, per_seed_frame, table_csv
+from gram_platform.analysis.tables import (
+    CLASSES,
+    frame_text,
+    interval_text,
+    per_seed_frame,
+    short_text,
+    table_csv,
+    text_frame,
+)
 from gram_platform.analysis.trials import (
     ELAPSED,
     RUNS,
@@ -43,6 +51,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.figures.searches import LABEL, front_figures, hypervolume_figure
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
+from gram_platform.pages.results.results import Brief, with_values
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
@@ -209,7 +218,9 @@ def pareto_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     }
     facts, drawn = _facts_text(graph, search_id, about_links), sections(front, figures, links)
     columns = TrialColumns(tuple(p.name for p in front.parameters), tuple(PARETO_OBJECTIVES))
-    return search_output(graph, search_id, facts, drawn, files, record, figures, _text(front), columns)
+    return search_output(
+        graph, search_id, facts, drawn, files, record, figures, _text(front), front_brief(front), columns
+    )
 
 
 def front_table(
@@ -320,8 +331,19 @@ def _facts_text(graph: Graph, search_id: str, about_links: str) -> str:
 
 
 def _text(front: FrontTables) -> str:
-    """Returns the front and the hypervolume for a terminal."""
+    """Returns the front and the hypervolume for a log."""
     hidden = [c for c in front.table if c.endswith(("_low", "_high"))] + [RUNS, TRIAL]
+    return f"{frame_text(front.table.drop(columns=hidden), '.3g', 'nan')}\n\n{_volume(front)}"
+
+
+def front_brief(front: FrontTables) -> Brief:
+    """Returns the front, its objectives first, and the hypervolume."""
+    table, names = front.table, [p.name for p in front.parameters]
+    objectives = with_values(table, PARETO_OBJECTIVES, short_text)
+    shown = table[[LABEL]].assign(**objectives, **table[[*names, COMPUTE]])
+    return Brief({"Pareto front": text_frame(shown, ".3g", "nan")}, text=_volume(front))
+
+
+def _volume(front: FrontTables) -> str:
     bound = ", ".join(f"{name} {value:g}" for name, value in REFERENCE_POINT.items())
-    volume = f"hypervolume {front.history['hypervolume'].iloc[-1]:.4f} against {bound}"
-    return f"{frame_text(front.table.drop(columns=hidden), '.3g', 'nan')}\n\n{volume}"
+    return f"hypervolume {front.history['hypervolume'].iloc[-1]:.4f} against {bound}"

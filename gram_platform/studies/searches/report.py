@@ -19,7 +19,7 @@ from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import entries_of, sizes_text, tags_frame
-from gram_platform.pages.results.results import named, named_attacks
+from gram_platform.pages.results.results import Brief, named, named_attacks
 from gram_platform.store import Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.studies.build import Graph
@@ -35,11 +35,12 @@ SEARCH_FILE = "search.json"
 
 @dataclass(frozen=True)
 class SearchOutput:
-    """A search's output: files by name, figures for MLflow, and the text for the terminal."""
+    """A search's output: files by name, figures for MLflow, the text for a log, and what a terminal shows instead."""
 
     files: Mapping[str, bytes]
     figures: Mapping[str, object]
     text: str
+    brief: Brief
     columns: TrialColumns
 
 
@@ -52,6 +53,7 @@ def search_output(
     record: Mapping,
     figures: Mapping[str, object],
     text: str,
+    brief: Brief,
     columns: TrialColumns,
     claims: pd.DataFrame | None = None,
 ) -> SearchOutput:
@@ -69,7 +71,7 @@ def search_output(
     shown = {"title": search.title, "question": search.question, "varied": columns.parameters}
     shown |= {"objectives": columns.objectives, "submissions": rows}
     plain = json_file({"name": search.name, **known, **record, **shown})
-    return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, columns)
+    return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, brief, columns)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

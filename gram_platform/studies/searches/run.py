@@ -194,7 +194,7 @@ class SearchWork:
         shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
         code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
-        self.submission.publish(name, partial(write, **shown, code=code), output.text)
+        self.submission.publish(name, partial(write, **shown, code=code), output.text, brief=lambda _: output.brief)
         return 0
 
 

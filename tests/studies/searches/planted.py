@@ -9,6 +9,7 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.engine.proposals import SearchObjective
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.pages.results.results import Brief
 from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.command import main
@@ -52,7 +53,7 @@ class _Common:
         runs = store.list_runs()
         trials = ["search,trial,runs", *(f"{self.name}-{search_id},{number},{run}" for number, run in enumerate(runs))]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
-        return SearchOutput(files, {}, f"{len(runs)} runs", TrialColumns())
+        return SearchOutput(files, {}, f"{len(runs)} runs", Brief({}, text=f"{len(runs)} runs"), TrialColumns())
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.run import build_search
 from gram_platform.tracking import Tracker
+from tests import pseudo_terminal
 from tests.studies.processes import attempts, results, submit
 
 NUM_STEPS, NUM_POINTS = 500.0, 12  # of the planted curve, and of its points
@@ -231,6 +232,9 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
 def test_tables_figures_and_report(setup, store):
     result = written(setup, store)
     assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
+    lines = pseudo_terminal.in_short(result.brief)
+    assert lines[lines.index("means over profiles") + 1].split()[:5] == ["knob", "value", "method", "core", "retain"]
+    assert any(line.startswith("claims: ") for line in lines)
     table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])

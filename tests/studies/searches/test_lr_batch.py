@@ -29,6 +29,7 @@ from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.lr_batch import GridShape, why_not
 from gram_platform.studies.searches.lr_batch_trials import at, objective
 from gram_platform.studies.searches.run import build_search
+from tests import pseudo_terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
@@ -322,6 +323,9 @@ def test_the_report_and_the_text_say_what_was_done(written):
     assert "nan at step 3" in page
     assert "from the storage" in page
     assert "36 trials: 34 complete, 2 diverged." in text
+    lines = pseudo_terminal.in_short(written[1].brief)
+    assert lines[lines.index("optima") + 1].split() == ["size", "lr", "batch", "loss", "notes"]
+    assert "36 trials: 34 complete, 2 diverged." in lines
     assert set(written[1].figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}
     assert json.loads(written[1].files["search.json"])["search_id"] == "abc"
 

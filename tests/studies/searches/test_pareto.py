@@ -34,6 +34,7 @@ from gram_platform.studies.searches.pareto_trials import (
     ParetoProblem,
     all_figures,
     default_point,
+    front_brief,
     front_table,
     sections,
     setting_with,
@@ -41,6 +42,7 @@ from gram_platform.studies.searches.pareto_trials import (
 )
 from gram_platform.studies.searches.report import attack_frame, result_frame, view_frame
 from gram_platform.studies.searches.run import build_search
+from tests import pseudo_terminal
 from tests.methods.test_plans import setting
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
@@ -246,6 +248,10 @@ def test_the_table_is_the_front_behind_the_presets_own_point(front):
     assert first["runs"] == front.trials["runs"].iloc[0]  # Optuna gives the point back to the last bit
     assert pd.isna(front.table["trial"].iloc[0])
     assert "nan" not in front.table.to_csv(index=False)
+    lines = pseudo_terminal.in_short(front_brief(front))
+    head = lines[lines.index("Pareto front") + 1].split()
+    assert head[:6] == ["label", *PARETO_OBJECTIVES, "p_as", "p_cr"]
+    assert any(line.startswith("hypervolume ") for line in lines)
 
 
 def test_a_point_that_is_not_done_has_no_row(front, problem):
