@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.engine.local_cluster.ui import link_page
+from gram_platform.engine.local_cluster.ui import leave_link_page, link_page, write_link_page
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.views import study_views
@@ -38,6 +38,17 @@ def test_what_cannot_be_opened_is_said(tmp_path, capsys, storage, flags, expecte
         main(["ui", "--storage", storage.format(tmp_path), *flags])
     assert ended.value.code == 2
     assert expected in capsys.readouterr().err
+
+
+def test_the_page_that_leads_to_a_newer_mlflow_stays(tmp_path):
+    database, page = tmp_path / "mlflow.db", tmp_path / "mlflow.html"
+    first, second = "http://127.0.0.1:1", "http://127.0.0.1:2"
+    write_link_page(database, first)
+    write_link_page(database, second)
+    leave_link_page(database, first)
+    assert page.read_bytes() == link_page(second, "")
+    leave_link_page(database, second)
+    assert "MLflow is closed" in page.read_text()
 
 
 class Server(BaseHTTPRequestHandler):

@@ -22,6 +22,7 @@ from gram_platform.engine.local_cluster.ui import (
     MLFLOW_PORT,
     RUNS_PAGE,
     answers,
+    leave_link_page,
     mlflow_command,
     write_link_page,
 )
@@ -83,7 +84,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
                 os.killpg(server.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 server.wait(ENDING_S)
-        write_link_page(database)
+        leave_link_page(database, f"http://{HOST}:{port}")
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:

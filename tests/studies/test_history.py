@@ -12,6 +12,9 @@ from gram_platform.pages.results.history import MOST_KEPT, begin_record
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.store import Store
 from gram_platform.store.remote_folder import RemoteFolder
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.run import run_study
 from tests.store.training import in_process
 
 PAGE = ("claims.csv", "report.html", "table.csv")
@@ -76,6 +79,25 @@ def test_another_choice_of_runs_makes_history_and_the_same_makes_none(store):
     dates = list(store.history_dirs("scaling"))
     assert all(len(date) == len("2026-11-25T213751") for date in dates)
     assert len(store.history_dirs("scaling")[dates[0]].list()) == len(PAGE) + 1
+
+
+def test_a_submission_knows_whether_its_page_is_there(store):
+    """Else the site has news, even if every run is done already."""
+    assert not begin_record(store, WIDE)
+    assert not begin_record(store, WIDE)
+    submit(store, WIDE, "wide")
+    assert begin_record(store, WIDE)
+    assert not begin_record(store, NARROW)
+
+
+@pytest.mark.slow
+def test_the_site_leads_to_an_earlier_page_though_nothing_was_trained(storage, monkeypatch):
+    monkeypatch.delenv("GRAM_SITE", raising=False)
+    for methods in (["baseline", "filtering"], ["baseline"]):
+        flags = ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--in-process", "--methods", *methods]
+        assert run_study(STUDY, parse(STUDY, flags)) == 0
+    (date,) = Store(storage).history_dirs("scaling")
+    assert f"scaling/history/{date}/report.html" in (storage / "site/index.html").read_text()
 
 
 def test_a_submission_without_a_page_makes_no_history(store):

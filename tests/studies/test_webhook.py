@@ -46,6 +46,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.paths.append(self.path)
         if self.server.status > 0:
             self.send_response(self.server.status)
+            self.send_header("Location", f"file:///{KEY}" if self.server.status == 307 else "/elsewhere")
             self.end_headers()
             return
         while not self.server.is_closed.wait(0.05):
@@ -132,6 +133,16 @@ def test_a_webhook_that_does_not_answer_is_left_after_its_time(server, status, m
     server.status, started = status, time.monotonic()
     assert webhook.post(server.url, {"text": "?"}) == "no answer within 0.3 s"
     assert time.monotonic() - started < 5.0
+    assert server.got == [{"text": "?"}]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_a_reason_and_is_not_followed(server, status):
+    """It was a GET without the message, which counted as taken."""
+    server.status = status
+    reason = webhook.post(server.url, {"text": "?"})
+    assert reason.startswith(f"HTTP Error {status}")
+    assert KEY not in reason
     assert server.got == [{"text": "?"}]
 
 

@@ -46,6 +46,13 @@ def write_link_page(database: Path, address: str = "") -> None:
         Path(path).write_bytes(link_page(address, opened_by(database_uri(database))))
 
 
+def leave_link_page(database: Path, address: str) -> None:
+    """Says that MLflow is closed, unless the page leads to an MLflow that was opened after the one at `address`."""
+    page = database.with_name(LINK_PAGE)
+    if not page.is_file() or page.read_bytes() == link_page(address, ""):
+        write_link_page(database)
+
+
 def mlflow_command(database: Path, port: int) -> list[str]:
     """Returns the command of MLflow's server, for this machine alone."""
     from gram_platform.tracking.database import database_uri
