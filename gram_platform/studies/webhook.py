@@ -68,7 +68,8 @@ def post(url: str, message: Mapping[str, object]) -> str:
 
     def send() -> None:
         try:
-            with opener.open(request, timeout=TIMEOUT_S):
+            # It ends the thread; what is said is decided by the wait below.
+            with opener.open(request, timeout=2 * TIMEOUT_S):
                 reasons.append("")
         except Exception as error:
             # Whatever it is: a message costs no results.
