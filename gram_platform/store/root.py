@@ -42,6 +42,7 @@ DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
 # In the folder of a study: a folder for each earlier page.
 HISTORY = "history"
+HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 NOTHING_AHEAD: Mapping[str, int] = {}
 
 
@@ -158,9 +159,9 @@ class Store:
         return self._folder.child("studies", name)
 
     def history_dirs(self, name: str) -> dict[str, Folder]:
-        """Gives the folders of a study's earlier pages by date, the oldest first."""
+        """Gives the folders of a study's earlier pages by date, the oldest first; nothing else that lies there."""
         history = self.study_dir(name).child(HISTORY)
-        return {date: history.child(date) for date in history.list()}
+        return {date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)}
 
     def list_studies(self) -> list[str]:
         """Lists the names of all studies and searches that have written files, sorted."""

@@ -106,6 +106,17 @@ def test_a_submission_without_a_page_makes_no_history(store):
     assert store.history_dirs("scaling") == {}
 
 
+def test_what_a_user_has_put_beside_the_dates_stays_and_is_no_page(store):
+    history = store.study_dir("scaling").child("history")
+    history.write("notes.txt", b"mine")
+    history.child("zz").write("report.html", b"mine")
+    history.child("2026").write("notes.txt", b"mine")
+    submit(store, WIDE, "wide")
+    submit(store, NARROW, "narrow")
+    assert pages(store) == ["wide", "narrow"]
+    assert set(history.list()) > {"2026", "notes.txt", "zz"}
+
+
 def test_ten_earlier_pages_are_kept(store):
     for number in range(MOST_KEPT + 2):
         submit(store, record("baseline", seeds=number + 1), f"{number:02}")
