@@ -133,3 +133,9 @@ def until(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_storage_that_takes_no_page_costs_a_warning(tmp_path):
+    (tmp_path / "mlflow.html").mkdir()
+    with pytest.warns(RuntimeWarning, match=r"mlflow\.html"):
+        write_link_page(tmp_path / "mlflow.db", "http://127.0.0.1:1")

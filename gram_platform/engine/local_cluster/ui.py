@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 
 from gram_platform.config.crash_safe import whole_file
+from gram_platform.config.terminal import warn
 from gram_platform.engine.local_cluster.head import open_directly
 
 LINK_PAGE = "mlflow.html"
@@ -37,13 +38,16 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page beside a storage's database: MLflow is open at `address`, or closed."""
+    """Writes the page beside a storage's database: MLflow is open at `address`, or closed. Warns where it cannot."""
     # Imported here: it takes a second.
     from gram_platform.tracking.connection import opened_by
     from gram_platform.tracking.database import database_uri
 
-    with whole_file(database.with_name(LINK_PAGE)) as path:
-        Path(path).write_bytes(link_page(address, opened_by(database_uri(database))))
+    try:
+        with whole_file(database.with_name(LINK_PAGE)) as path:
+            Path(path).write_bytes(link_page(address, opened_by(database_uri(database))))
+    except OSError as error:
+        warn(f"{LINK_PAGE} cannot be written, so links of reports do not find MLflow: {error}")
 
 
 def leave_link_page(database: Path, address: str) -> None:
