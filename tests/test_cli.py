@@ -177,7 +177,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
     ("arguments", "message"),
     [
         (["status", "--storage", "/nowhere/at/all"], "storage="),
-        (["status", "--machine", "abacus"], "choice 'abacus'"),
+        (["status", "--machine", "abacus"], "'abacus'"),
         (["status", "--storage", __file__], "expected a folder, found a file"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),

@@ -71,12 +71,6 @@ def test_the_description_leads_nowhere_that_an_index_lacks(repository):
     assert all("://" in place or place.startswith("#") for place in places)
 
 
-def test_the_package_is_a_command():
-    command = [sys.executable, "-m", "gram_platform", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: gram COMMAND")
-
-
 def test_the_images_can_measure_a_gpus_utilisation():
     """By a version that the extra for machines of one's own allows too."""
     (nvml,) = EXTRAS["gpu"]

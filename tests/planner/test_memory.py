@@ -178,16 +178,15 @@ def measured_peak(learner_class, run, num_ranks=1, num_steps=6) -> int:
     return peak - sum(b.nbytes for b in learner.model.buffers())
 
 
-# each number of passes and each precision once; the other pairs are slow
-PAIRS = [
-    (1, "float32"),
-    (3, "bfloat16"),
-    *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, "bfloat16"), (3, "float32"))),
+# Each model once, three of them with more passes and in bfloat16 too; the other cases are slow.
+QUICK = {*((name, 1, "float32") for name in MODELS), *((name, 3, "bfloat16") for name in ("dense", "gram", "lora"))}
+CASES_OF_ONE = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for case in itertools.product(MODELS, (1, 3), BYTES)
 ]
 
 
-@pytest.mark.parametrize(("passes", "precision"), PAIRS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "passes", "precision"), CASES_OF_ONE)
 def test_the_peak_of_one_process(name, passes, precision):
     run = run_of(name, passes=passes, precision=precision)
     memory = dataclasses.replace(rank_memory(run, 1), evaluation=0)

@@ -63,6 +63,7 @@ def test_on_a_cluster_of_fixed_size_what_it_has_decides(ray_cluster, storage):
     assert graph.flags.device == graph.flags.machine == "cpu"
 
 
+@pytest.mark.slow
 def test_a_ladder_is_climbed_size_after_size(ray_cluster, storage, started, capsys):
     assert run_study(STUDY, parse(STUDY, [*FLAGS, "--through", "small"])) == 0
     assert [node.size for node in started] == ["tiny", "tiny", "small", "small"]
