@@ -141,7 +141,7 @@ def test_rows_are_filtered_and_sorted_and_a_click_opens_the_run_in_mlflow(storag
         browser.evaluate("field.value = ''; field.dispatchEvent(new Event('input'))")
         browser.evaluate("table.querySelectorAll('th button')[2].click()")
         methods = browser.evaluate(f"{rows}.map((row) => row.cells[2].textContent)")
-        assert methods == sorted(methods)
+        assert methods == sorted(methods, key=str.lower)
         browser.evaluate(f"{rows}.forEach((row, i) => row.cells[3].textContent = ['2B', '50M', '0.6M'][i % 3])")
         browser.evaluate("table.querySelectorAll('th button')[3].click()")
         sizes = browser.evaluate(f"{rows}.map((row) => row.cells[3].textContent)")
