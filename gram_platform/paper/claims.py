@@ -20,6 +20,7 @@ import pandas as pd
 from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import CORE
+from gram_platform.methods.labels import method_label
 from gram_platform.paper.paper import (
     ACCUMULATION,
     ARCHITECTURE,
@@ -117,7 +118,8 @@ def gain(method: str, name: str) -> Side:
 
 
 FIRST, LAST = "first", "last"
-LABELS = (("gram", "GRAM"), ("filtering", "Filtering"), ("ft_lora", "FT-LoRA"))
+# A claim's text begins with its method's label.
+LABELS = tuple((m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora"))
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 PARTIAL, TITRATED = "fig:partial-labels", "fig:titration"  # sources
 

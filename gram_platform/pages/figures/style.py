@@ -37,20 +37,21 @@ class Style(NamedTuple):
     dash: str
 
 
-METHOD_STYLES = {
-    "baseline": Style(method_label("baseline"), GREY, "circle", "dot"),
-    "filtering": Style(method_label("filtering"), ORANGE, "square", "dash"),
-    "gram": Style(method_label("gram"), BLUE, "circle", "solid"),
-    "gram_subsets": Style(method_label("gram_subsets"), BLUE, "circle-open", "dashdot"),
-    "gram_lora": Style(method_label("gram_lora"), SKY, "circle-open", "longdash"),
-    "ft_full": Style(method_label("ft_full"), VERMILION, "diamond", "dashdot"),
-    "ft_lora": Style(method_label("ft_lora"), GREEN, "triangle-up", "dash"),
-    "ft_mlp": Style(method_label("ft_mlp"), GREEN, "triangle-up-open", "dot"),
-    "maxent": Style(method_label("maxent"), PURPLE, "x", "longdashdot"),
-    "rmu": Style(method_label("rmu"), PURPLE, "x-open", "dot"),
-    "graddiff": Style(method_label("graddiff"), VERMILION, "cross-open", "longdash"),
-    "demix": Style(method_label("demix"), VERMILION, "cross", "dot"),
+_LOOKS = {
+    "baseline": (GREY, "circle", "dot"),
+    "filtering": (ORANGE, "square", "dash"),
+    "gram": (BLUE, "circle", "solid"),
+    "gram_subsets": (BLUE, "circle-open", "dashdot"),
+    "gram_lora": (SKY, "circle-open", "longdash"),
+    "ft_full": (VERMILION, "diamond", "dashdot"),
+    "ft_lora": (GREEN, "triangle-up", "dash"),
+    "ft_mlp": (GREEN, "triangle-up-open", "dot"),
+    "maxent": (PURPLE, "x", "longdashdot"),
+    "rmu": (PURPLE, "x-open", "dot"),
+    "graddiff": (VERMILION, "cross-open", "longdash"),
+    "demix": (VERMILION, "cross", "dot"),
 }
+METHOD_STYLES = {method: Style(method_label(method), *look) for method, look in _LOOKS.items()}
 DOMAIN_COLOURS = (GREY, BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)
 DOMAIN_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star")
 DOMAIN_DASHES = ("solid", "dash", "dot", "dashdot")

@@ -8,7 +8,6 @@ import pandas as pd
 from gram_platform.config import CORE
 from gram_platform.config.provenance import submissions_text
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
-from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
@@ -99,12 +98,11 @@ def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
     names += ["profile"] if domain == CORE else []
     table = []
     for key, group in rows.groupby(names, sort=False):
-        labels = dict(zip(names, key, strict=True))
         texts = {topic: part["continuation"].iloc[0] for topic, part in group.groupby("topic")}
         cells = {"topic kept": texts.get(KEPT, ""), "topic removed": texts.get(REMOVED, "")}
         if domain == CORE:
             cells = {"continuation": texts[KEPT]}
-        table.append({**labels, "method": method_style(labels["method"]).label, **cells})
+        table.append({**dict(zip(names, key, strict=True)), **cells})
     frame = pd.DataFrame(table)
     markup = render("quotes.html", quotes=quotes)
     return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)
