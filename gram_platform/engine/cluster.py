@@ -39,6 +39,8 @@ MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpi
 SESSION = re.compile(r"/session_[\d_-]+")
 CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
 CURE += "studies need none"
+# Leaving Ray has begun; it is done.
+_LEAVING, _LEFT = threading.Event(), threading.Event()
 CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
@@ -115,6 +117,9 @@ def _initialise(what: str, **options: object) -> None:
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+    _LEAVING.clear()
+    _LEFT.clear()
+    threading.Thread(target=_watch_leaving, daemon=True).start()
     atexit.register(leave)
     # It remembers Ray's processes.
     require_ray()
@@ -122,8 +127,16 @@ def _initialise(what: str, **options: object) -> None:
 
 def leave() -> None:
     """Leaves the Ray of this command, and ends one that was started for it."""
-    with _time_limit(LEAVE_S, "what is done is kept, but Ray does not let this command end"):
-        ray.shutdown()
+    _LEAVING.set()
+    ray.shutdown()
+    _LEFT.set()
+
+
+def _watch_leaving() -> None:
+    """Ends the process if leaving takes too long; its thread waits from the start, since none can begin at exit."""
+    _LEAVING.wait()
+    if not _LEFT.wait(LEAVE_S):
+        _give_up(LEAVE_S, "what is done is kept, but Ray does not let this command end")
 
 
 def _size() -> str:
@@ -134,18 +147,18 @@ def _size() -> str:
 @contextlib.contextmanager
 def _time_limit(seconds: float, what: str) -> Iterator[None]:
     """Ends the process if the block takes longer: Ray may wait for ever, and handles no signal then."""
-
-    def end() -> None:
-        say(f"error: {what} within {seconds:.0f} s; {CURE}", sys.stderr)
-        os._exit(FAILED)
-
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, _give_up, (seconds, what))
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def _give_up(seconds: float, what: str) -> None:
+    say(f"error: {what} within {seconds:.0f} s; {CURE}", sys.stderr)
+    os._exit(FAILED)
 
 
 # --------------------------------------------------------------------------------------------------------------- probe
