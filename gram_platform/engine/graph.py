@@ -13,6 +13,7 @@ from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, Ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import SUBMIT_AGAIN, Unavailable
+from gram_platform.config.terminal import one_line
 from gram_platform.engine.capacity import Admission, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.cordon import Cordon
@@ -207,7 +208,7 @@ class _Graph:
         """Records a node's end; False when it waits again. The task's warnings count as its first node's."""
         try:
             caught = ray.get(reference)
-            self.progress.warnings[node.id] = caught if node is task[0] else []
+            self.progress.warn(node, caught if node is task[0] else [])
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
                 self.waiting.again(node, held=True)
@@ -241,20 +242,26 @@ class _Graph:
         """
         if self.cordon.note(error.probe):
             return self._record_crash(node, error, error.probe.machine)
-        self.waiting.again(node, alone=True)
+        self._start_again(node, str(error))
         return False
 
     def _record_crash(self, node: Node, error: RayError | DeviceError | Unavailable, machine: str = "") -> bool:
         """Counts a crash; False when the node waits again."""
-        if self.lifecycle.starts_again(node, machine, self.cordon.resources.cordoned):
-            self.waiting.again(node, alone=True)
-            return False
         name = self.stalls.get(node.id) or type(error).__name__
+        if self.lifecycle.starts_again(node, machine, self.cordon.resources.cordoned):
+            self._start_again(node, name if isinstance(error, RayError) else str(error))
+            return False
         message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.is_run:
             message = memory_advice(error, self._placement((node,)).fewest)
         self.waiting.failed(node, message)
         return True
+
+    def _start_again(self, node: Node, reason: str) -> None:
+        """Lets a node wait for another start, in a task of its own."""
+        place = " from its last checkpoint" if node.is_run else ""
+        self.progress.warn(node, [f"{one_line(reason)}; it starts again{place}"])
+        self.waiting.again(node, alone=True)
 
 
 _execute_gang = ray.remote(max_retries=0)(execute_plain)

@@ -76,7 +76,7 @@ def _execute_next(
     execution = execution.placed(placements.get(task[0].id, ON_ONE_RANK))
     try:
         with device_errors_probed(execution.device):
-            progress.warnings[task[0].id] = execute_task(task, execution, stop_request=stop_request)
+            progress.warn(task[0], execute_task(task, execution, stop_request=stop_request))
     except DeviceError as error:
         raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
     except LeaseHeld:

@@ -47,7 +47,7 @@ class Progress:
     blocked: dict[str, list[str]] = field(default_factory=dict)
     # Nodes that were complete before.
     reused: int = 0
-    # The warnings of a node's process, by node id.
+    # By node id: warnings of the nodes' processes, and of starting again, that nobody has shown yet.
     warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -55,6 +55,11 @@ class Progress:
         for node in self.nodes:
             for needed in node.needs:
                 self.dependants[needed].append(node)
+
+    def warn(self, node: Node, texts: Sequence[str]) -> None:
+        """Adds warnings of a node to those that nobody has shown yet."""
+        if texts:
+            self.warnings.setdefault(node.id, []).extend(texts)
 
     def fail(self, node_id: str, message: str) -> list[str]:
         """Records a failed node; returns the ids of the nodes that this blocks: all that need it, directly or not."""

@@ -23,6 +23,7 @@ from ray.tune.search import Searcher
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
 from gram_platform.config.space import SearchObjective
+from gram_platform.config.terminal import one_line, say
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.cordon import Cordon
@@ -290,6 +291,8 @@ class _Searcher(_NotPickled, Searcher):
             elif reason := self._patience.failure(proposal.name, proposal.point, report):
                 facts = {"name": proposal.name, "point": dict(proposal.point), "state": State.FAILED, "message": reason}
                 self._over[trial_id] = Outcome(**facts, started=started, elapsed_s=time.time() - started)
+            else:
+                say(f"warning: {proposal.name}: {one_line(report[CRASH])}; it starts again from its last checkpoint")
             self._admission.resources = self._patience.cordon.resources
         except Exception as error:
             self.error = error

@@ -80,12 +80,13 @@ class LiveView:
         self._updated = time.monotonic()
         if self.base_flops is None:
             self.base_flops = self._done_flops(progress, {})
-        if ended is not None:
-            # evaluations and attacks are many and short: they are only counted
-            if (ended.is_run and not ended.is_attack) or ended.id in progress.failed:
-                self.say(self._ended_line(progress, ended), "red" if ended.id in progress.failed else "")
-            for text in progress.warnings.pop(ended.id, ()):
-                self.say(f"warning: {self.nodes[ended.id].name}: {text}", "yellow")
+        # evaluations and attacks are many and short: they are only counted
+        if ended is not None and ((ended.is_run and not ended.is_attack) or ended.id in progress.failed):
+            self.say(self._ended_line(progress, ended), "red" if ended.id in progress.failed else "")
+        while progress.warnings:
+            node_id, texts = progress.warnings.popitem()
+            for text in texts:
+                self.say(f"warning: {self.nodes[node_id].name}: {text}", "yellow")
         if self.gauges is not None and self._is_due("gauges", GAUGES_EVERY_S):
             running = self._running(progress)
             self.gauges.set(self._num_nodes(progress, running), _rate(running), _losses(running))

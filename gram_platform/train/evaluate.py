@@ -15,7 +15,7 @@ from gram_platform.corpora.packed import TokenRows
 from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
 from gram_platform.train.data import tokens_of
 from gram_platform.train.learner import Learner
-from gram_platform.train.objectives import cross_entropy, token_cross_entropy
+from gram_platform.train.objectives import cross_entropy, sequence_cross_entropy, token_cross_entropy
 
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
@@ -91,10 +91,9 @@ def progress_losses(learner: Learner, arrays: Mapping[str, TokenRows], num_seque
         # A rank that has no part left repeats the last one for nothing.
         part = parts[min(first + learner.rank, len(parts) - 1)]
         tokens_BT = tokens_of(rows[part.start : part.stop], learner.device)
-        logits_BTV = learner.forward(tokens_BT[:, :-1], active)
-        for index in part if first + learner.rank < len(parts) else ():
-            one = slice(index - part.start, index - part.start + 1)
-            losses[index] = cross_entropy(logits_BTV[one], tokens_BT[one, 1:])
+        losses_B = sequence_cross_entropy(learner.forward(tokens_BT[:, :-1], active), tokens_BT[:, 1:])
+        if first + learner.rank < len(parts):
+            losses[part.start : part.stop] = losses_B
     means = learner.sum_over_ranks(losses).view(-1, num_sequences).mean(dim=1)
     return dict(zip(config.eval_points.domains, means.tolist(), strict=True))
 

@@ -88,6 +88,13 @@ def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> t
     return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(targets_BT)
 
 
+def sequence_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+    """Returns the mean cross entropy of every sequence in nats: float32 losses_B, in few operations."""
+    at_once = max(1, rows_at_once(logits_BTV.device, logits_BTV.shape[-1]) // targets_BT.shape[1])
+    parts = zip(logits_BTV.split(at_once), targets_BT.split(at_once), strict=True)
+    return torch.cat([token_cross_entropy(logits, targets).mean(dim=1) for logits, targets in parts])
+
+
 def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
     """Returns KL(uniform || p) averaged over tokens, in nats: mean(-log p) - log V (code of Yuan et al. 2024).
 

@@ -178,6 +178,9 @@ def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monke
     ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
     assert [study._settle(node, None, (node,)) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
     assert f"{MAX_CRASHES} times without a checkpoint in between: CUDA error" in study.progress.failed[node.id]
+    starts_again = study.progress.warnings[node.id]
+    assert len(starts_again) == 3 * MAX_CRASHES + 3
+    assert all("illegal memory access" in text and "\n" not in text for text in starts_again)
 
 
 def test_a_service_that_is_away_does_not_fail_a_node_at_once(setting, execution, monkeypatch):

@@ -46,6 +46,7 @@ def show(num_running):
     with view:
         view.started -= 3600.0
         view.base_flops = 0.0
+        progress.warn(second, ["died; starts again"])
         view.update(progress, first)
         view.update(progress, second)
         view.begin_trials(4)
@@ -88,6 +89,7 @@ def test_nothing_is_wider_than_80_columns_and_the_time_left_is_whole(scenes):
         frame = lines_of(printed[first : printed.find("runs 1/", first)])
         running = [line for line in frame if re.search(r"\d+% 1,234,567 tokens/s +\d+:\d\d$", line)]
         assert len(running) == min(num_running, 13)
+        assert any(line.startswith("warning: ") and line.endswith("died; starts again") for line in lines)
         # What the terminal has no lines for is counted.
         assert ("and 47 more" in lines) == (num_running == 60)
 
