@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from gram_platform.engine.local_cluster.state import (
     stop,
     write_state,
 )
+from tests import pseudo_terminal
 from tests.ending import STACKS, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,6 +115,20 @@ def test_private_beside_another_cluster(ray_cluster, job_folder, storage, monkey
     assert not state_file().exists()
     assert (storage / "ray_logs").is_dir()  # the job failed
     assert ray_cluster.get(ray_cluster.remote(lambda: 1).remote()) == 1
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_job_prints_for_the_terminal_of_its_reader(storage):
+    """A log has the whole text; the reader of `make demo` has a terminal, though the job has none."""
+    program = "from gram_platform.engine.local_cluster.__main__ import main; raise SystemExit(main())"
+    reports = "from rich.console import Console as C; c = C(); print('REPORT', c.is_terminal, c.width, c.color_system)"
+    job = ("run", "--", sys.executable, "-c", reports)
+    code, printed = pseudo_terminal.run(*job, program=program, columns=87)
+    assert code == 0
+    assert re.findall(r"REPORT ([\w ]+\w)", pseudo_terminal.plain(printed)) == ["True 87 256"]
+    done = subprocess.run(command(*job), cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert re.search("REPORT False .* None", done.stdout)
 
 
 @pytest.mark.ray

@@ -9,6 +9,7 @@ import math
 import os
 import random
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -197,13 +198,22 @@ def refuses_strangers(cluster: Cluster) -> bool:
     return False
 
 
+def _terminal() -> dict[str, str]:
+    """Returns the variables with which a job prints for this terminal: results in short, in its width and colours."""
+    if not sys.stdout.isatty():
+        return {}
+    of_rich = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(shutil.get_terminal_size().columns)}
+    return of_rich | {name: os.environ[name] for name in ("TERM", "COLORTERM", "NO_COLOR") if name in os.environ}
+
+
 def submit(cluster: Cluster, command: list[str]) -> int:
     """Runs the command as a Ray job that uploads the current directory; shows its log, returns its exit code."""
     job = "gram-" + secrets.token_hex(4)
     ray = ["ray", "job", "submit", "--address", cluster.address, "--submission-id", job, "--working-dir", "."]
     style = ["--log-style", "pretty", "--log-color", "auto" if sys.stdout.isatty() else "false"]
+    of_job = ["--runtime-env-json", json.dumps({"env_vars": _terminal()})]
     code = subprocess.run(
-        [*ray, *style, "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
+        [*ray, *style, *of_job, "--", *command], env=environment(cluster), stdin=subprocess.DEVNULL, check=False
     ).returncode
     # The client returns 1 for every failure and 0 for a stopped job, and returns early if it loses the connection.
     info = ask(cluster, f"/api/jobs/{job}")
