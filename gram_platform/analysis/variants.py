@@ -18,6 +18,7 @@ from gram_platform.analysis.intervals import (
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config import core_first
+from gram_platform.config.identity import sum_in_order
 from gram_platform.store.checkpoints import PROBE
 
 COMPOSED = ("core", "retain")  # classes: a forgotten domain's module is off, whichever others are on
@@ -182,7 +183,7 @@ def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
         if name.startswith(PROBE):
             domain, module = name.removeprefix(PROBE).split("/")
             squares.setdefault(domain, {})[module] = norm**2
-    totals = {domain: sum(squares[domain].values()) for domain in core_first(tuple(squares))}
+    totals = {domain: sum_in_order(squares[domain].values()) for domain in core_first(tuple(squares))}
     known = [domain for domain, total in totals.items() if np.isfinite(total) and total > 0.0]
     return {(d, module): square / totals[d] for d in known for module, square in squares[d].items()}
 

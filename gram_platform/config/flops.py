@@ -9,6 +9,7 @@
 from collections.abc import Collection
 
 from gram_platform.config import ModelConfig, RoutingConfig
+from gram_platform.config.identity import sum_in_order
 from gram_platform.config.training import LLAMA
 
 GIB = 2**30
@@ -52,7 +53,7 @@ def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[s
     if routing.companions == "subset":  # an empty subset becomes one random module
         return dict.fromkeys(modules, 0.5 + 0.5**num_modules / num_modules)
     weights = dict(routing.companion_weights) or dict.fromkeys(modules, 1.0)
-    return {domain: weights[domain] / sum(weights[d] for d in modules) for domain in modules}
+    return {domain: weights[domain] / sum_in_order(weights[d] for d in modules) for domain in modules}
 
 
 def total_parameters(config: ModelConfig) -> int:

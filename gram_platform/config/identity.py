@@ -2,9 +2,11 @@
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import math
+import operator
 import os
 import re
 import sys
@@ -264,6 +266,14 @@ def canonical_json(value: object) -> str:
 def short_hash(value: object) -> str:
     """The first 12 hexadecimal digits of the SHA-256 of the canonical JSON."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
+
+
+def sum_in_order(values: Iterable[float]) -> float:
+    """Adds numbers one after another, so that ids and results have the same bits with every version of Python.
+
+    The builtin `sum` compensates for the rounding of floats since Python 3.12.
+    """
+    return functools.reduce(operator.add, values, 0)
 
 
 def hash_file(path: str | Path) -> str:

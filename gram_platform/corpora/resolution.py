@@ -13,6 +13,7 @@ from gram_platform.config.identity import (
     require_metric_name,
     require_name,
     require_tellable,
+    sum_in_order,
 )
 from gram_platform.config.user_files import target_kind
 from gram_platform.corpora import catalog, stories
@@ -249,7 +250,7 @@ def _hub_amounts(
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
-        wanted = max(tokens[d] / sum(shares[d]) for d in {domain_of[label] for label in row.all_labels})
+        wanted = max(tokens[d] / sum_in_order(shares[d]) for d in {domain_of[label] for label in row.all_labels})
         wanted_bytes = most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
         num_bytes.append(min(wanted_bytes, most) if most else wanted_bytes)
     source = HubSource(rows, tuple(num_bytes))
@@ -269,7 +270,8 @@ def _token_shares(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> list[flo
 
 
 def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
-    return sum(row.bytes_per_token * share for row, share in zip(rows, shares, strict=True)) / sum(shares)
+    weighted = (row.bytes_per_token * share for row, share in zip(rows, shares, strict=True))
+    return sum_in_order(weighted) / sum_in_order(shares)
 
 
 def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:

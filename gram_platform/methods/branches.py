@@ -18,7 +18,7 @@ from gram_platform.config import (
     View,
 )
 from gram_platform.config.flops import core_parameters, mlp_parameters
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
 from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
 from gram_platform.methods.setting import Branching, Plans, Profile, Setting, profile_name
@@ -96,7 +96,8 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: labelled * setting.num_sequences[d] for d in setting.auxiliary}
     share = {d: branching.factor(d) * (1.0 + branching.core_ratio) for d in setting.auxiliary}
-    total, aux_mode = sum(setting.num_sequences.values()), sum(share[d] * lengths[d] for d in setting.auxiliary)
+    total = sum(setting.num_sequences.values())
+    aux_mode = sum_in_order(share[d] * lengths[d] for d in setting.auxiliary)
     parameters, scale = core_parameters(setting.size.dense()), 1.0
     if setting.equal_compute:
         scale = total * parameters / (total * parameters + aux_mode * module_parameters)

@@ -24,7 +24,7 @@ from gram_platform.config.flops import (
     hardware_flops,
     module_parameters,
 )
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
 from gram_platform.methods.setting import Setting
 
@@ -171,12 +171,12 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
     hidden = setting.options.unlabelled_share
     drawn = {d: (1.0 - hidden) * setting.factor(d) * lengths[d] for d in aux}
     num_unlabelled = hidden * sum(lengths.values())
-    num_core = sum(lengths.values()) - num_unlabelled - sum(drawn.values())
+    num_core = sum(lengths.values()) - num_unlabelled - sum_in_order(drawn.values())
     shares = companion_shares(setting.routing, setting.auxiliary)
-    companions = num_core * setting.routing.p_core_robust * sum(shares[d] * aux[d] for d in aux)
+    companions = num_core * setting.routing.p_core_robust * sum_in_order(shares[d] * aux[d] for d in aux)
     others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}  # companions of an auxiliary batch: half of the rest
-    companions += setting.routing.p_aux_companion * sum(drawn[d] * others[d] for d in aux)
-    modules = sum(drawn[d] * aux[d] for d in aux) + num_unlabelled * sum(aux.values()) + companions
+    companions += setting.routing.p_aux_companion * sum_in_order(drawn[d] * others[d] for d in aux)
+    modules = sum_in_order(drawn[d] * aux[d] for d in aux) + num_unlabelled * sum(aux.values()) + companions
     return base / (sum(lengths.values()) * core + modules)
 
 

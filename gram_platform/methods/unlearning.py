@@ -15,7 +15,7 @@ from gram_platform.config import (
     RunConfig,
     View,
 )
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import optimizer_of, training_run
 from gram_platform.methods.dense import baseline_run
@@ -109,7 +109,7 @@ def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, 
 
     ValueError if there are fewer multiples than names.
     """
-    num_units, whole = total // unit, sum(weights.values())
+    num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):
         raise invalid("num_draws", total, f"at least {unit} sequences for each of {', '.join(weights)}")
     exact = {name: num_units * weight / whole for name, weight in weights.items()}

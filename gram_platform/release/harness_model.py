@@ -11,6 +11,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows
 from tokenizers import Tokenizer
 
+from gram_platform.config.identity import sum_in_order
 from gram_platform.corpora.tokenizer import end_of_text_id
 from gram_platform.model.transformer import Transformer
 from gram_platform.train.evaluate import evaluation_batch
@@ -48,7 +49,7 @@ class HarnessModel(TemplateLM):
             windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, length, context_len=1)
             # a window's inputs and targets share all tokens but the first and the last
             pairs = [(inputs[: len(inputs) - len(targets) + 1], targets) for inputs, targets in windows]
-            found.append(sum(value for value, _ in self._scored(pairs)))
+            found.append(sum_in_order(value for value, _ in self._scored(pairs)))
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:

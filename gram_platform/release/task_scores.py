@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from gram_platform.config import TASKS, TaskScores, View, run_from_plain
-from gram_platform.config.identity import hash_file, invalid, local_path, meant
+from gram_platform.config.identity import hash_file, invalid, local_path, meant, sum_in_order
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
@@ -257,7 +257,7 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
         bits -= log_likelihood / math.log(2.0)
         num_bytes += len(choices[right][1].encode())
         chances.append(1.0 / len(choices))
-    return {"chance": sum(chances) / len(chances), "bits_per_byte": bits / num_bytes} if num_bytes else {}
+    return {"chance": sum_in_order(chances) / len(chances), "bits_per_byte": bits / num_bytes} if num_bytes else {}
 
 
 def _judged(found: Mapping[str, float]) -> dict[str, object]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gram_platform.config import Objective
+from gram_platform.config.identity import sum_in_order
 from gram_platform.config.routing import MicroBatch, Plan, same_routes
 from gram_platform.train.data import PlanReader, on_device
 from gram_platform.train.learner import Learner
@@ -125,7 +126,7 @@ def _parts(rows: torch.Tensor | None, number: int) -> Sequence[torch.Tensor | No
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
     """Averages the forget term over forget micro-batches, undoing the factor 2 of `training_loss`; NaN without any."""
     terms = [value / 2.0 for domain, value in zip(domains, minimised, strict=True) if domain in objective.forget]
-    return sum(terms) / len(terms) if terms else math.nan
+    return sum_in_order(terms) / len(terms) if terms else math.nan
 
 
 def require_finite(found: str, value: float, where: str, rate: float) -> None:

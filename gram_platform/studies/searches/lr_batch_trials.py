@@ -14,7 +14,7 @@ from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, linked
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
 from gram_platform.config.layout import MACHINE_RANKS
 from gram_platform.engine.trials import Point
@@ -87,7 +87,7 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
     """Returns `loss`, `core` and `auxiliary` from {validation/loss/<domain>: loss}; ValueError unless finite."""
     core = final[END_LOSS + CORE]
     others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
-    auxiliary = sum(others) / len(others)
+    auxiliary = sum_in_order(others) / len(others)
     if not math.isfinite(core + auxiliary):
         raise invalid("loss", (core, auxiliary), "finite validation losses")
     return {"loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary, "core": core, "auxiliary": auxiliary}
