@@ -24,6 +24,7 @@ from tests.study_frames import (
     PROFILES,
     SEEDS,
     SIZES,
+    analysed,
     curves,
     evaluations,
     jackknife,
@@ -40,7 +41,7 @@ def row(table: pd.DataFrame, method: str, size: str, profile: str) -> pd.Series:
 
 @pytest.fixture(scope="module")
 def analysis():
-    return analyse(evaluations(), curves(), tuple(SIZES))
+    return analysed()
 
 
 def test_schema_and_order(analysis):

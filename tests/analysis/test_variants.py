@@ -10,7 +10,7 @@ from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.paper.claims import CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
 from gram_platform.paper.verdicts import paper_claims
-from tests.study_frames import NUM_STEPS, SEEDS, curves, evaluations, loss_at
+from tests.study_frames import NUM_STEPS, SEEDS, analysed, curves, evaluations, loss_at
 
 VARIANTS = ("uniform", "heterogeneous")
 
@@ -19,7 +19,7 @@ def varied(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([frame.assign(variant=name) for name in VARIANTS], ignore_index=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
     """Uniform: the baseline's own losses are those of 80% of the steps, in its curve too."""
     views, points = varied(evaluations()), varied(curves())
@@ -28,6 +28,12 @@ def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
         losses = [float(loss_at(size, domain, 0.8 * NUM_STEPS)) for size in views.loc[slow, "size"]]
         views.loc[slow, f"loss/{domain}"] = losses
     return views, points
+
+
+@pytest.fixture(scope="module")
+def measured(frames):
+    """Both variants on the baselines of one."""
+    return analyse_variants(*frames, VARIANTS, unit="heterogeneous")
 
 
 def cell(table: pd.DataFrame, variant: str, method: str, profile: str, name: str, size: str = "small") -> float:
@@ -91,9 +97,8 @@ def test_what_is_missing_names_its_variant(frames):
     assert all(what.startswith("uniform: gram ") for what in missing["what"])
 
 
-def test_claims_between_variants_and_at_each_size(frames):
-    views, points = frames
-    claims = paper_claims(analyse_variants(views, points, VARIANTS, unit="heterogeneous").per_seed, "accumulation")
+def test_claims_between_variants_and_at_each_size(measured):
+    claims = paper_claims(measured.per_seed, "accumulation")
     lowers = claims[claims["claim"].str.startswith("Baseline: uniform")]
     assert sorted(lowers["size"]) == ["medium", "small", "tiny"]
     assert lowers["difference"].tolist() == pytest.approx([0.2] * 3, abs=1e-6)
@@ -103,7 +108,7 @@ def test_claims_between_variants_and_at_each_size(frames):
 
 
 def test_first_and_last_sizes():
-    claims = paper_claims(analyse(evaluations(), curves(), ("tiny", "small", "medium")).per_seed, "scaling")
+    claims = paper_claims(analysed().per_seed, "scaling")
     falls = claims[claims["claim"] == "GRAM's forget falls with size"]
     assert falls["difference"].tolist() == pytest.approx([0.2], abs=1e-6)
     assert falls["verdict"].tolist() == ["agree"]
@@ -126,18 +131,18 @@ def test_the_papers_tables_agree_with_its_claims():
 
 def test_the_papers_difference_between_a_studys_first_and_last_variant_stands_beside_ours():
     numbers = ("4", "12", "20")
-    views = pd.concat([evaluations().assign(variant=number) for number in numbers], ignore_index=True)
-    points = pd.concat([curves().assign(variant=number) for number in numbers], ignore_index=True)
-    claims = paper_claims(analyse_variants(views, points, numbers).per_seed, "aux_scaling")
+    views = pd.concat([evaluations(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True)
+    points = pd.concat([curves(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True)
+    per_seed = analyse_variants(views, points, numbers).per_seed
+    claims = paper_claims(per_seed, "aux_scaling")
     rises = claims[claims["claim"] == "Forget rises as domains are added"]
-    assert rises["paper"].tolist() == pytest.approx([0.744 - 0.647] * 3)
-    unprinted = paper_claims(analyse_variants(views, points, numbers).per_seed.replace({"4": "2"}), "aux_scaling")
+    assert rises["paper"].tolist() == pytest.approx([0.744 - 0.647])
+    unprinted = paper_claims(per_seed.replace({"4": "2"}), "aux_scaling")
     assert unprinted.loc[unprinted["claim"] == rises["claim"].iloc[0], "paper"].isna().all()
 
 
-def test_the_papers_rows_stand_below_ours(frames):
-    views, points = frames
-    table = analyse_variants(views, points, VARIANTS, unit="heterogeneous").table
+def test_the_papers_rows_stand_below_ours(measured):
+    table = measured.table
     beside = beside_paper(table[table["size"] == "small"], "accumulation")
     assert beside.columns.tolist()[:4] == ["variant", "method", "size", "from"]
     paper = beside[beside["from"] == "paper"]
@@ -148,9 +153,8 @@ def test_the_papers_rows_stand_below_ours(frames):
     ]
 
 
-def test_figures_have_the_tables_values_and_the_papers(frames):
-    views, points = frames
-    table = analyse_variants(views, points, VARIANTS, unit="heterogeneous").table
+def test_figures_have_the_tables_values_and_the_papers(measured):
+    table = measured.table
     figure = variant_figure(table, "accumulation", "small", "mean", "core", "accumulation")
     series = {trace.name: trace for trace in figure.data}
     assert list(series["GRAM"].y) == pytest.approx([cell(table, v, "gram", "mean", "core") for v in VARIANTS])

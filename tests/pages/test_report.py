@@ -21,7 +21,7 @@ from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, 
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN
-from tests.study_frames import SIZES, curves, evaluations, study_of
+from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 IN_ORDER = (
     "what-went-wrong",
@@ -64,7 +64,7 @@ def report_of(analysis: Analysis) -> str:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+    return report_of(analysed())
 
 
 def without_plotly(page: str) -> str:
@@ -97,7 +97,7 @@ def test_every_section_is_there_with_its_table(page):
 
 
 def test_the_largest_size_is_predicted_from_three_others_not_from_two():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     largest = analysis.table[analysis.table["size"] == "medium"].assign(size="large")
     whole = replace(analysis, table=pd.concat([analysis.table, largest]))
     assert trend_sections(study_of(analysis, curves(), runs_frame())) == []
@@ -221,7 +221,7 @@ SUBMITTED = {
 
 
 def test_every_figure_and_row_leads_to_command_and_commit():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     claims = paper_claims(analysis.per_seed, "scaling")
     markup = without_plotly(html_of(analysis, curves(), runs_frame(), claims, submissions=(SUBMITTED,)))
     (target,) = re.findall('<p id="source">(.*?)</p>', markup)
@@ -253,7 +253,7 @@ def test_every_section_has_an_address_of_its_own():
 
 
 def test_claims_are_shown():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
     page = html_of(analysis, curves(), runs_frame(), claims)
     assert "retain &gt; forget" in page
@@ -270,7 +270,7 @@ def test_a_disagreement_is_explained_in_the_last_column():
     assert list(shown.columns)[-1] == "explanation"
     assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
     assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     page = html_of(analysis, curves(), runs_frame(), explained(claims, "scaling", "demo", why))
     assert ">It &lt;is&gt; b." in page
 
@@ -282,11 +282,11 @@ def test_every_explanation_is_of_a_claim_that_exists():
 
 
 def test_the_same_study_is_the_same_page(page):
-    assert page == report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+    assert page == report_of(analysed())
 
 
 def test_names_of_figures_and_the_shared_profile():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     assert shared_profile(analysis.table) == "core+biology"
     study = study_of(analysis, curves(), runs_frame())
     names = set(study_page(study.record, study, None).figures)

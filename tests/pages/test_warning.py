@@ -6,11 +6,11 @@ from gram_platform.analysis.tables import analyse
 from gram_platform.pages.report.warning import warning_sections
 from gram_platform.paper.verdicts import paper_claims
 from tests.pages.test_report import runs_frame
-from tests.study_frames import SIZES, curves, evaluations, study_of
+from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 
 def test_what_went_wrong_comes_first_and_is_absent_if_nothing_did():
-    analysis, runs = analyse(evaluations(), curves(), tuple(SIZES)), runs_frame()
+    analysis, runs = analysed(), runs_frame()
     assert warning_sections(study_of(analysis, curves(), runs.assign(status="complete"))) == []
     (failed,) = warning_sections(study_of(analysis, curves(), runs))
     assert "1 of 27 nodes had no result" in failed.markup

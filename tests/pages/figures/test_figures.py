@@ -23,12 +23,12 @@ from gram_platform.pages.figures.study import (
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
 from gram_platform.paper.paper import printed
 from tests import stories_frames
-from tests.study_frames import DOMAINS, SIZES, curves, evaluations
+from tests.study_frames import DOMAINS, SIZES, analysed, curves, evaluations
 
 
 @pytest.fixture(scope="module")
 def analysis():
-    return analyse(evaluations(), curves(), tuple(SIZES))
+    return analysed()
 
 
 def named(figure, name):

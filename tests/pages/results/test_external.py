@@ -59,7 +59,11 @@ def test_a_seed_has_one_name_in_both_files(tmp_path, in_losses, in_curves, name)
     curves = [line | {"seed": in_curves} if line["seed"] == "1" else line for line in CURVES]
     external = read_external(write_folder(tmp_path, rows, curves))
     assert set(external.losses["seed"]) == set(external.curves["seed"]) == {name, "2", "3"}
-    (study,) = prepare(external)
+
+
+def test_seeds_of_two_spellings_are_compared(tmp_path):
+    rows = [row | {"seed": f"{row['seed']}.0"} for row in ROWS]
+    (study,) = prepare(read_external(write_folder(tmp_path, rows, CURVES)))
     assert replicate(study).analysis.table["num_seeds"].max() == 3
 
 

@@ -88,7 +88,11 @@ def test_a_size_without_curves_and_an_attack_without_a_view_are_missing(tmp_path
     assert set(study.analysis.table["size"]) == {"50M"}
 
 
-@pytest.mark.parametrize("name", ["mine", *CLAIMS])
+QUICK = ("mine", "scaling", "titration", "stories")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ("mine", *CLAIMS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_study_without_any_reference_says_why(tmp_path, name):
     """Curves of other seeds, none, rising or flat ones: the size is missing, whichever claims the study has."""
     rows, curves = ([row | {"study": name} for row in found] for found in (scaling_rows(), curve_lines()))
@@ -224,6 +228,7 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
 # ------------------------------------------------------------------------------------------- the published losses
 
 
+@pytest.mark.slow  # tests/paper/test_published.py is its quick relative
 @NEEDS_FOLDER
 def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
     studies = replicated(FOLDER)
@@ -303,6 +308,7 @@ def test_an_unwritable_place_is_an_error_before_any_fit(tmp_path, capsys, monkey
     assert "out='/proc/pages': " in capsys.readouterr().err
 
 
+@pytest.mark.slow  # tests/pages/site/test_browser.py is its quick relative
 @pytest.mark.browser
 @pytest.mark.timeout(300)
 def test_its_pages_are_whole(tmp_path):

@@ -99,7 +99,8 @@ def test_a_card_has_question_result_picture_with_legend_state_and_cost(site):
     assert re.search(r"Cost: \d+ s of rank time \((less than )?\$0\.0\d\), \d+ s at work; last change 20", scaling)
     assert "Not complete: 36 of 39 nodes done, 1 failed, 2 missing." in card(index, "Stories with holes")
     begun = card(index, "A study that has not begun")
-    assert "Not complete: 0 of 1 nodes done, 0 failed, 1 missing. The report is not written yet. No work yet." in begun
+    assert re.search("Not complete: 0 of 1 .*0 failed, 1 missing", begun)
+    assert "Cost: " not in begun
     search = card(index, "maxent_search")
     assert "What it asks. Loss 1.5 to 1.5, the lowest at trial 0 " in search
     assert "a trial Across: trial from 0 to 2; up: loss from 1.5 to 1.5." in search
@@ -336,11 +337,12 @@ def test_nothing_of_a_report_is_in_the_site(storage_copy):
     assert page.read_text() == before
 
 
-@pytest.mark.parametrize("study", ["scaling", "maxent_search"])
-@pytest.mark.parametrize("file", ["claims.csv", "trials.csv"])
-@pytest.mark.parametrize(
-    "data", [b"\xff", b"claim,verdict,difference\na,agree,much\n", b'runs,claim\n"', b"a\0b\n", b""]
-)
+NO_NUMBER = b"claim,verdict,difference\na,agree,much\n"
+DAMAGED = [("scaling", "claims.csv", data) for data in (b"\xff", NO_NUMBER, b'runs,claim\n"', b"a\0b\n", b"")]
+DAMAGED += [("maxent_search", "claims.csv", NO_NUMBER), ("maxent_search", "trials.csv", b"\xff")]
+
+
+@pytest.mark.parametrize(("study", "file", "data"), DAMAGED)
 def test_a_damaged_table_does_not_stop_the_site(storage_copy, study, file, data):
     (storage_copy / "studies" / study / file).write_bytes(data)
     problems = build_site(Store(storage_copy), None).problems
