@@ -123,7 +123,7 @@ def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(executio
     (weights,) = tmp_path.rglob("weights.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     read_only, folder = Store(execution.storage).run(unlearning.start.run_id), weights.parents[2]
-    with pytest.warns(RuntimeWarning) as said, pytest.raises(ValueError, match=f"remove {folder} and submit again"):
+    with pytest.warns(RuntimeWarning) as said, pytest.raises(ValueError, match=f"remove {folder} .*submit"):
         read_only.weights()
     assert not any("set aside" in str(warning.message) for warning in said)
     with pytest.warns(RuntimeWarning, match="set aside"), pytest.raises(ValueError, match="submit again"):

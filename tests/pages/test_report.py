@@ -187,7 +187,7 @@ def test_main_numbers_are_of_a_size_that_both_methods_have_with_intervals():
     assert re.search(r"GRAM \(3 .* filtering \(3 .* tiny", markup)
     one = evaluations(seeds=("0",))
     markup = without_plotly(report_of(analyse(one[one["method"] != "filtering"], curves(), tuple(SIZES))))
-    assert "GRAM (1 seed) at medium" in markup
+    assert re.search(r"GRAM \(1 .* medium", markup)
     assert set(re.findall("no interval", " ".join(tiles_of(markup).values()))) == {"no interval"}
     assert len(tiles_of(markup)) == 3
 
@@ -198,7 +198,7 @@ def test_what_is_missing_comes_before_the_tables_and_is_named_above():
     page = without_plotly(report_of(analyse(unfinished, curves(), tuple(SIZES))))
     assert page.index('See <a href="#missing">') < page.index('class="tiles"')
     assert page.index('class="tiles"') < page.index('id="missing"') < page.index(CAPABILITIES)
-    assert "all rows of size medium" in page
+    assert re.search(r"rows .* medium", page)
 
 
 def test_a_study_of_which_nothing_is_finished_has_a_page():
@@ -265,10 +265,10 @@ def test_claims_are_shown():
 def test_a_disagreement_is_explained_in_the_last_column():
     numbers = dict.fromkeys(("difference", "low", "high", "detectable"), 0.1) | {"source": "fig:scaling"}
     claims = pd.DataFrame([{"claim": c, "verdict": v, **numbers} for c, v in (("a", "agree"), ("b", "disagree"))])
-    why = {("scaling", "demo", name): f"It <is> {name}. Shown by run 0123456789ab." for name in "ab"}
+    why = {("scaling", "demo", name): f"It <is> {name}. See 0123456789ab." for name in "ab"}
     shown = readable_claims(explained(claims, "scaling", "demo", why))
     assert list(shown.columns)[-1] == "explanation"
-    assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
+    assert shown["explanation"].tolist() == ["", "It <is> b. See 0123456789ab."]
     assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
     analysis = analysed()
     page = html_of(analysis, curves(), runs_frame(), explained(claims, "scaling", "demo", why))

@@ -204,7 +204,7 @@ def test_pages_show_claims_at_the_profile_of_the_tiles(profile):
     assert f"profile {profile}: compute ratios" in headline_sections(whole)[0].text
     matrix, differences = claim_sections(whole)
     assert set(matrix.table["profile"]) == {profile} == set(differences.table["profile"])
-    assert "at the profile beside it" in matrix.markup
+    assert "profile beside" in matrix.markup
     assert profile in summary_text(study.record, whole).partition("the paper's claims")[2]
     assert {row["profile"] for row in claim_rows(claims, "demo")} == {profile}
 

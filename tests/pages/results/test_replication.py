@@ -138,8 +138,8 @@ def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(
     assert own["retain"].tolist() == pytest.approx(expected, abs=2e-4)
     baseline = per_seed[per_seed["method"] == "baseline"]
     assert baseline["core"].tolist() == pytest.approx([1.0] * len(baseline), abs=1e-9)
-    claims = study.claims.set_index("claim")["verdict"]
-    assert claims["GRAM: half a module is above none on its domain"] == "agree"
+    claims = study.claims[study.claims["claim"].str.match("GRAM: half .*none")]
+    assert claims["verdict"].tolist() == ["agree"]
 
 
 def test_accumulation_has_one_unit_even_where_both_have_baselines(tmp_path):
@@ -185,8 +185,8 @@ def test_partial_labels_measure_all_against_the_only_baseline(tmp_path, variant)
     study = replicated(write_folder(tmp_path, rows, curve_lines(study="partial", size="400M")))["partial_labels"]
     require_values(row_of(study, variant="1", method="filtering", profile="core"), core=0.95, forget=0.54)
     require_values(row_of(study, variant="0.5", method="gram", profile="core"), core=0.95, forget=0.6)
-    verdicts = study.claims.set_index("claim")["verdict"]
-    assert verdicts["Filtering forgets less with half the labels than with all"] == "agree"
+    claims = study.claims[study.claims["claim"].str.match("Filtering .*half .*all")]
+    assert claims["verdict"].tolist() == ["agree"]
 
 
 def test_composability_has_every_subset(tmp_path):
