@@ -1,12 +1,13 @@
 """Frames of a study's shape with planted curves and compute ratios, so that every number in a table is known."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.tables import Analysis
+from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.verdicts import claims_frame
 
@@ -62,6 +63,12 @@ def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
                 points = {"step": steps, "domain": domain, "loss": loss_at(size, domain, steps)}
                 frames.append(pd.DataFrame({**run, **points}))
     return pd.concat(frames, ignore_index=True)
+
+
+@cache
+def analysed() -> Analysis:
+    """The analysis of these frames, made once a process: nobody may change it."""
+    return analyse(evaluations(), curves(), tuple(SIZES))
 
 
 def jackknife(ratios: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:

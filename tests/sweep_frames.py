@@ -1,9 +1,12 @@
 """Frames of the three sweeps with the paper's own means planted: five profiles, three seeds, every view attacked."""
 
+from functools import cache
+
 import pandas as pd
 
+from gram_platform.analysis.sweeps import SweepAnalysis, analyse_sweeps
 from gram_platform.paper.sweeps import PAPER_SWEEPS
-from tests.stories_frames import AUXILIARY, DOMAINS, NUM_STEPS, PROFILES, SEEDS, SIZE, loss_at
+from tests.stories_frames import AUXILIARY, DOMAINS, NUM_STEPS, PROFILES, SEEDS, SIZE, curves, loss_at
 from tests.stories_frames import evaluations as stories
 
 KNOBS = tuple(PAPER_SWEEPS)
@@ -53,3 +56,9 @@ def attacks(points=POINTS, seeds=SEEDS) -> pd.DataFrame:
                 loss = float(loss_at(domain, NUM_STEPS * (ratio + jitter(seed))))
                 rows.append({**view(knob, value, seed, profile), "elicited": domain, "loss": loss})
     return pd.DataFrame(rows)
+
+
+@cache
+def analysed() -> SweepAnalysis:
+    """The analysis of all points, made once a process: nobody may change it."""
+    return analyse_sweeps(evaluations(), curves(), attacks=attacks())

@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def test_corpus(tmp_path):
 
 def test_site(tmp_path):
     (measured,) = site.measure(BenchmarkSettings(str(tmp_path)), num_runs=60, num_points=4)
-    assert min(measured.value, measured.details["again, nothing changed, s"]) > 0
+    assert min(measured.value, *measured.details.values()) > 0
 
 
 @pytest.mark.slow
@@ -209,8 +210,8 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "transformers is not" in done.stderr
     lines = lines_of(done)
-    merged = "8 micro-batches of tiny in a pass on cpu"
-    assert [line["name"] for line in lines] == ["FLOPs tiny on cpu", merged, "4 small runs on one cpu"]
+    assert [re.sub(r"\D", "", line["name"]) for line in lines] == ["", "8", "4"]  # of micro-batches and of runs
+    assert all(line["name"].endswith(" cpu") for line in lines)
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
     assert lines[1]["losses apart, nats"] < 0.05
 
@@ -221,12 +222,13 @@ def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
     done = bench(tmp_path, "--gpu --check --device cpu --sizes tiny")
     lines = {line["name"]: line for line in lines_of(done)}
     assert any(name.startswith("attention 5B: ") for name in lines), done.stderr
-    assert lines["gradients tiny, float32 on cpu"]["value"] == 0.0
-    assert 0.0 < lines["gradients tiny, bfloat16 on cpu"]["value"] < 0.1
-    assert lines["resumed after step 2 of 4 on cpu"]["value"] == 0.0
-    assert "tokens/s; forward" in lines["FLOPs tiny on cpu"]["against"]
+    one = lambda begin, *parts: next(n for n in lines if n.startswith(begin) and all(part in n for part in parts))
+    assert lines[one("gradients", "float32")]["value"] == 0.0
+    assert 0.0 < lines[one("gradients", "bfloat16")]["value"] < 0.1
+    assert lines[one("resumed")]["value"] == 0.0
+    assert "tokens/s; forward" in lines[one("FLOPs")]["against"]
     missed = [name for name, line in lines.items() if line["holds"] is False]
-    assert set(missed) <= {"2 small runs on one cpu"}  # this machine may be busy
+    assert set(missed) <= {one("2 ", "runs")}  # this machine may be busy
     assert done.returncode == (1 if missed else 0), done.stderr
 
 
@@ -245,8 +247,10 @@ def test_a_rank_whose_losses_are_others_misses():
     assert missed(whole=[*whole[:5], 3.6])[:1] == [name]
     assert missed(recomputed=[*whole[:5], 3.500001]) == [f"{name}, activation checkpointing"]
     assert missed(own=[4.5, 4.0, 3.500001]) == [f"{name}, resumed"]
-    assert missed(other=[4.5, 4.0, 3.6]) == [f"{name}, resumed from one process"]
-    assert missed(right | {"other": [4.6, 4.0, 3.5]}) == [f"one process resumed from {name}"]
+    (from_one,) = missed(other=[4.5, 4.0, 3.6])
+    (to_one,) = missed(right | {"other": [4.6, 4.0, 3.5]})
+    assert from_one.startswith(f"{name}, resumed ")
+    assert to_one.endswith(f"resumed from {name}")
 
 
 def test_ranks_that_a_size_cannot_have_are_refused():
@@ -276,8 +280,9 @@ def test_a_profile_counts_and_names_operations():
     measured = gpu_profile.of_run(WORKLOAD, DENSE)
     layers = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, num_layers=2 * TINY.num_layers))
     assert gpu_profile.of_run(layers, DENSE).value > 1.3 * measured.value > 0
-    assert "aten::mm" in measured.details["shares of the work"]
-    assert sum(measured.details["shares of the work"].values()) <= 1.0 + 1e-9
+    (shares,) = [value for value in measured.details.values() if isinstance(value, dict)]
+    assert "aten::mm" in shares
+    assert sum(shares.values()) <= 1.0 + 1e-9
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

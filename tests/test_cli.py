@@ -178,7 +178,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
     [
         (["status", "--storage", "/nowhere/at/all"], "storage="),
         (["status", "--machine", "abacus"], "'abacus'"),
-        (["status", "--storage", __file__], "expected a folder, found a file"),
+        (["status", "--storage", __file__], f"storage='{__file__}'"),
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
         (["report", "--out", "/dev/null"], "out='/dev/null'"),

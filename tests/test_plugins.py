@@ -65,7 +65,7 @@ def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     methods, corpora, studies = ({row["name"]: row for row in json.loads(out)} for _, out, _ in found[:3])
     first, again, _, usage, of_ours, report, sent = (out for _, out, _ in found[3:])
     assert list(methods)[-1] == "core_only"
-    assert methods["core_only"]["about"] == "Trains a dense model on core alone."
+    assert methods["core_only"]["about"] in (ROOT / "tests/plugin/gram_example.py").read_text().split('"""')
     assert corpora["example-stories"]["about"].startswith("generated stories: 1,500 ")
     assert studies["example"]["title"] == "Core alone"
     assert re.search("core_only. .*: baseline, gram, core_only", " ".join(usage.split()))
@@ -81,8 +81,8 @@ def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     record = json.loads((tmp_path / "studies/example/study.json").read_text())
     assert json.loads(record["params"]["recipe"])["core_documents"] == 1_500
     number = len({entry["id"] for entry in record["entries"]})
-    assert f"{number} of {number} nodes done: {number} now" in first
-    assert f"{number} of {number} nodes done: 0 now" in again
+    assert re.search(rf"{number} of {number} .*\b{number} now", first)
+    assert re.search(rf"{number} of {number} .*\b0 now", again)
 
     commands = (("report", "core_tokens_of_example", *where), (*SCALING, "core_only"), ("list", "studies"))
     (code, _, error), (other, _, _), (_, names, _) = gram(*commands, site="")  # without the package
@@ -133,7 +133,7 @@ def test_a_thing_of_another_kind_and_two_packages_of_one_name_are_refused(packag
     table = Table("gram.things", {"ours": print})
     assert list(table) == ["ours", "word"]
     assert len(table) == 2
-    with pytest.raises(ValueError, match=r"'word' in gram\.things .*first \(first:word\) .*'a'"):
+    with pytest.raises(ValueError, match=r"'word'.* gram\.things .*\(first:word\) .*'a'"):
         table["word"]
     with pytest.raises(KeyError):
         table["nothing"]

@@ -28,7 +28,7 @@ ARGUMENTS = [sys.executable, "-c", "from gram_platform.cli import main; main()",
     [
         ("{}", (), "mlflow.db, which a submission"),
         ("memory://ui", (), "--tracking-uri"),
-        ("{}/none", (), "a folder that exists"),
+        ("{}/none", (), "storage='{}/none'"),
         ("{}", ("--port", "70000"), "port=70000"),
     ],
 )
@@ -37,7 +37,7 @@ def test_what_cannot_be_opened_is_said(tmp_path, capsys, storage, flags, expecte
     with pytest.raises(SystemExit) as ended:
         main(["ui", "--storage", storage.format(tmp_path), *flags])
     assert ended.value.code == 2
-    assert expected in capsys.readouterr().err
+    assert expected.format(tmp_path) in capsys.readouterr().err
 
 
 def test_the_page_that_leads_to_a_newer_mlflow_stays(tmp_path):

@@ -1,6 +1,7 @@
 """Checks values by the number of active modules, on planted ratios: means over subsets and seeds, and the drops."""
 
 import dataclasses
+from functools import cache
 from itertools import combinations
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import CLASSES, analyse
+from gram_platform.analysis.tables import CLASSES, Analysis, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.record import Results, StudyRecord
@@ -58,9 +59,14 @@ def curves() -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.fixture(scope="module")
+@cache
+def analysed() -> Analysis:
+    return analyse(evaluations(), curves())
+
+
+@pytest.fixture
 def per_seed() -> pd.DataFrame:
-    return analyse(evaluations(), curves()).per_seed
+    return analysed().per_seed
 
 
 def test_means_over_subsets_of_a_number_then_over_seeds(per_seed):
@@ -124,7 +130,7 @@ def record(**parts) -> StudyRecord:
 
 
 def page_of(by_modules: bool) -> tuple[Results, str, str]:
-    analysis = analyse(evaluations(), curves())
+    analysis = analysed()
     runs, claims = pd.DataFrame({"id": []}), pd.DataFrame({"claim": [], "verdict": []})
     study = Results(record(by_modules=by_modules), analysis, curves(), runs, claims, "")
     return study, study_page(study.record, study, None).html(), summary_text(study.record, study)

@@ -19,9 +19,9 @@ def test_a_grid_with_its_minimum_inside_does_not_grow():
 @pytest.mark.parametrize(
     ("lr", "batch", "new", "message"),
     [
-        (0.9e-3, 200.0, [(lr, 128) for lr in LRS], "4M: .* upper edge of batch: .*128$"),
-        (0.9e-3, 2.0, [(lr, 8) for lr in LRS], "4M: .* lower edge of batch: .*8$"),
-        (9e-3, 30.0, [(4e-3, b) for b in BATCHES], "4M: .* upper edge of lr: .*0\\.004$"),
+        (0.9e-3, 200.0, [(lr, 128) for lr in LRS], r"4M: .* upper .*\bbatch: .*128$"),
+        (0.9e-3, 2.0, [(lr, 8) for lr in LRS], r"4M: .* lower .*\bbatch: .*\b8$"),
+        (9e-3, 30.0, [(4e-3, b) for b in BATCHES], r"4M: .* upper .*\blr: .*0\.004$"),
     ],
 )
 def test_growth_is_one_step_towards_the_minimum(lr, batch, new, message):
@@ -57,7 +57,7 @@ def test_without_a_minimum_the_grid_grows_towards_the_best_cell():
     few = planted("4M", lrs=LRS[:3], lr=1e-2)
     few = diverge(few, few["batch"] == 16)
     step = extension(few, Grid(LRS[:3], BATCHES), limit=1)
-    assert re.match("4M: .* cannot be fitted.* upper edge", step.messages[0])
+    assert re.match("4M: .* fitted.* upper ", step.messages[0])
 
 
 def test_no_growth_towards_cells_that_diverged():

@@ -101,7 +101,7 @@ def test_minima_at_the_edge_name_their_sides(lr, batch, edges):
     row = pooled(planted("4M", lr, batch))
     assert row["on_edge"]
     assert row["edges"] == edges
-    assert row["notes"] == f"at the edge: {edges}"
+    assert row["notes"].endswith(f": {edges}")
 
 
 def test_surfaces_without_a_minimum_and_minima_of_noise():
@@ -140,7 +140,7 @@ def test_a_failed_fit_keeps_its_row_and_all_others():
     optima = optima_table(trials)
     refused = optima[optima["size"] == "4M"]
     assert len(refused) == 4
-    assert refused["reason"].str.contains("three values of each").all()
+    assert refused["reason"].str.contains("three values").all()
     assert refused["best_loss"].notna().all()
     assert optima[optima["size"] != "4M"]["convex"].all()
     laws = laws_table(trials)
@@ -195,15 +195,14 @@ def no_law(trials, **options) -> str:
 
 @pytest.mark.parametrize(
     ("changed", "why"),
-    [({"lr": 9e-3}, "at the edge (lr high)"), ({"bend": 1e-7, "noise": 0.01}, "curvature within the noise")],
+    [({"lr": 9e-3}, "edge .*lr high"), ({"bend": 1e-7, "noise": 0.01}, "curvature .*noise")],
 )
 def test_weak_optima_are_left_out_while_three_others_remain(changed, why):
     weak = planted("1M", **changed).assign(size="64M", parameters=64e6)
     laws = laws_table(pd.concat([laddered(), weak]), num_resamples=2)
     assert laws["sizes"].tolist() == ["1M 4M 16M"] * 2
     assert laws[["num_sizes", "smallest", "largest"]].to_numpy().tolist() == [[3, 1e6, 16e6]] * 2
-    assert laws["left_out"][0].startswith("64M: ")
-    assert laws["left_out"][0].endswith(why)
+    assert re.match(f"64M: .*{why}", laws["left_out"][0])
     assert laws["no_law"].tolist() == [""] * 2
     assert laws["exponent"].tolist() == pytest.approx([-0.1, 0.2])
 
@@ -222,7 +221,7 @@ def test_laws_that_cannot_be_fitted_say_why():
     laws = laws_table(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}))
     assert laws["exponent"].isna().all()
     (why,) = set(laws["no_law"])
-    assert re.search("1, .*3 .*; 1M: not convex; 4M: not convex", why)
+    assert re.search("1, .*3 .*; 1M: .*convex; 4M: .*convex", why)
     assert fitted_law(laws, "ours", 64, "a test") is None
     assert law_json(None, laws)["no_law"] == why
 

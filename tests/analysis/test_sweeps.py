@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.sweeps import PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
+from gram_platform.analysis.sweeps import CORES, PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
 from gram_platform.paper.sweeps import (
     CLAIM_COLUMNS,
     PAPER_SWEEPS,
@@ -21,7 +21,7 @@ from gram_platform.paper.sweeps import (
 )
 from tests.stories_frames import AUXILIARY, SEEDS, curves
 from tests.study_frames import jackknife
-from tests.sweep_frames import POINTS, attacks, evaluations, planted
+from tests.sweep_frames import POINTS, analysed, attacks, evaluations, planted
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper.tex"
 LEGEND = {"Core": "core", "Core-Partial": "core_partial", "Core-Full": "core_full", "Retain": "retain"}
@@ -86,9 +86,9 @@ def test_the_main_table_lies_on_the_spread_sweep():
 # ------------------------------------------------------------------------------------------------ our analysis
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def sweeps():
-    return analyse_sweeps(evaluations(), curves(), attacks=attacks())
+    return analysed()
 
 
 def test_planted_means_are_recovered_with_their_intervals(sweeps):
@@ -143,10 +143,12 @@ def test_a_point_that_two_knobs_share_is_a_row_of_each():
     assert table.loc["p_cr"].drop("value").equals(table.loc["p_as"].drop("value"))
 
 
-def test_the_order_of_the_rows_does_not_matter(sweeps):
-    frames = [frame.sample(frac=1.0, random_state=0) for frame in (evaluations(), attacks())]
-    again = analyse_sweeps(frames[0], curves(), attacks=frames[1]).table
-    pd.testing.assert_frame_equal(again.drop(columns="runs"), sweeps.table.drop(columns="runs"))
+def test_the_order_of_the_rows_does_not_matter():
+    frames = evaluations(POINTS[-2:]), attacks(POINTS[-2:])
+    shuffled = [frame.sample(frac=1.0, random_state=0) for frame in frames]
+    table, again = (analyse_sweeps(views, curves(), attacks=own).table for views, own in (frames, shuffled))
+    assert len(table) == 2
+    pd.testing.assert_frame_equal(again.drop(columns="runs"), table.drop(columns="runs"))
 
 
 def test_without_attacks_elicited_is_empty():
@@ -190,62 +192,66 @@ def test_bad_frames_name_what_is_wrong():
 # --------------------------------------------------------------------------------------------------- its claims
 
 
+def claims_on(claims: pd.DataFrame, knob: str, *names: str) -> pd.DataFrame:
+    """The rows of the claims on these classes along a knob, in the paper's order."""
+    texts = [re.escape(claim.text) for claim in SWEEP_CLAIMS if (claim.knob, claim.names) == (knob, names)]
+    return claims[claims["claim"].str.match("|".join(re.sub(r"\\{\w+\\}", r"[\\d.]+", text) for text in texts))]
+
+
 def test_a_study_like_the_papers_agrees_with_its_claims(sweeps):
     claims = sweep_claims(sweeps.per_seed)
     assert claims.columns.tolist() == CLAIM_COLUMNS
     assert len(claims) == len(SWEEP_CLAIMS)
     assert set(claims["verdict"]) == {"agree"}
-    same = claims.set_index("claim").loc["p_ca 0.25 and 4 have the same forget within 0.10"]
-    assert same["high"] > 0.05  # the paper calls it roughly flat
+    assert claims_on(claims, "p_ca", "forget")["high"].item() > 0.05  # the paper calls it roughly flat
     assert claims["difference"].tolist() == pytest.approx(claims["paper"].tolist(), abs=1e-6)
     assert (claims["num_seeds"] == 3).all()
-    found = claims.set_index("claim")["difference"]
-    assert found["p_as from 0 to 1 raises forget"] == pytest.approx(0.889691833716366 - 0.68613207457495)
-    converge = "core-full and core-partial converge: they are closer at p_cr 0.4 than at 0"
-    assert found[converge] == pytest.approx(0.112616 - 0.003921, abs=1e-5)
-    above = "retain is above forget at every p_as from 0 to 1"
-    assert found[above] == pytest.approx(1.03944719807588 - 0.889691833716366)
+    difference = lambda *on: claims_on(claims, *on)["difference"].tolist()
+    assert difference("p_as", "forget") == pytest.approx([0.889691833716366 - 0.68613207457495])
+    assert difference("p_cr", *CORES)[1] == pytest.approx(0.112616 - 0.003921, abs=1e-5)  # they converge
+    assert difference("p_as", "retain", "forget") == pytest.approx([1.03944719807588 - 0.889691833716366])
 
 
 def test_opposite_trends_disagree(sweeps):
     turned = sweeps.per_seed.copy()
     is_spread = turned["knob"] == "p_as"
     turned.loc[is_spread, "value"] = 1.0 - turned.loc[is_spread, "value"]
-    claims = sweep_claims(turned).set_index("claim")
+    claims = sweep_claims(turned)
     for name in ("core", "retain", "forget", "elicited"):
-        assert claims.loc[f"p_as from 0 to 1 raises {name}", "verdict"] == "disagree"
+        assert claims_on(claims, "p_as", name)["verdict"].tolist() == ["disagree"]
 
 
 def test_a_claim_needs_its_values():
     ends = sweep_claims(analyse_sweeps(evaluations((("p_cr", 0.2), ("p_cr", 1.0))), curves()).per_seed)
-    assert ends["claim"].tolist() == [
-        "at p_cr 1 core-full is below core-partial",
-        "p_cr from 0.2 to 1 lowers retain",
-        "p_cr from 0.2 to 1 lowers forget",
-    ]
+    assert [len(claims_on(ends, "p_cr", *names)) for names in (CORES, ("retain",), ("forget",))] == [1, 1, 1]
+    assert len(ends) == 3
+    assert ends["claim"].str.contains(r"p_cr (?:1|from 0\.2 to 1) ").all()
     assert sweep_claims(analyse_sweeps(evaluations((("p_as", 0.5),)), curves()).per_seed).empty
 
 
 def test_a_value_that_the_paper_lacks_has_no_paper_difference(sweeps):
     moved = sweeps.per_seed.replace({"value": {0.4: 0.5}})
-    claims = sweep_claims(moved[moved["knob"] == "p_cr"]).set_index("claim")
-    converge = claims.loc["core-full and core-partial converge: they are closer at p_cr 0.5 than at 0"]
+    claims = sweep_claims(moved[moved["knob"] == "p_cr"])
+    above, converge, _ = claims_on(claims, "p_cr", *CORES).to_dict("records")
+    assert "p_cr 0.5 " in converge["claim"]
     assert converge["verdict"] == "agree"
     assert np.isnan(converge["paper"])
-    assert np.isfinite(claims.loc["at p_cr 0 core-full is above core-partial", "paper"])
+    assert np.isfinite(above["paper"])
 
 
 def test_a_seed_counts_once_it_has_every_value(sweeps):
     lacking = sweeps.per_seed.drop(
         sweeps.per_seed.index[(sweeps.per_seed["seed"] == "2") & (sweeps.per_seed["value"] == 0.5)]
     )
-    claims = sweep_claims(lacking).set_index("claim")
-    assert claims.loc["p_as from 0 to 1 raises core", "num_seeds"] == 2
-    assert claims.loc["p_cr from 0 to 1 lowers retain", "num_seeds"] == 3
+    claims = sweep_claims(lacking)
+    assert claims_on(claims, "p_as", "core")["num_seeds"].tolist() == [2]
+    assert claims_on(claims, "p_cr", "retain")["num_seeds"].tolist() == [3]
 
 
 def test_another_method_is_named_and_not_compared_with_the_paper(sweeps):
     lora = sweeps.per_seed[sweeps.per_seed["knob"] == "p_as"].assign(method="gram_lora")
-    claims = sweep_claims(pd.concat([sweeps.per_seed, lora])).set_index("claim")
-    assert np.isnan(claims.loc["p_as from 0 to 1 raises core (gram_lora, 26M)", "paper"])
-    assert np.isfinite(claims.loc["p_as from 0 to 1 raises core (gram, 26M)", "paper"])
+    claims = claims_on(sweep_claims(pd.concat([sweeps.per_seed, lora])), "p_as", "core")
+    papers = dict(zip(claims["claim"].str.extract(r"\((\w+), 26M\)$")[0], claims["paper"], strict=True))
+    assert set(papers) == {"gram", "gram_lora"}
+    assert np.isnan(papers["gram_lora"])
+    assert np.isfinite(papers["gram"])

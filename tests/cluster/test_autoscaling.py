@@ -5,6 +5,7 @@ cloud, and the GPUs, which are numbers here.
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -156,7 +157,7 @@ def test_a_plan_for_gpus_needs_its_device_before_any_machine_starts(pretended_cl
         timeout=UP_S,
     )
     assert done.returncode != 0
-    assert "device='': expected --device cuda or --device cpu" in done.stdout
+    assert re.search("device='': expected .*--device cuda .*--device cpu", done.stdout)
     assert "(850.40 h100 hours, $2,551.20)" in done.stdout
     assert num_machines(pretended_cluster) == 1
     assert not (tmp_path / "storage/data").exists()
@@ -294,7 +295,7 @@ def seen_by(job: str, cluster: state.Cluster, tmp_path) -> tuple[dict, str]:
 def test_packing_from_zero_machines_starts_no_gpu(pretended_cluster, tmp_path):
     seen, said = seen_by(PACK_JOB, pretended_cluster, tmp_path)
     assert seen == {"where": ["pack"], "shapes": ["pack"]}, said[-6000:]
-    assert "waiting for a machine that offers the resource 'pack'" in said
+    assert re.search("waiting for .*resource 'pack'", said)
     wait_for(lambda: num_machines(pretended_cluster) == 1, DOWN_S)
 
 

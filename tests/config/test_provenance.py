@@ -104,4 +104,4 @@ def test_the_text_has_the_newest_submission_and_other_code_of_earlier_ones():
     assert "sources 123" in both
     assert "1.5 node hours" in both
     row, *_ = submissions_with((), NEWEST)
-    assert submissions_text([{**row, "a field of another version": 1}]) == alone
+    assert submissions_text([{**row, "newer": 1}]) == alone

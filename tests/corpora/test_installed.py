@@ -144,6 +144,7 @@ def test_a_storage_that_cannot_be_written(tmp_path, packages, settings):
         resolve("installed", **settings)
 
 
+@pytest.mark.slow  # a study takes the packages on this disk in tests/studies/test_measurements.py
 def test_this_environment(tmp_path, settings):
     """Every machine that runs the tests has the corpus, within seconds; its file is the same corpus by another name."""
     began, calls = time.monotonic(), []

@@ -94,16 +94,16 @@ def test_a_scan_is_kept_by_path_size_and_time(tmp_path, settings, corpus):
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        (b'{"text": "a", "label"', r":3: is not one JSON object"),
+        (b'{"text": "a", "label"', r":3: .*JSON object"),
         (b"[1]", r":3: is a list"),
-        (b'{"id": ' + b"1" * 5000 + b', "text": "a", "label": "core"}', r":3: is not one JSON object.*5000 digits"),
+        (b'{"id": ' + b"1" * 5000 + b', "text": "a", "label": "core"}', r":3: .*JSON object.*5000 digits"),
         (b'{"text": "a\xff", "label": "core"}', r":3: is not UTF-8"),
         (b'{"text": "a"}', r":3: label is missing"),
         (b'{"text": "a", "label": "  "}', r":3: label is empty"),
         (b'{"text": "a", "label": 7}', r":3: label is 7"),
         (b'{"text": "", "label": "core"}', r":3: text is empty"),
         (b'{"text": null, "label": "core"}', r":3: text is missing"),
-        (b'{"text": "\\ud800", "label": "core"}', r":3: text holds half a surrogate"),
+        (b'{"text": "\\ud800", "label": "core"}', r":3: text .*surrogate"),
     ],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
@@ -179,7 +179,7 @@ def test_parquet_names_wrong_columns_and_rows(tmp_path, settings):
 def test_core_label_must_be_there(settings, corpus):
     with pytest.raises(ValueError, match=r"core_label='nope'.*core, virology"):
         resolve(corpus, **{**settings, "core_label": "nope"})
-    with pytest.raises(ValueError, match="at least one stays"):
+    with pytest.raises(ValueError, match=r"core_label='core, virology': .*at least one"):
         resolve(corpus, **{**settings, "core_label": "core,virology"})
 
 
@@ -231,7 +231,7 @@ def test_label_names_that_cannot_be_domains(tmp_path, records, settings, jsonl, 
         ("virolo\uff47y", r"label='virolo\uff47y': .*'virology' and 'virolo\\uff47y'"),
         ("\u2168\u2168", None),
         ("COR\u0112", None),
-        ("Core", "'core' and 'Core' look alike"),
+        ("Core", "label='Core': .*'core' and 'Core'"),
     ],
 )
 def test_labels_that_cannot_be_told_apart(tmp_path, records, settings, jsonl, label, named):

@@ -26,8 +26,8 @@ def test_a_record_may_have_268_mb(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"a\.txt: .*268,435,456 bytes"):
         list(read_unit(Unit((path,), "core")))
     os.truncate(path, 268_435_456)
-    monkeypatch.setattr(type(path), "read_bytes", lambda path: b"stands for the text")
-    assert list(read_unit(Unit((path,), "core"))) == [("core", "stands for the text")]
+    monkeypatch.setattr(type(path), "read_bytes", lambda path: b"its text")
+    assert list(read_unit(Unit((path,), "core"))) == [("core", "its text")]
     assert MAX_RECORD_BYTES == 268_435_456
 
 
@@ -134,13 +134,13 @@ def test_separators_inside_a_text_end_no_line(tmp_path):
 @pytest.mark.parametrize(
     ("raw", "named"),
     [
-        (FIRST.decode().encode("utf-16"), r":1: holds NUL bytes, as UTF-16 does"),
-        (FIRST.decode().encode("utf-16-be"), r":1: holds NUL bytes, as UTF-16 does"),
+        (FIRST.decode().encode("utf-16"), r":1: .*NUL bytes.*UTF-16"),
+        (FIRST.decode().encode("utf-16-be"), r":1: .*NUL bytes.*UTF-16"),
         (FIRST + b"\n" + bytes(9), r":2: holds NUL bytes"),
         (FIRST + b"\r" + SECOND, r":1: .*Extra data"),
         (FIRST + b"\n" + b"[" * 200_000, r":2: "),
         (FIRST + b"\n" + b'{"a":' * 200_000, r":2: "),
-        (b'{"text": "a", "label": 0}', r":1: label is 0, not a string"),
+        (b'{"text": "a", "label": 0}', r":1: label is 0, "),
         (b'{"text": "a", "label": true}', r":1: label is True"),
         (b'{"text": ["a"], "label": "core"}', r":1: text is \['a'\]"),
     ],

@@ -2,10 +2,11 @@
 
 import dataclasses
 import shutil
+from pathlib import Path
 
 import pytest
 
-from gram_platform.config import CORE, RoutingConfig
+from gram_platform.config import CORE, RoutingConfig, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine import node
@@ -26,25 +27,26 @@ TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 
 @pytest.fixture(scope="session")
 def packed_root(tmp_path_factory):
-    """(recipe, folder of the packed corpus)."""
-    root = tmp_path_factory.mktemp("packed")
+    """(recipe, folder of the packed corpus), which all modules that take this fixture over share."""
+    root = tmp_path_factory.getbasetemp() / "packed-stories-smoke"
     recipe = resolve("stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000)
     prepare(recipe, root)
     return recipe, root
 
 
-@pytest.fixture
-def execution(packed_root, tmp_path):
-    """A storage of its own whose data is the session's."""
-    store = Store(tmp_path / "storage").open_for_writing()
+def execution_in(storage: Path, packed_root) -> Execution:
+    """A storage whose data is the session's."""
+    store = Store(storage).open_for_writing()
     shutil.copytree(packed_root[1], store.data_root)
     return Execution(store.root, checkpoint_every_s=0.0)
 
 
 @pytest.fixture
-def setting(packed_root):
-    """One cell: a tiny size, 10 steps of core and a few auxiliary micro-batches."""
-    recipe, _ = packed_root
+def execution(packed_root, tmp_path):
+    return execution_in(tmp_path / "storage", packed_root)
+
+
+def setting_of(recipe) -> Setting:
     auxiliary = [d for d in recipe.domains if d != CORE]
     return Setting(
         size=TINY,
@@ -61,9 +63,16 @@ def setting(packed_root):
 
 
 @pytest.fixture
-def run(setting, monkeypatch):
+def setting(packed_root):
+    """One cell: a tiny size, 10 steps of core and a few auxiliary micro-batches."""
+    return setting_of(packed_root[0])
+
+
+NUM_TRAIN_RECORDS = 4
+
+
+def longer_run(setting: Setting) -> RunConfig:
     """66 steps, 16 to a record of training metrics."""
-    monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", 4)
     found = plan("gram", setting).runs["all"]
     longer = tuple(dataclasses.replace(b, num_draws=6 * b.num_draws) for b in found.data.domains)
     found = dataclasses.replace(found, data=dataclasses.replace(found.data, domains=longer))
@@ -72,10 +81,18 @@ def run(setting, monkeypatch):
 
 
 @pytest.fixture
-def undisturbed(run, execution, tmp_path):
-    """(execution, records) of the run without any disturbance."""
-    straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
-    other = Store(straight.storage).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, other.data_root)
-    execute_run(run, {}, straight)
-    return straight, other.run(run.run_id).records()
+def run(setting, monkeypatch):
+    monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", NUM_TRAIN_RECORDS)
+    return longer_run(setting)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(packed_root, tmp_path_factory):
+    """(execution, records) of the run without any disturbance, which nobody may write."""
+    straight = execution_in(tmp_path_factory.mktemp("undisturbed") / "storage", packed_root)
+    straight = dataclasses.replace(straight, checkpoint_every_s=1e9)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(node, "NUM_TRAIN_RECORDS", NUM_TRAIN_RECORDS)
+        run = longer_run(setting_of(packed_root[0]))
+        execute_run(run, {}, straight)
+    return straight, Store(straight.storage).run(run.run_id).records()

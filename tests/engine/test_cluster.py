@@ -94,10 +94,8 @@ def test_a_dead_ray_that_nobody_named_is_passed_over(user, tmp_path, capsys):
     cluster.connect()
     assert [call["address"] for call in user] == ["local"]
     passed, started = capsys.readouterr().err.splitlines()
-    assert passed.startswith("passed over the Ray ")
-    assert f":9 that {tmp_path}/ray/ray_current_cluster" in passed
-    assert "not answer" in passed
-    assert started == "started a Ray on this machine: 3 CPUs, 1 GPUs"
+    assert re.match(rf"passed over .*:9 .*{tmp_path}/ray/ray_current_cluster.*not answer", passed)
+    assert re.match("started .*: 3 CPUs, 1 GPUs", started)
 
 
 def test_a_ray_that_answers_is_joined_with_a_line(user, tmp_path, capsys):
@@ -105,18 +103,18 @@ def test_a_ray_that_answers_is_joined_with_a_line(user, tmp_path, capsys):
         record(tmp_path, address)
         cluster.connect()
     assert [call["address"] for call in user] == [None]  # then Ray looks for the user's token
-    assert capsys.readouterr().err == f"joined the Ray at {address}: 3 CPUs, 1 GPUs\n"
+    assert re.fullmatch(f"joined .*{address}: 3 CPUs, 1 GPUs\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
     ("head", "token", "why"),
     [
-        ({"token": "theirs"}, "", "it wants a token"),
-        ({"token": "theirs"}, "mine", "it has another token than this user's"),
-        ({}, "mine", "it has no token, and this user has one"),
-        ({"version": "2.9.1"}, "", "its version is 2.9.1, here it is"),
-        ({"nodes": ()}, "", "no process of it is alive on this machine"),
-        ({"nodes": (HERE[::-1],)}, "", "no process of it is alive on this machine"),
+        ({"token": "theirs"}, "", "wants a token"),
+        ({"token": "theirs"}, "mine", "another token"),
+        ({}, "mine", "has no token"),
+        ({"version": "2.9.1"}, "", rf"2\.9\.1.*{re.escape(ray.__version__)}"),
+        ({"nodes": ()}, "", "no process of it"),
+        ({"nodes": (HERE[::-1],)}, "", "no process of it"),
         ({"delay_s": 3.0}, "", "not answer"),
     ],
 )
@@ -247,7 +245,7 @@ def test_a_ray_that_does_not_start_is_one_error(user, monkeypatch):
         raise OSError("no room\nand a long story")
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(ClusterLost, match=r"\(its logs: .*\): no room; .*in-process"):
+    with pytest.raises(ClusterLost, match=r"logs: .*\): no room; .*in-process"):
         cluster.connect()
 
 

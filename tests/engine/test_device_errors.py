@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -88,14 +89,14 @@ def test_a_process_outlives_a_probe_that_aborts(execution, tmp_path, monkeypatch
     aborts.write_text("#!/bin/sh\nkill -ABRT $$\n")
     aborts.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(aborts))
-    assert probe_here(replace(execution, device="cuda")).failure == "the probe ended with code -6"
+    assert probe_here(replace(execution, device="cuda")).failure.endswith(" -6")
 
 
 def test_a_probe_that_no_signal_ends_is_not_waited_for(monkeypatch):
     probes, kill = [], subprocess.Popen.kill
     monkeypatch.setattr(devices, "PRODUCT_S", 0.05)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda probe: probes.append(probe))
-    assert probe_afresh("cpu").failure == "no answer in 0 s"
+    assert probe_afresh("cpu").failure.endswith(" 0 s")
     (probe,) = probes
     try:
         assert probe.poll() is None
@@ -121,8 +122,7 @@ def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
     with pytest.raises(DeviceError) as caught, device_errors_probed("cpu"):
         raise RuntimeError(ILLEGAL)
     error = pickle.loads(pickle.dumps(caught.value))
-    said = "RuntimeError: CUDA error: an illegal memory access was encountered; afterwards a product on cpu in a fresh "
-    assert str(error) == f"{said}process worked"
+    assert re.fullmatch(rf"RuntimeError: {ILLEGAL.splitlines()[0]}; afterwards .* cpu .*worked", str(error))
     assert (error.probe.device, error.probe.failure) == ("cpu", "")
     with pytest.raises(ValueError, match="steps"), device_errors_probed("cpu"):
         raise ValueError("steps")
@@ -138,7 +138,7 @@ def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monke
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure() is None
     assert directory.status() == "interrupted"
-    with pytest.raises(Stopped, match=r"illegal memory access .*Submit again"):
+    with pytest.raises(Stopped, match=r"illegal .*Submit again"):
         run_in_process([Node(run, ())], execution)
     assert directory.failure() is None
 
@@ -177,7 +177,7 @@ def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monke
     assert study.cordon.resources.cordoned == ("broken",)
     ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
     assert [study._settle(node, None, (node,)) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
-    assert f"{MAX_CRASHES} times without a checkpoint in between: CUDA error" in study.progress.failed[node.id]
+    assert re.search(rf"{MAX_CRASHES} times .*checkpoint.*: CUDA error", study.progress.failed[node.id])
     starts_again = study.progress.warnings[node.id]
     assert len(starts_again) == 3 * MAX_CRASHES + 3
     assert all("illegal memory access" in text and "\n" not in text for text in starts_again)
@@ -206,11 +206,12 @@ def test_crashes_on_a_machine_that_then_fails_the_probe_do_not_count(setting, ex
 def test_a_lack_of_memory_is_tried_again_once_elsewhere(setting, execution, monkeypatch):
     node = method_nodes("baseline", setting)[0]
     study = study_of(execution, [node])
-    ends_with(monkeypatch, OutOfMemory("out of memory (...). The planner counts 3 GiB"))
+    lack = OutOfMemory("out of memory (...). The planner counts 3 GiB")
+    ends_with(monkeypatch, lack)
     assert not study._settle(node, None, (node,), report(device="cuda 3"))
     assert study.lacked_memory == {node.id: report(device="cuda 3")}
     assert study._settle(node, None, (node,), report(device="cuda 4"))
-    assert study.progress.failed[node.id] == "out of memory (...). The planner counts 3 GiB"
+    assert study.progress.failed[node.id] == str(lack)
 
 
 def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
@@ -286,7 +287,7 @@ def test_a_cluster_without_a_machine_that_works_ends_the_driver(cluster):
     found.require_machines(99)  # waiting has no limit before a machine is cordoned
     assert not found.note(report("no driver"))
     found.require_machines(2)
-    with pytest.raises(ClusterLost, match=r"3 ranks[^\n]*\n  machine host .*no driver"):
+    with pytest.raises(ClusterLost, match=r"3 ranks[^\n]*\n.* host .*no driver"):
         found.require_machines(3)
     found.note(report("no driver", "m2"))
     with pytest.raises(ClusterLost, match=r"(?s)no driver.*no driver.*Submit again"):

@@ -52,7 +52,12 @@ def mild(method, cell):
     return dataclasses.replace(cell, profiles=singles) if method in ("ft_full",) else cell
 
 
-@pytest.mark.parametrize("method", METHODS)
+# Of each way to train and to view one: no module, routed modules, branches, unlearning from a view, experts.
+QUICK = ("baseline", "gram", "ft_full", "ft_lora", "maxent", "demix")
+CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
+
+
+@pytest.mark.parametrize("method", CASES)
 def test_runs_views_and_attacks(method, cell, execution):
     cell = mild(method, cell)
     nodes = method_nodes(method, cell)
@@ -131,7 +136,7 @@ def test_early_stopping_ends_with_the_best_loss(cell, execution):
     assert result["final"][f"best/loss/{domain}"] == min(loss for loss in curve if loss is not None)
 
 
-@pytest.mark.parametrize("method", ["gram", "filtering", "ft_lora"])
+@pytest.mark.parametrize("method", ["gram", "filtering", pytest.param("ft_lora", marks=pytest.mark.slow)])
 def test_partial_labels(method, cell, execution):
     cell = dataclasses.replace(cell, profiles=((cell.auxiliary[0],),), options=Options(unlabelled_share=0.5))
     plans = plan(method, cell)

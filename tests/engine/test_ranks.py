@@ -166,7 +166,7 @@ def test_ranks_agree_on_an_older_checkpoint_when_one_cannot_read_the_newest(exec
     assert not list(tmp_path.rglob("*.corrupt-*")), "nothing is damaged"
 
 
-@pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kills):
     """kill -9 of a random rank: bit for bit, and at most what one checkpoint interval holds is trained again.
 
@@ -227,12 +227,12 @@ def test_ranks_exchange_no_pickles(execution, run):
 
 def train_without_pickles(rank, num_ranks, run, execution):
     def refuse(*_):
-        raise AssertionError("a pickle between ranks")
+        raise AssertionError("a pickle")
 
     distributed_c10d._pickler = distributed_c10d._unpickler = refuse
     pickle.loads = pickle.load = refuse
     train_to_shards(rank, num_ranks, run, execution)
-    with pytest.raises(AssertionError, match="a pickle between ranks"):
+    with pytest.raises(AssertionError, match="a pickle"):
         distributed_c10d.all_gather_object([None] * num_ranks, rank)  # so they would be seen
 
 
@@ -261,11 +261,11 @@ def train_on_a_full_disk(rank, num_ranks, run, execution):
     """Rank 1's writes fail; every rank must learn of it."""
 
     def full(*_):
-        raise OSError(28, "No space left on device")
+        raise OSError(28, "no space")
 
     if rank == 1:
         ranks.write_shard = full
-    with pytest.raises(OSError, match=r"rank 1: .*No space left on device"):
+    with pytest.raises(OSError, match=r"rank 1: .*no space"):
         train_rank(run, execution)
 
 

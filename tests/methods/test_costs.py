@@ -127,7 +127,7 @@ def test_apportion_is_exact_and_leaves_no_one_out():
         shares = apportion(total, weights, 4)
         assert sum(shares.values()) == total // 4 * 4
         assert all(n >= 4 and n % 4 == 0 for n in shares.values())
-    with pytest.raises(ValueError, match=r"num_draws=4: expected at least 4 .*a, b"):
+    with pytest.raises(ValueError, match=r"num_draws=4: expected .*\b4 .*a, b"):
         apportion(4, {"a": 1, "b": 1}, 4)
 
 

@@ -3,16 +3,15 @@
 import pytest
 
 from gram_platform.analysis.intervals import Interval, widened
-from gram_platform.analysis.tables import analyse
 from gram_platform.pages.figures.claims import claims_figures
 from gram_platform.pages.report.claims import MARKS, OVER_SIZES, claims_matrix
 from gram_platform.pages.report.page import Page
 from gram_platform.paper.verdicts import paper_claims, with_published
-from tests.study_frames import SIZES, curves, evaluations
+from tests.study_frames import SIZES, analysed
 
 
 def test_claims_have_a_row_each_with_sizes_as_columns():
-    per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
+    per_seed = analysed().per_seed
     claims = paper_claims(per_seed, "scaling")
     matrix = claims_matrix(with_published(claims, "scaling"))
     assert list(matrix.columns) == ["claim", "profile", *SIZES, OVER_SIZES, "published"]
@@ -24,7 +23,7 @@ def test_claims_have_a_row_each_with_sizes_as_columns():
 
 
 def test_a_forest_plot_has_every_difference_its_interval_and_its_margin():
-    claims = paper_claims(analyse(evaluations(), curves(), tuple(SIZES)).per_seed, "scaling")
+    claims = paper_claims(analysed().per_seed, "scaling")
     claims.loc[claims.index[0], "unit_error"] = 0.3
     figures = claims_figures(claims)
     traces = [trace for figure in figures.values() for trace in figure.data]

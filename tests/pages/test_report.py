@@ -21,7 +21,7 @@ from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, 
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN
-from tests.study_frames import SIZES, curves, evaluations, study_of
+from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 IN_ORDER = (
     "what-went-wrong",
@@ -64,7 +64,7 @@ def report_of(analysis: Analysis) -> str:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+    return report_of(analysed())
 
 
 def without_plotly(page: str) -> str:
@@ -97,7 +97,7 @@ def test_every_section_is_there_with_its_table(page):
 
 
 def test_the_largest_size_is_predicted_from_three_others_not_from_two():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     largest = analysis.table[analysis.table["size"] == "medium"].assign(size="large")
     whole = replace(analysis, table=pd.concat([analysis.table, largest]))
     assert trend_sections(study_of(analysis, curves(), runs_frame())) == []
@@ -187,7 +187,7 @@ def test_main_numbers_are_of_a_size_that_both_methods_have_with_intervals():
     assert re.search(r"GRAM \(3 .* filtering \(3 .* tiny", markup)
     one = evaluations(seeds=("0",))
     markup = without_plotly(report_of(analyse(one[one["method"] != "filtering"], curves(), tuple(SIZES))))
-    assert "GRAM (1 seed) at medium" in markup
+    assert re.search(r"GRAM \(1 .* medium", markup)
     assert set(re.findall("no interval", " ".join(tiles_of(markup).values()))) == {"no interval"}
     assert len(tiles_of(markup)) == 3
 
@@ -198,7 +198,7 @@ def test_what_is_missing_comes_before_the_tables_and_is_named_above():
     page = without_plotly(report_of(analyse(unfinished, curves(), tuple(SIZES))))
     assert page.index('See <a href="#missing">') < page.index('class="tiles"')
     assert page.index('class="tiles"') < page.index('id="missing"') < page.index(CAPABILITIES)
-    assert "all rows of size medium" in page
+    assert re.search(r"rows .* medium", page)
 
 
 def test_a_study_of_which_nothing_is_finished_has_a_page():
@@ -221,7 +221,7 @@ SUBMITTED = {
 
 
 def test_every_figure_and_row_leads_to_command_and_commit():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     claims = paper_claims(analysis.per_seed, "scaling")
     markup = without_plotly(html_of(analysis, curves(), runs_frame(), claims, submissions=(SUBMITTED,)))
     (target,) = re.findall('<p id="source">(.*?)</p>', markup)
@@ -253,7 +253,7 @@ def test_every_section_has_an_address_of_its_own():
 
 
 def test_claims_are_shown():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
     page = html_of(analysis, curves(), runs_frame(), claims)
     assert "retain &gt; forget" in page
@@ -265,12 +265,12 @@ def test_claims_are_shown():
 def test_a_disagreement_is_explained_in_the_last_column():
     numbers = dict.fromkeys(("difference", "low", "high", "detectable"), 0.1) | {"source": "fig:scaling"}
     claims = pd.DataFrame([{"claim": c, "verdict": v, **numbers} for c, v in (("a", "agree"), ("b", "disagree"))])
-    why = {("scaling", "demo", name): f"It <is> {name}. Shown by run 0123456789ab." for name in "ab"}
+    why = {("scaling", "demo", name): f"It <is> {name}. See 0123456789ab." for name in "ab"}
     shown = readable_claims(explained(claims, "scaling", "demo", why))
     assert list(shown.columns)[-1] == "explanation"
-    assert shown["explanation"].tolist() == ["", "It <is> b. Shown by run 0123456789ab."]
+    assert shown["explanation"].tolist() == ["", "It <is> b. See 0123456789ab."]
     assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     page = html_of(analysis, curves(), runs_frame(), explained(claims, "scaling", "demo", why))
     assert ">It &lt;is&gt; b." in page
 
@@ -282,11 +282,11 @@ def test_every_explanation_is_of_a_claim_that_exists():
 
 
 def test_the_same_study_is_the_same_page(page):
-    assert page == report_of(analyse(evaluations(), curves(), tuple(SIZES)))
+    assert page == report_of(analysed())
 
 
 def test_names_of_figures_and_the_shared_profile():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     assert shared_profile(analysis.table) == "core+biology"
     study = study_of(analysis, curves(), runs_frame())
     names = set(study_page(study.record, study, None).figures)

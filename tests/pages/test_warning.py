@@ -1,24 +1,24 @@
 """Checks what a report says first: the nodes without a result, and the fits on which ratios are rough."""
 
+import re
 from dataclasses import replace
 
 from gram_platform.analysis.tables import analyse
 from gram_platform.pages.report.warning import warning_sections
 from gram_platform.paper.verdicts import paper_claims
 from tests.pages.test_report import runs_frame
-from tests.study_frames import SIZES, curves, evaluations, study_of
+from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 
 def test_what_went_wrong_comes_first_and_is_absent_if_nothing_did():
-    analysis, runs = analyse(evaluations(), curves(), tuple(SIZES)), runs_frame()
+    analysis, runs = analysed(), runs_frame()
     assert warning_sections(study_of(analysis, curves(), runs.assign(status="complete"))) == []
     (failed,) = warning_sections(study_of(analysis, curves(), runs))
-    assert "1 of 27 nodes had no result" in failed.markup
-    assert "(1 failed)" in failed.markup
+    assert re.search(r"1 of 27 .*\(1 failed\)", failed.markup)
     assert 'href="#runs"' in failed.markup
     entries = ({"id": "0123456789ab", "kind": "run", "tags": {"method": "gram"}},)
     (absent,) = warning_sections(study_of(analysis, curves(), runs, entries=entries))
-    assert "2 of 28 nodes had no result when this page was written (1 failed, 1 not begun)" in absent.markup
+    assert re.search(r"2 of 28 .*\(1 failed, 1 not begun\)", absent.markup)
 
 
 def test_poor_fits_are_counted_beside_the_margins_of_claims():
@@ -30,10 +30,10 @@ def test_poor_fits_are_counted_beside_the_margins_of_claims():
     poor = analysis.fits[analysis.fits["poor"]]
     assert set(poor["size"]) == {"medium"}
     (section,) = warning_sections(study)
-    assert f"{len(poor)} of {len(analysis.fits)} learning curves fit poorly" in section.markup
-    assert f"{poor['step_rms'].min():.1%} to {poor['step_rms'].max():.1%} of the steps" in section.markup
-    assert "margins of claims" not in section.markup
+    assert f"{len(poor)} of {len(analysis.fits)} learning curves" in section.markup
+    assert f"{poor['step_rms'].min():.1%} to {poor['step_rms'].max():.1%} of" in section.markup
+    assert "margins" not in section.markup
     judged = paper_claims(analysis.per_seed, "scaling")
     (section,) = warning_sections(replace(study, claims=judged))
     assert poor["step_rms"].max() > 0.06
-    assert "margins of claims are 0.06 and 0.10" in section.markup
+    assert re.search(r"margins .*0\.06 and 0\.10", section.markup)

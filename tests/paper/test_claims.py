@@ -28,7 +28,7 @@ from gram_platform.paper.verdicts import (
 from tests import stories_frames
 from tests.paper.claim_texts import claim_of
 from tests.stories_frames import AUXILIARY
-from tests.study_frames import SIZES, curves, evaluations, study_of
+from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 SEEDS = ("0", "1", "2")
 
@@ -123,7 +123,7 @@ def test_one_seed_is_judged_within_the_units_error():
 
 def test_a_claim_has_the_units_errors_of_what_it_compares():
     """Two methods on one class are read off the same curves; two classes, or two sizes, are two ratios."""
-    per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
+    per_seed = analysed().per_seed
     ratios = {("tiny", "core"): 0.2, ("tiny", "forget"): 0.04, ("tiny", "retain"): 0.03, ("medium", "forget"): 0.5}
     errors = {place: UnitError(ratio, ratio / 10.0) for place, ratio in ratios.items()}
     claims = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])["unit_error"]
@@ -146,7 +146,7 @@ def test_verdicts_are_counted_and_those_of_one_seed_named_only_if_there_are_any(
 
 
 def test_claims_of_a_study():
-    per_seed = analyse(evaluations(), curves(), tuple(SIZES)).per_seed
+    per_seed = analysed().per_seed
     judgements = separation_claims(per_seed)
     assert len(judgements) == 2 * len(SIZES)  # filtering and GRAM; the baseline forgets nothing
     assert {j.verdict for j in judgements} == {"agree"}
@@ -188,7 +188,7 @@ def test_a_claim_compares_what_the_row_of_its_profile_shows():
 
 @pytest.mark.parametrize("profile", ["core+biology", "core+chemistry"])
 def test_pages_show_claims_at_the_profile_of_the_tiles(profile):
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     about = {"compare_with": "scaling", "profile": profile, "sizes": tuple(SIZES)}
     study = study_of(analysis, curves(), pd.DataFrame({"id": []}), **about)
     claims = judged_claims(study.record, analysis)
@@ -204,7 +204,7 @@ def test_pages_show_claims_at_the_profile_of_the_tiles(profile):
     assert f"profile {profile}: compute ratios" in headline_sections(whole)[0].text
     matrix, differences = claim_sections(whole)
     assert set(matrix.table["profile"]) == {profile} == set(differences.table["profile"])
-    assert "at the profile beside it" in matrix.markup
+    assert "profile beside" in matrix.markup
     assert profile in summary_text(study.record, whole).partition("the paper's claims")[2]
     assert {row["profile"] for row in claim_rows(claims, "demo")} == {profile}
 
@@ -220,7 +220,7 @@ def test_claims_whose_profile_is_missing_are_not_judged_at_another():
 
 
 def test_a_study_without_claims_is_judged_on_the_mean_and_says_so():
-    analysis = analyse(evaluations(), curves(), tuple(SIZES))
+    analysis = analysed()
     study = study_of(analysis, curves(), pd.DataFrame({"id": []}), profile="core+biology")
     claims = judged_claims(study.record, analysis)
     assert set(claims["profile"]) == {"mean"}

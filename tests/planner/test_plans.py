@@ -179,7 +179,7 @@ def test_the_dry_run_says_what_sharing_saves(storage):
     assert re.search(f"shared .*: {num_shared}, .* {saved_s / 3600:.2g} cpu hours", text)
     assert f"{len(unique_runs)} runs, 0 done" in text
     most = max(rank_memory(node.config, 1).total for node in unique_runs.values())
-    assert re.search(f"memory: .* {most / 2**20:.0f} MiB .*; flash for CPUs", text)
+    assert re.search(f"memory: .* {most / 2**20:.0f} MiB .*flash", text)
 
 
 def test_the_dry_runs_memory_is_the_planners(storage):

@@ -73,7 +73,8 @@ def test_numbers_are_the_study_s(planted):
         ratios = [ELICITED, ELICITED] if kind == "elicited" else planted_ratios
         assert row["all seeds [90% interval]"] == interval_text(*t_interval(ratios))
         assert row["this run"] == f"{ratios[0]:.3f}"
-        assert row["loss (nats a token)"] == f"{loss('tiny', domain, 1.0, ratios[0]):.3f}"
+        (measured,) = [cell for column, cell in row.items() if column.startswith("loss ")]
+        assert measured == f"{loss('tiny', domain, 1.0, ratios[0]):.3f}"
         assert row["seeds"] == "2"
     text = card(planted, view)
     assert "Missing:" not in text
@@ -94,7 +95,7 @@ def test_missing_numbers_are_listed(planted):
     attack(planted, "0", "core+lisp", "virology")
     planted.study("scaling", "Scaling")
     text = card(planted, view)
-    assert re.search("Missing: gram tiny core.lisp, elicited: .*seed 1: virology", text)
+    assert re.search("Missing: .*core.lisp, elicited: .*seed 1: virology", text)
     assert interval_text(*t_interval([ELICITED])) in table(text)["elicited", "virology"]["this run"]
     assert "Missing: gram tiny core+lisp" not in card(planted, View.of(gram_run(planted), {})), "another profile's"
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -84,7 +85,7 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
         for name, part in dense_parts(view).items():
             (agreement,) = found.agreements[name]
             assert agreement.largest_difference < 1e-5 < agreement.largest_logit
-            assert "the validation split of core" in agreement.tokens
+            assert re.search(r"validation .*\bcore\b", agreement.tokens)
             require_loads(store, part, out / name)
         assert {path.name for path in out.iterdir() if path.is_dir()} == {n for n in found.agreements if n}
         for run in list(attacks(setting, profile, view, plans.runs.values()).values())[:1]:
@@ -321,7 +322,7 @@ def test_corrupted_weights_are_set_aside(store, tmp_path):
     path.write_bytes(data)
     with (
         pytest.warns(RuntimeWarning, match="set aside"),
-        pytest.raises(ValueError, match="a run with intact weights"),
+        pytest.raises(ValueError, match=f"{run_id}.*intact"),
     ):
         exported(store, View(run_id), tmp_path / "out")
     assert store.run(run_id).status() != "complete"

@@ -111,11 +111,11 @@ def test_what_changed_since_is_read_again():
 def test_nodes_that_nobody_began_cost_nothing_and_begun_ones_are_looked_at():
     store = Store("counted://bucket/new").open_for_writing()
     nodes = planted(50)
-    store.run(nodes[0].id).record_failure("0001-x", "loss is not finite", DIVERGENCE)
+    store.run(nodes[0].id).record_failure("0001-x", "not finite", DIVERGENCE)
     store.run(nodes[5].id).ensure_config(nodes[5].config)
     Counted.requests.clear()
     ends = NodeLifecycle(store).ends(nodes)
-    assert {node_id: end for node_id, end in ends.items() if end is not None} == {nodes[0].id: "loss is not finite"}
+    assert {node_id: end for node_id, end in ends.items() if end is not None} == {nodes[0].id: "not finite"}
     assert Counted.requests.total() < 20
 
 

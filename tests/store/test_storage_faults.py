@@ -186,7 +186,7 @@ def test_an_owner_that_cannot_renew_its_lease_stops_and_the_run_can_be_continued
     with monkeypatch.context() as patch, directory.start_attempt("worker", lease_seconds=0.0) as attempt:
         attempt.commit(2, WEIGHTS, {}, [record(1), record(2)])
         refuse_leases(patch)
-        with pytest.raises(LeaseLost, match="its lease of 0 s"):
+        with pytest.raises(LeaseLost, match=r"lease .*\b0 s"):
             work_on(attempt)
     with pytest.raises(LeaseLost):
         attempt.commit(4, WEIGHTS, {}, [record(3), record(4)])

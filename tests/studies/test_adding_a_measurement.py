@@ -93,7 +93,7 @@ def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     results = measurement.read(record, store)
     assert set(results.table["method"]) == {"baseline", "gram"}
     assert (results.table["loss"] > 0).all()
-    assert measurement.text(record, results).startswith("the highest loss is ")
+    assert f" {results.table['loss'].max():.3f}" in measurement.text(record, results)
     assert set(measurement.write(record, store, results, {}, None)) == {"table.csv", "report.html", "study.json"}
     page = (tmp_path / "storage" / "studies" / "worst" / "report.html").read_text()
     assert 'id="worst-tokens"' in page

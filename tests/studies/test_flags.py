@@ -131,7 +131,7 @@ def test_choices_are_lists_in_the_help_and_for_the_shell(storage, capsys):
     assert "--device {cpu,cuda}" in text.out
     assert f"--machine {{{','.join(MACHINES)}}}" in text.out
     for name in ("machine", "device"):
-        assert f"Error parsing --{name}: 'abacus': expected one of " in text.err
+        assert f"--{name}: 'abacus': expected " in text.err
     words = " ".join(text.out.split())
     for preset, found in STUDY.presets.items():
         assert f"{preset} ({', '.join(found.sizes)})" in words
@@ -344,30 +344,30 @@ NO_EVIDENCE = {"num_sizes": 0, "smallest": 0, "largest": 0, "no_law": ""}
     [
         ({}, (), "0, at least 3"),
         ({"num_sizes": 2, "smallest": 5e4, "largest": 2e5}, (), "2, at least 3"),
-        ({"num_sizes": 3, "smallest": 5e4, "largest": 2e5, "no_law": "x: at the edge"}, (), "no law: x: at the edge"),
-        ({"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3}, (), "8,800 parameters: tiny is 10.1 times, small is 17 "),
+        ({"num_sizes": 3, "smallest": 5e4, "largest": 2e5, "no_law": "x: edge"}, (), "no law: x: edge"),
+        ({"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3}, (), r"8,800 .*tiny .*\b10\.1 .*small .*\b17 "),
         (
             {"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3},
             ("--sizes", "tiny"),
-            "parameters: tiny is 10.1 times",
+            r"8,800 .*tiny .*\b10\.1 ",
         ),
-        ({"num_sizes": 4, "smallest": 1.4e6, "largest": 8e6}, (), "8,000,000 parameters: tiny is 15.8"),
+        ({"num_sizes": 4, "smallest": 1.4e6, "largest": 8e6}, (), r"8,000,000 .*tiny .*\b15\.8"),
     ],
 )
 def test_a_law_against_its_evidence_is_refused_unless_it_is_trusted(tmp_path, evidence, sizes, why):
     path = tmp_path / "law.json"
     path.write_text(json.dumps({**dataclasses.asdict(DEMO_LAW), **NO_EVIDENCE, **evidence}))
     given = ("--preset", "smoke", "--storage", str(tmp_path / "s"), *sizes, "--law", str(path))
-    with pytest.raises(ValueError, match=f"^law=.*--trust-law beside it; .*{re.escape(why)}"):
+    with pytest.raises(ValueError, match=f"^law=.*--trust-law beside it; .*{why}"):
         build_graph(STUDY, flags(*given))
     trusted = build_graph(STUDY, flags(*given, "--trust-law"))
     size = trusted.settings[0].size
     assert size.peak_lr == DEMO_LAW.lr(total_parameters(size.dense()))
-    assert why in "; ".join(trusted.law_doubts)
+    assert re.search(why, "; ".join(trusted.law_doubts))
     facts, said = record_of(trusted).facts, describe(trusted)
     for doubt in trusted.law_doubts:
-        assert f"Against its evidence: {doubt}." in facts
-        assert f"law {path}, against its evidence: {doubt}" in said
+        assert any(fact.endswith(f": {doubt}.") for fact in facts)
+        assert re.search(f"law {path}.*: {re.escape(doubt)}", said)
 
 
 def test_sizes_within_ten_times_of_a_laws_need_no_trust(tmp_path):

@@ -138,7 +138,7 @@ def test_a_changed_file_is_refused(exported, tmp_path, capsys):
             "another type",
         ),
         (lambda plain: plain | {"nodes": [n | {"tags": {}} for n in plain["nodes"]]}, "another type"),
-        (lambda plain: plain | {"nodes": plain["nodes"][1:]}, "all runs that its nodes need"),
+        (lambda plain: plain | {"nodes": plain["nodes"][1:]}, "all runs"),
     ],
     ids=["deep", "list", "nodes", "number as a tag", "no tags", "without a run"],
 )

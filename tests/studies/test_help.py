@@ -95,11 +95,10 @@ def test_misspelt_choices_get_a_suggestion(arguments, meant, capsys):
         main(list(arguments))
     assert ended.value.code == 2
     words = " ".join(capsys.readouterr().err.replace("\u2502", "").split())
-    assert f"{arguments[-1]!r}: expected one of " in words
-    assert f". Perhaps you meant: {meant} " in words
+    assert re.search(rf"{arguments[-1]!r}: expected .* meant: {meant} ", words)
 
 
 def test_what_resembles_nothing_gets_no_suggestion():
     assert one_of("magic", ("baseline", "gram")) == "one of baseline, gram"
-    assert one_of("Gram", ("baseline", "gram")) == "one of baseline, gram. Perhaps you meant: gram"
+    assert re.fullmatch("one of baseline, gram.* meant: gram", one_of("Gram", ("baseline", "gram")))
     assert meant("", ("a",)) == meant(3, ("core",)) == meant("x", ()) == ""

@@ -1,6 +1,7 @@
 """A webhook gets one message when a submission ends, and can neither fail nor hold it up: a real HTTP server."""
 
 import json
+import re
 import shlex
 import sys
 import threading
@@ -80,28 +81,26 @@ def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, mon
         assert message["text"].startswith(f"scaling in storage: {event}. {message['counts']}")
         return message
 
-    assert ended(3, "limit reached", "--max-hours", "1e-9")["counts"].startswith("1 of 2 nodes done: 1 now")
+    assert re.match(r"1 of 2 .*\b1 now", ended(3, "limit reached", "--max-hours", "1e-9")["counts"])
     failed = ended(1, "failed", "--set", "sizes[tiny].peak_lr=1e30")
     assert failed["failures"] == 2
     assert "2 failed or blocked" in failed["text"]
 
     def no_machine(*_, **__):
-        raise Unavailable("the server at https://me:pa55word@host does not answer")
+        raise Unavailable("https://me:pa55word@host is away")
 
     with monkeypatch.context() as patch:
         patch.setattr(submission, "run_in_process", no_machine)
         with pytest.raises(Unavailable):
             run_study(STUDY, parse(STUDY, flags))
     assert server.got[-1]["event"] == "failed"
-    assert "Unavailable: the server at https://***@host does not answer" in server.got[-1]["text"]
+    assert "Unavailable: https://***@host is away" in server.got[-1]["text"]
     server.status = 500
     capsys.readouterr()
     done = ended(0, "done")
-    assert done["counts"].startswith("2 of 2 nodes done: 1 now")
+    assert re.match(r"2 of 2 .*\b1 now", done["counts"])
     assert (done["failures"], done["verdicts"]) == (0, {})
-    assert (
-        capsys.readouterr().out.count("warning: the webhook of --notify did not take the message: HTTP Error 500") == 1
-    )
+    assert len(re.findall("^warning: .*--notify .*: HTTP Error 500", capsys.readouterr().out, re.MULTILINE)) == 1
     assert set(server.paths) == {f"/services/{KEY}"}
     record = json.loads((storage / "studies/scaling/study.json").read_text())
     assert record["submissions"][-1]["command"].endswith("--in-process --notify ***")
@@ -114,9 +113,11 @@ def test_claims_are_counted_in_the_message(server):
         "scaling", "s3://key:secret@bucket/runs/", 0, "4 nodes\n2 trials", 0, {"agree": 3, "disagree": 1}
     )
     assert webhook.post(server.url, message) == ""
+    text = message.pop("text")
+    assert re.match("scaling in runs: done.*4 nodes; 2 trials.*3 agree, 1 disagree", text)
     assert server.got == [
         {
-            "text": "scaling in runs: done. 4 nodes; 2 trials. Claims: 3 agree, 1 disagree",
+            "text": text,
             "event": "done",
             "study": "scaling",
             "storage": "runs",
@@ -131,7 +132,7 @@ def test_claims_are_counted_in_the_message(server):
 def test_a_webhook_that_does_not_answer_is_left_after_its_time(server, status, monkeypatch):
     monkeypatch.setattr(webhook, "TIMEOUT_S", 0.3)
     server.status, started = status, time.monotonic()
-    assert webhook.post(server.url, {"text": "?"}) == "no answer within 0.3 s"
+    assert " 0.3 s" in webhook.post(server.url, {"text": "?"})
     assert time.monotonic() - started < 5.0
     assert server.got == [{"text": "?"}]
 
@@ -165,9 +166,7 @@ def test_a_webhook_that_is_not_there_is_a_reason(server):
     ],
 )
 def test_another_address_is_bad_input_whose_error_has_no_key(url):
-    with pytest.raises(
-        ValueError, match=r"^notify='.*': expected a webhook's address such as https://host/path"
-    ) as found:
+    with pytest.raises(ValueError, match=r"^notify='.*': expected .*https://host/path") as found:
         parse(STUDY, ["--notify", url])
     assert KEY.split("/")[-1] not in str(found.value)
     assert "pa55word" not in str(found.value)

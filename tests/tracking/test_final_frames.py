@@ -1,6 +1,7 @@
 """A final table reads MLflow while it has exactly what was sent, and the storage, saying why, at any difference."""
 
 import contextlib
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -120,8 +121,7 @@ def test_the_storage_is_read_when_the_database_goes_between_sending_and_reading(
     store, tracker = sent
     Path(store.root, "mlflow.db").rename(Path(store.root, "away.db"))
     found = read(store, tracker)
-    assert found.source.startswith("the storage: MLflow at sqlite:///")
-    assert "there is no" in found.source
+    assert re.match("the storage: .*sqlite:///.*there is no", found.source)
     assert_equal(found, store_frames(store, IDS, CURVES_OF))
     assert not Path(store.root, "mlflow.db").exists()
 
@@ -134,7 +134,7 @@ def test_the_storage_is_read_when_the_server_goes_between_sending_and_reading(se
         served = caught_up(store, server.uri)
         assert read(store, served).source == "MLflow"
     found = read(store, served)
-    assert found.source.startswith(f"the storage: MLflow at {server.uri} is not available: ")
+    assert re.match(f"the storage: .*{server.uri} .*available: ", found.source)
     assert_equal(found, store_frames(store, IDS, CURVES_OF))
 
 

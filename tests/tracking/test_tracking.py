@@ -79,10 +79,10 @@ def test_run_is_mirrored_as_it_goes(store, tracker):
         attempt.resume()
         assert tracker.mirror(directory) == mlflow_id
         assert client.get_run(mlflow_id).info.status == "RUNNING"
-        attempt.fail("loss is not finite at step 5")
+        attempt.fail("not finite")
     tracker.mirror(directory)
     run = client.get_run(mlflow_id)
-    assert (run.info.status, run.data.tags["gram.failure"]) == ("FAILED", "loss is not finite at step 5")
+    assert (run.info.status, run.data.tags["gram.failure"]) == ("FAILED", "not finite")
     train(store.root, RUN)
     assert Tracker(tracker.tracking_uri).mirror(directory) == mlflow_id
     run = client.get_run(mlflow_id)
@@ -399,7 +399,7 @@ def test_views_of_a_study_are_saved_and_linked(tracker):
     assert log("scaling") == tags
     view = json.loads(tags["mlflow.sharedViewState.gram.scaling.ratios"])
     state = json.loads(view["state"])
-    assert view["name"] == "scaling: ratios by size"
+    assert view["name"].startswith("scaling: ")
     assert state["searchFilter"].endswith("tags.`gram.study_id` = '0123' and tags.`profile` = 'mean'")
     assert [chart["metricKey"] for chart in state["compareRunCharts"]] == ["core", "forget"]
     assert state["compareRunCharts"][1]["selectedMetricKeys"] == ["forget", "forget_low", "forget_high"]

@@ -165,7 +165,7 @@ def test_a_diverged_run_names_step_domain_and_rate():
     learner = Learner(config)
     with torch.no_grad():
         learner.master_sets[SHARED]["lm_head.weight"][0, 0] = float("nan")
-    with pytest.raises(TrainingDiverged, match=r"nan at step 1, domain '\w+'"):
+    with pytest.raises(TrainingDiverged, match=r"nan .*\b1, domain '\w+'"):
         train(config, learner)
 
 
@@ -176,7 +176,7 @@ def test_an_infinite_gradient_of_a_finite_loss_changes_no_weight():
     with torch.no_grad():
         learner.master_sets[SHARED]["lm_head.weight"].mul_(1e28)
     before = {name: value.clone() for name, value in learner.weights().items()}
-    with pytest.raises(TrainingDiverged, match=r"norm inf at step 1, domains \['core'"):
+    with pytest.raises(TrainingDiverged, match=r"norm inf .*\b1, domains \['core'"):
         train(config, learner)
     assert equal_states(learner.weights(), before)
 

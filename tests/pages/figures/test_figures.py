@@ -23,12 +23,12 @@ from gram_platform.pages.figures.study import (
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
 from gram_platform.paper.paper import printed
 from tests import stories_frames
-from tests.study_frames import DOMAINS, SIZES, curves, evaluations
+from tests.study_frames import DOMAINS, SIZES, analysed, curves, evaluations
 
 
 @pytest.fixture(scope="module")
 def analysis():
-    return analyse(evaluations(), curves(), tuple(SIZES))
+    return analysed()
 
 
 def named(figure, name):
@@ -115,9 +115,11 @@ def test_learning_curves_show_points_and_fits(analysis):
 def test_a_fit_at_its_bound_says_so(analysis):
     fits = analysis.fits.assign(at_bound=True)
     figure = learning_curve_figure(curves(), fits, "small")
-    assert named(figure, "core fit (at its bound)")[0].showlegend
+    (bound,) = [trace for trace in figure.data if trace.name.startswith("core fit ")]
+    assert bound.showlegend
+    assert "bound" in bound.name
     both = learning_curve_figure(curves(), fits.assign(poor=True), "small")
-    assert named(both, "core fit (at its bound, poor)")
+    assert [trace.name.count("bound, poor") for trace in both.data if trace.name.startswith("core fit ")] == [1]
     without = learning_curve_figure(curves(), fits[fits["domain"] != "core"], "small")
     assert [trace.name for trace in without.data if trace.name.startswith("core")] == ["core"]
 

@@ -9,14 +9,14 @@ from gram_platform.analysis.sweeps import analyse_sweeps
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
 from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
 from tests.stories_frames import SIZE, curves
-from tests.sweep_frames import POINTS, attacks, evaluations
+from tests.sweep_frames import POINTS, analysed, evaluations
 
 PANELS = ("core", "retain", "forget", "elicited")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def table():
-    return analyse_sweeps(evaluations(), curves(), attacks=attacks()).table
+    return analysed().table
 
 
 def named(figure, name):
@@ -60,7 +60,8 @@ def test_the_panels_of_a_knob_share_a_scale_that_holds_every_interval(table):
 
 
 def test_one_seed_has_no_band_and_one_point_has_error_bars():
-    one_seed = analyse_sweeps(evaluations(seeds=("0",)), curves(seeds=("0",))).table
+    spread = [point for point in POINTS if point[0] == "p_as"]
+    one_seed = analyse_sweeps(evaluations(spread, seeds=("0",)), curves(seeds=("0",))).table
     figure = sweep_figure(one_seed, "p_as", "gram", SIZE, "forget")
     assert [t.legendgroup for t in figure.data if t.fill == "toself"] == [f"Forget{IN_PAPER}"]
     one_point = analyse_sweeps(evaluations(POINTS[:1]), curves()).table

@@ -88,7 +88,11 @@ def test_a_size_without_curves_and_an_attack_without_a_view_are_missing(tmp_path
     assert set(study.analysis.table["size"]) == {"50M"}
 
 
-@pytest.mark.parametrize("name", ["mine", *CLAIMS])
+QUICK = ("mine", "scaling", "titration", "stories")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ("mine", *CLAIMS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_study_without_any_reference_says_why(tmp_path, name):
     """Curves of other seeds, none, rising or flat ones: the size is missing, whichever claims the study has."""
     rows, curves = ([row | {"study": name} for row in found] for found in (scaling_rows(), curve_lines()))
@@ -134,8 +138,8 @@ def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(
     assert own["retain"].tolist() == pytest.approx(expected, abs=2e-4)
     baseline = per_seed[per_seed["method"] == "baseline"]
     assert baseline["core"].tolist() == pytest.approx([1.0] * len(baseline), abs=1e-9)
-    claims = study.claims.set_index("claim")["verdict"]
-    assert claims["GRAM: half a module is above none on its domain"] == "agree"
+    claims = study.claims[study.claims["claim"].str.match("GRAM: half .*none")]
+    assert claims["verdict"].tolist() == ["agree"]
 
 
 def test_accumulation_has_one_unit_even_where_both_have_baselines(tmp_path):
@@ -181,8 +185,8 @@ def test_partial_labels_measure_all_against_the_only_baseline(tmp_path, variant)
     study = replicated(write_folder(tmp_path, rows, curve_lines(study="partial", size="400M")))["partial_labels"]
     require_values(row_of(study, variant="1", method="filtering", profile="core"), core=0.95, forget=0.54)
     require_values(row_of(study, variant="0.5", method="gram", profile="core"), core=0.95, forget=0.6)
-    verdicts = study.claims.set_index("claim")["verdict"]
-    assert verdicts["Filtering forgets less with half the labels than with all"] == "agree"
+    claims = study.claims[study.claims["claim"].str.match("Filtering .*half .*all")]
+    assert claims["verdict"].tolist() == ["agree"]
 
 
 def test_composability_has_every_subset(tmp_path):
@@ -224,6 +228,7 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
 # ------------------------------------------------------------------------------------------- the published losses
 
 
+@pytest.mark.slow  # tests/paper/test_published.py is its quick relative
 @NEEDS_FOLDER
 def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
     studies = replicated(FOLDER)
@@ -303,6 +308,7 @@ def test_an_unwritable_place_is_an_error_before_any_fit(tmp_path, capsys, monkey
     assert "out='/proc/pages': " in capsys.readouterr().err
 
 
+@pytest.mark.slow  # tests/pages/site/test_browser.py is its quick relative
 @pytest.mark.browser
 @pytest.mark.timeout(300)
 def test_its_pages_are_whole(tmp_path):

@@ -222,12 +222,12 @@ def test_the_terminal_explains_a_disagreement(study, monkeypatch):
     entries = tuple(entry | {"tags": own} for entry, own in zip(record.entries, tags, strict=True))
     swapped = StudyRecord(**{**vars(record), "entries": entries})
     key = (record.name, record.preset, "MaxEnt is less robust than GRAM: its elicited is above")
-    monkeypatch.setitem(EXPLANATIONS, key, "The names are swapped. Shown by this test.")
+    monkeypatch.setitem(EXPLANATIONS, key, "Swapped. Shown here.")
     lines = summary_text(swapped, read_results(swapped, store)).splitlines()
-    (line,) = [line for line in lines if "The names are swapped." in line]
+    (line,) = [line for line in lines if "Swapped." in line]
     assert line.startswith("disagree")
-    assert line.endswith("Shown by this test.")
-    assert "swapped" not in summary_text(record, read_results(record, store))
+    assert line.endswith("Shown here.")
+    assert "Swapped" not in summary_text(record, read_results(record, store))
 
 
 def test_report_and_record(study):

@@ -83,8 +83,9 @@ def card(page: Path, title: str) -> str:
 def test_the_index_says_what_it_is_what_came_out_and_of_when(site):
     first = re.search("<header>.*?<p>(.*?)</p>", (site / "index.html").read_text(), re.S)[1]
     assert first.startswith("Which capabilities of a language model can be switched off, and what does it cost? ")
-    assert f"3 studies and 1 search of the storage {site.parent}." in first
-    assert re.search(r"Verdicts on claims: \d+ agree, \d+ disagree, \d+ cannot tell", first)
+    assert re.search(rf" 3 studies\W.* 1 search\W.* {site.parent}\.", first)
+    (of_all,) = [row for row in rows_of(site / "claims.html", "All claims") if row[0] == "all"]
+    assert re.findall(r"(\d+) (?:agree|disagree|cannot tell)", first) == of_all[1:4]
     assert first.endswith("Built 2023-11-14 22:13 UTC.")
 
 
@@ -92,19 +93,24 @@ def test_a_card_has_question_result_picture_with_legend_state_and_cost(site):
     index = site / "index.html"
     scaling = card(index, "Scaling <of> sizes")
     assert "Does it hold?" in scaling
-    assert re.search(r"GRAM: core 0\.9\d, retain 0\.9\d, forget 0\.7\d at small, profile core\+lisp", scaling)
-    assert "Compute ratio from 0 to 1.2 at small, profile core+lisp; dotted: the baseline, 1; lines: 90%" in scaling
+    result = re.search(r"GRAM: core (0\.\d+), retain (0\.\d+), forget (0\.\d+)", scaling)
+    assert [float(ratio) for ratio in result.groups()] == pytest.approx([0.95, 0.95, 0.75], abs=0.05)
+    assert scaling.count("profile core+lisp") == 2  # of the result and of the picture
+    assert re.search(r"from 0 to 1\.2 at small.* 90%", scaling)
     assert re.search("filtering +GRAM", scaling)
-    assert "Complete: 36 of 36 nodes done, 0 failed." in scaling
-    assert re.search(r"Cost: \d+ s of rank time \((less than )?\$0\.0\d\), \d+ s at work; last change 20", scaling)
-    assert "Not complete: 36 of 39 nodes done, 1 failed, 2 missing." in card(index, "Stories with holes")
+    assert re.search(r"(?<!Not c)omplete: 36 of 36 .*\b0 failed", scaling)
+    assert re.search(r"Cost: \d+ s .*\$0\.0\d\b.* \d+ s .* 20\d\d-", scaling)
+    assert re.search("Not complete: 36 of 39 .*1 failed, 2 missing", card(index, "Stories with holes"))
     begun = card(index, "A study that has not begun")
-    assert "Not complete: 0 of 1 nodes done, 0 failed, 1 missing. The report is not written yet. No work yet." in begun
+    assert re.search("Not complete: 0 of 1 .*0 failed, 1 missing", begun)
+    assert "Cost: " not in begun
     search = card(index, "maxent_search")
-    assert "What it asks. Loss 1.5 to 1.5, the lowest at trial 0 " in search
-    assert "a trial Across: trial from 0 to 2; up: loss from 1.5 to 1.5." in search
-    assert "Claims: 1 agree, 0 disagree, 0 cannot tell. Not running. Trials: 3 complete, 0 failed." in search
-    assert "12 of 14 runs belong to more than one" in text(index)
+    assert "What it asks." in search
+    assert re.search(r"1\.5 to 1\.5,.* trial 0 ", search)
+    assert re.search(r"trial from 0 to 2; .*loss from 1\.5 to 1\.5", search)
+    assert re.search("1 agree, 0 disagree, 0 cannot tell", search)
+    assert re.search("3 complete, 0 failed", search)
+    assert "12 of 14 runs" in text(index)
     assert not re.search(r"\de[+-]\d", text(index))
 
 
@@ -154,7 +160,7 @@ def test_a_report_that_is_older_than_its_nodes_is_said_to_be_so(storage_copy):
     ):
         (folder / "study.json").write_text(json.dumps(changed))
         build_site(Store(storage_copy), None)
-        assert f"The report is {age} than its nodes: gram report stories " in card(index, "Stories with holes")
+        assert re.search(rf"The report is {age} than .*gram report stories ", card(index, "Stories with holes"))
         assert "The report is" not in card(index, "Scaling <of> sizes")
     main(["report", "stories", "--storage", str(storage_copy)])
     build_site(Store(storage_copy), None)
@@ -175,7 +181,8 @@ def test_explanations_are_in_the_report_and_on_the_page_of_all_claims(storage_co
             tags["retained"] = {"lisp": "virology", "virology": "lisp"}.get(tags["retained"], tags["retained"])
     path.write_text(json.dumps(plain))
     key = ("scaling", "tiny", "gram, tiny: retain is above forget")
-    monkeypatch.setitem(EXPLANATIONS, key, "Its profiles are swapped. Shown by this test.")
+    explanation = "Its profiles are swapped. Shown by this test."
+    monkeypatch.setitem(EXPLANATIONS, key, explanation)
     store = Store(storage_copy).open_for_writing(min_free_bytes=0)
     record = load_record(store, "scaling")
     LOSSES_PRESENTATION.write(record, store, read_results(record, store), {}, None)
@@ -183,12 +190,10 @@ def test_explanations_are_in_the_report_and_on_the_page_of_all_claims(storage_co
     report, site = path.with_name("report.html"), storage_copy / "site"
     claims_page = site / "claims.html"
     for page, title in ((report, "Claims"), (claims_page, "Scaling <of> sizes")):
-        assert [row[-1] for row in rows_of(page, title) if row[0] == key[2]] == [
-            "Its profiles are swapped. Shown by this test."
-        ]
+        assert [row[-1] for row in rows_of(page, title) if row[0] == key[2]] == [explanation]
     for page, title in ((report, "Differences behind the claims"), (claims_page, "Scaling <of> sizes: differences")):
         rows = {row[1]: (row[0], row[-1]) for row in rows_of(page, title)}
-        assert rows[key[2]] == ("disagree", "Its profiles are swapped. Shown by this test.")
+        assert rows[key[2]] == ("disagree", explanation)
         assert all(last == "" for verdict, last in rows.values() if verdict == "agree")
 
 
@@ -211,8 +216,7 @@ def test_the_claims_of_all_studies_and_searches_on_one_page(site):
     assert rows_of(page, "maxent_search")[0] == ["p_cr helps", "✓ agree"]
     claim = rows_of(page, "maxent_search: differences")[0]
     assert claim == ["agree", "p_cr helps", "0.100 [0.050, 0.150]", "0.020", "3", "app:hyperparams"]
-    assert "Judged at preset ?." in text(page)
-    assert "Judged at preset tiny (tiny, small)." in text(page)
+    assert set(re.findall(r"preset (.*?)\.", text(page))) == {"?", "tiny (tiny, small)"}
 
 
 def test_claims_of_a_study_with_variants_name_theirs(storage_copy):
@@ -336,16 +340,17 @@ def test_nothing_of_a_report_is_in_the_site(storage_copy):
     assert page.read_text() == before
 
 
-@pytest.mark.parametrize("study", ["scaling", "maxent_search"])
-@pytest.mark.parametrize("file", ["claims.csv", "trials.csv"])
-@pytest.mark.parametrize(
-    "data", [b"\xff", b"claim,verdict,difference\na,agree,much\n", b'runs,claim\n"', b"a\0b\n", b""]
-)
+NO_NUMBER = b"claim,verdict,difference\na,agree,much\n"
+DAMAGED = [("scaling", "claims.csv", data) for data in (b"\xff", NO_NUMBER, b'runs,claim\n"', b"a\0b\n", b"")]
+DAMAGED += [("maxent_search", "claims.csv", NO_NUMBER), ("maxent_search", "trials.csv", b"\xff")]
+
+
+@pytest.mark.parametrize(("study", "file", "data"), DAMAGED)
 def test_a_damaged_table_does_not_stop_the_site(storage_copy, study, file, data):
     (storage_copy / "studies" / study / file).write_bytes(data)
     problems = build_site(Store(storage_copy), None).problems
-    assert all(problem.startswith(f"{study}: its claims.csv cannot be read: ") for problem in problems)
-    assert ("Its claims.csv cannot be read" in text(storage_copy / "site" / "index.html")) == bool(problems)
+    assert all(re.match(rf"{study}: .*\bclaims\.csv\b", problem) for problem in problems)
+    assert len(re.findall(r"Its claims\.csv ", text(storage_copy / "site" / "index.html"))) == len(problems)
     assert bool(problems) == (file == "claims.csv" and data.startswith((b"\xff", b"claim,")))
     require_links_lead_somewhere(storage_copy / "site")
 
@@ -386,9 +391,10 @@ def test_links_into_mlflow_where_a_database_is(tmp_path):
     assert index.read_text().count('href="../mlflow.html#/experiments/1/runs/') == 1  # of the failed run
     evaluations, ratios, runs = re.findall(r'href="../mlflow.html#/experiments/1/runs\?(.*?)"', index.read_text())
     assert f"gram ui --storage {tmp_path}" in (tmp_path / "mlflow.html").read_text()
-    (tmp_path / "mlflow.html").write_text("open at another port")
+    page = "open at another port"
+    (tmp_path / "mlflow.html").write_text(page)
     build_site(store, tracking_of(store, ""), out=str(tmp_path / "out"))
-    assert (tmp_path / "out" / "mlflow.html").read_text() == "open at another port"
+    assert (tmp_path / "out" / "mlflow.html").read_text() == page
     assert 'href="mlflow.html#/experiments' in (tmp_path / "out" / "index.html").read_text()
     assert "compareRunsMode=CHART" in ratios
     assert "gram.scaling.evaluations" in evaluations
@@ -431,9 +437,7 @@ def test_a_record_of_another_version_is_left_out_with_a_warning(storage_copy, ch
 def test_a_search_of_another_name_is_shown_by_its_id(storage_copy, name):
     Store(storage_copy).open_for_writing().search_dir("a1b2").write_json("search.json", {"name": name})
     build_site(Store(storage_copy), None)
-    assert (
-        card(storage_copy / "site" / "index.html", "a1b2") == "a1b2 Not running. Trials: none written yet. No work yet."
-    )
+    assert re.match("a1b2 .*Trials: none ", card(storage_copy / "site" / "index.html", "a1b2"))
 
 
 def test_watching_builds_again_when_something_has_happened(storage_copy):
@@ -465,5 +469,7 @@ def test_gram_report_without_a_study_builds_the_site(storage_copy, capsys):
 
 def test_an_empty_storage_has_a_site(tmp_path):
     build_site(Store(tmp_path), None)
-    assert "No study has been submitted" in text(tmp_path / "site" / "index.html")
-    assert "No study has what a claim needs yet" in text(tmp_path / "site" / "claims.html")
+    for name in ("index.html", "claims.html"):
+        page = tmp_path / "site" / name
+        assert "No study " in text(page)
+        assert "<tbody>" not in page.read_text()

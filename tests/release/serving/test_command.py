@@ -1,6 +1,7 @@
 """`gram serve` ends when it is told to, ready or not, and refuses what it could only wait for."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -158,13 +159,15 @@ def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray,
     assert confirmed[-2] == (everybody - {"lisp"}, 1)
     assert confirmed[-1] == "unreadable"
     assert said[-1] == "stopping"
-    assert [text[:25] for text in said[:-1]] == ["the policy has changed: 4", *["the policy has an error: "] * 3]
+    changed, *errors = said[:-1]
+    assert re.search(r"policy .*changed: 4\b", changed)
+    assert [bool(re.search(r"policy .*\berror: ", text)) for text in errors] == [True] * 3
 
 
 def test_another_serve_is_neither_joined_nor_ended(planted_ray, monkeypatch, tmp_path):
     """Ray Serve's options and address would be the other's, and its shutdown would end every application."""
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"theirs": 1}, proxies={"node": 1}))
-    with pytest.raises(ValueError, match="ray_address='theirs': expected a Ray without Ray Serve"):
+    with pytest.raises(ValueError, match=r"ray_address='theirs': expected .*without Ray Serve"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
 
@@ -173,7 +176,7 @@ def test_a_ray_whose_head_is_elsewhere_is_refused(planted_ray, monkeypatch, tmp_
     """Ray Serve's proxy listens on the loopback of the head's machine, where nobody here can reach it."""
     nodes = [{"NodeID": "here", "Resources": {}}, {"NodeID": "there", "Resources": {command.HEAD: 1.0}}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    with pytest.raises(ValueError, match="ray_address='there': expected a Ray whose head is this machine"):
+    with pytest.raises(ValueError, match=r"ray_address='there': expected .* head .*this machine"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
 

@@ -297,7 +297,7 @@ def test_only_the_token_over_its_limit_gets_429():
             assert num_served[2] == 4
             refused = [answer for answers in got.values() for answer in answers if answer.status != 200]
             assert {(a.status, a.code, a.headers.get("Retry-After")) for a in refused} == {(429, "token_limit", "1")}
-            assert "has 4 requests at work or waiting" in refused[0].json["error"]["message"]
+            assert " 4 requests " in refused[0].json["error"]["message"]
             for _ in range(5):  # refused ones and ones whose caller left have places too
                 assert site.complete("open", prompt=[1] * SEQ_LEN, max_tokens=2).status == 400
                 assert site.raw(completion(inner, max_tokens=50, stream=True), num_bytes=300).startswith(
@@ -445,11 +445,11 @@ def test_a_handshake_and_a_head_over_tls_have_deadlines_too(inner, pair, monkeyp
 def test_files_that_are_no_pair_are_refused(pair, tmp_path):
     certificate, key = map(str, pair)
     assert tls_context("", "") is None
-    with pytest.raises(ValueError, match=r"tls_cert='': expected a certificate beside a key"):
+    with pytest.raises(ValueError, match=r"tls_cert='': expected .*\bkey\b"):
         tls_context("", key)
     with pytest.raises(ValueError, match="tls_key=''"):
         tls_context(certificate, "")
-    with pytest.raises(ValueError, match=r"tls_cert='.*gone.pem': expected a PEM certificate"):
+    with pytest.raises(ValueError, match=r"tls_cert='.*gone\.pem': expected .*PEM"):
         tls_context(str(tmp_path / "gone.pem"), key)
     with pytest.raises(ValueError, match="tls_cert="):
         tls_context(key, certificate)

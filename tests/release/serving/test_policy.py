@@ -184,7 +184,7 @@ def test_a_file_that_everyone_may_write_is_refused(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text(POLICY)
     path.chmod(0o646)
-    with pytest.raises(ValueError, match=r"not everyone may write \(mode 646\)"):
+    with pytest.raises(ValueError, match=r"everyone .*\bmode 646\b"):
         policy_text(str(path))
     with pytest.raises(ValueError, match="not everyone"):
         edit_policy(str(path), lambda text: text + "\n")
@@ -204,7 +204,7 @@ def test_a_file_that_everyone_could_replace_is_refused(tmp_path, monkeypatch):
         assert policy_text(str(place)) == POLICY
     public.chmod(0o777)
     for place in places:
-        with pytest.raises(ValueError, match=r"strangers cannot replace: everyone may write .*public$"):
+        with pytest.raises(ValueError, match=r"strangers .*everyone .*public$"):
             policy_text(str(place))
     with pytest.raises(ValueError, match="strangers cannot replace"):
         edit_policy(str(path), lambda text: text + "\n")
@@ -291,7 +291,7 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        ("policy is not TOML", "profiles ="),
+        ("not TOML", "profiles ="),
         (r"profiles=None.*at least one", TOKEN),
         ("profiles=3.*at least one", "profiles = 3\n"),
         (r"profiles={}.*at least one", "[profiles]\n"),

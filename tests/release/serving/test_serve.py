@@ -59,7 +59,7 @@ def test_callers_get_their_own_profile_and_no_other(running):
         got = site.complete("reader", model=profile)
         assert (got.status, got.code) == (404, "model_not_found")
     assert site.complete("lisp", stream=True).events[-1] == "[DONE]"
-    assert "not in memory, because no token is granted them: secret" in running.log.read_text()
+    assert re.search(r"not in memory.*: secret\b", running.log.read_text())
 
 
 def test_wrong_requests_have_their_statuses(running):
@@ -269,5 +269,5 @@ def test_what_cannot_be_served_is_refused_at_once(tmp_path, capsys):
     main(["token", "zoe", *both, "--default", "lisp"])
     rule = load_policy(str(policy)).holder(token_digest(capsys.readouterr().out.strip()))
     assert (rule.name, rule.default) == ("zoe", "lisp")
-    assert "run_id='abc': expected a run of this storage" in refused(capsys, "serve", "abc", *where)
+    assert re.search("run_id='abc': expected .*run", refused(capsys, "serve", "abc", *where))
     assert "tokens.name='zoe'" in refused(capsys, "token", "zoe", *both, "--default", "lisp")

@@ -19,6 +19,7 @@ from gram_platform.tracking.views import TrialColumns
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
+NO_SCORE = "no score at 1"
 OBJECTIVE = SearchObjective("loss", "minimize", worst=20.0)
 
 
@@ -35,7 +36,7 @@ class Baselines:
     def score(self, point, results) -> dict[str, float]:
         (result,) = results.values()
         if point["lr"] == 1.0:
-            raise RuntimeError("no score at 1")
+            raise RuntimeError(NO_SCORE)
         return {"loss": result["final"][f"validation/loss/{CORE}"]}
 
 

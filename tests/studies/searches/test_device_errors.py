@@ -30,7 +30,7 @@ from gram_platform.studies.session import execution_of
 from tests.engine.test_broken_devices import assert_little_is_trained_twice, events, machines, plan_for
 from tests.engine.test_drained import in_own_process
 from tests.studies.processes import results
-from tests.studies.searches.planted import SEARCH, Baselines
+from tests.studies.searches.planted import NO_SCORE, SEARCH, Baselines
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 _is_poisoned = False  # this process, by the error of one trial
@@ -98,7 +98,7 @@ def test_the_last_report_of_a_process_says_why_it_ends(planted, monkeypatch):
     *_, complete = process.reports(lr=3.0)
     assert (complete["state"], complete["done"]) == ("complete", True)
     *_, failed = process.reports(lr=1.0)
-    assert (failed["message"], failed["done"]) == ("RuntimeError: no score at 1", False)
+    assert (failed["message"], failed["done"]) == (f"RuntimeError: {NO_SCORE}", False)
     monkeypatch.setattr(f"{__name__}._is_poisoned", False)
     *_, crash = process.reports(lr=2.0)
     assert crash["crash"].startswith(f"RuntimeError: {ILLEGAL}; afterwards ")

@@ -22,7 +22,7 @@ from gram_platform.studies.searches.run import build_search, run_search
 from gram_platform.studies.session import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
-from tests.studies.searches.planted import GRID, OBJECTIVE, SEARCH, Baselines
+from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 OPTUNA_COMMAND = (sys.executable, "-m", "tests.studies.searches.planted", "optuna")
@@ -53,7 +53,7 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     assert states == {"1e+30": "diverged", "0.004": "complete", "1": "failed", "0.002": "complete"}
     messages = {outcome.name: outcome.message for outcome in outcomes}
     assert "loss" in messages["1e+30"]
-    assert messages["1"] == "RuntimeError: no score at 1"
+    assert messages["1"] == f"RuntimeError: {NO_SCORE}"
 
     again = []
     run_trials(PointList(points), *arguments, tuning, on_end=again.append)

@@ -121,7 +121,7 @@ def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
     text = capsys.readouterr().out
     for name in ("maxent_search", "maxent_search_dual_use"):
         assert text.count(f"study {name}, preset paper") == 1
-    assert re.search("5 MaxEnt runs of samples .*: 5 .*, 0 ", text)
+    assert re.search("5 MaxEnt .*samples .*: 5 .*, 0 ", text)
     assert not (tmp_path / "s").exists()
 
 
