@@ -22,7 +22,6 @@ from gram_platform.planner import (
     needs,
     utilisation_of,
 )
-from gram_platform.planner.simulation import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
@@ -43,10 +42,7 @@ WINDOWS_LOOKED_AT = 200
 
 
 def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings.
-
-    And the simulation, if the flags ask for it.
-    """
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
     store = Store(graph.flags.storage)
     ended = ended_of((graph,), store)
     graph, device = on_known_device(graph, store, ended)
@@ -82,19 +78,7 @@ def describe(graph: Graph) -> str:
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
-    if graph.flags.simulate:
-        lines += ["", describe_on(graph, graph.flags.simulated)]
     return "\n".join(lines)
-
-
-def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
-    """Returns the simulation of a study's missing nodes, with --num-workers ranks a run, by default the fewest.
-
-    ValueError for a run that fits neither the machine nor the cluster.
-    """
-    done = done_ids(graph.nodes, Store(graph.flags.storage))
-    machine, ranks = graph.flags.hardware, graph.flags.planned_ranks
-    return describe_simulation(graph.nodes, done, cluster, machine, ranks=ranks)
 
 
 def _size_rows(graph: Graph) -> Iterable[tuple]:

@@ -140,10 +140,6 @@ class CostFlags(FlagGroup):
     Args:
         dry_run: print what would run, what it costs and what is done already; start nothing
         machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu beside --device cpu)
-        simulate: with --dry-run: what is left on a hypothetical cluster; expected makespan, cost and lost work
-        cluster: of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
-            machine_start_s, group_start_s, recovery_s, storage_bytes_per_s, checkpoint_every_s,
-            dollars_per_machine_hour
         max_hours: stop starting runs or trials after this many machine hours (a slot's, or a GPU's), summed over all
             submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
@@ -155,8 +151,6 @@ class CostFlags(FlagGroup):
 
     dry_run: Switch = False
     machine: choice(*MACHINES) = ""
-    simulate: Switch = False
-    cluster: Texts = ()
     max_hours: Amount = 0.0
     max_cost: Amount = 0.0
     confirm_above: float = 500.0

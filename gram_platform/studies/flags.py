@@ -13,7 +13,6 @@ from gram_platform.config.identity import absolute_place, invalid, require_choic
 from gram_platform.config.ladder import load_law
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
-from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
 from gram_platform.studies.choice import Choice, Destination, Limits
 from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
@@ -106,11 +105,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
         except ValueError as error:
             raise invalid("checkpoint_every", self.checkpoint_every, f"seconds above 0, or {AUTO_INTERVAL}") from error
         return seconds, 0.0
-
-    @cached_property
-    def simulated(self) -> SimulatedCluster:
-        """The cluster of --cluster; ValueError naming `cluster` or the field."""
-        return simulated_cluster(split_list(self.cluster))
 
 
 @dataclass(frozen=True)
@@ -261,11 +255,9 @@ def _require_common(flags: CommonFlags) -> None:
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine, tuple(MACHINES))
     require_webhook(flags.notify)
-    if flags.simulate and not flags.dry_run:
-        raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
     if flags.max_gpus and flags.ranks.most:
         raise invalid(
             "num_workers", " ".join(flags.num_workers), "one number: a range cannot be combined with --max-gpus"
         )
-    # Raises ValueError unless they can be resolved.
-    _ = flags.checkpoint_interval, flags.simulated
+    # Raises ValueError unless it can be resolved.
+    _ = flags.checkpoint_interval
