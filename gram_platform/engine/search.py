@@ -23,9 +23,8 @@ from ray.tune.search import Searcher
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
 from gram_platform.config.space import SearchObjective
-from gram_platform.engine.capacity import Admission
+from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import require_ray
-from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private.libraries import error_of_trial, treat_memory_kill_as_crash
@@ -33,13 +32,14 @@ from gram_platform.engine.trial_process import (
     CRASH,
     LACKS_MEMORY,
     SCORED,
+    Patience,
     Trial,
+    TrialResources,
     ends_process,
     outcome_of,
     plain_crash,
     reported_probe,
 )
-from gram_platform.engine.trial_restarts import Patience, TrialResources
 from gram_platform.engine.trials import Outcome, Problem, committed, reservation, trial_ranks
 from gram_platform.methods.nodes import Node
 

@@ -9,17 +9,16 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
 from gram_platform.config.plain import from_plain, overlaid
-from gram_platform.corpora import CorpusRecipe, resolve
-from gram_platform.corpora.recipe import HubSource
-from gram_platform.corpora.resolution import grows_with_size
+from gram_platform.corpora.recipe import CorpusRecipe, HubSource
+from gram_platform.corpora.resolution import grows_with_size, resolve
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.choice import Choice
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
+from gram_platform.studies.flag_values import Choice
 from gram_platform.studies.flags import Flags
 
 # A file in the folder of a MaxEnt search.

@@ -15,8 +15,8 @@ from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import CommonFlags, with_device
+from gram_platform.studies.packing import require_supply
 from gram_platform.studies.price import Work, predicted, price, require_approval, work_left
-from gram_platform.studies.supply import require_supply
 
 CPU, CUDA = "cpu", "cuda"
 # A file beside the record of a study or a search: the device of each preset on each corpus.

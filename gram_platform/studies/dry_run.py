@@ -26,8 +26,8 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import ended_of, on_known_device
+from gram_platform.studies.packing import supply_lines
 from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
-from gram_platform.studies.supply import supply_lines
 
 # The table of the baselines.
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")

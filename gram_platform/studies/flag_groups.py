@@ -4,11 +4,14 @@ A group is a dataclass of its own, which `--help` shows as a box with its title.
 The flags of a study or a search inherit from the groups: they have every field at one level.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from gram_platform.config.identity import one_of
 from gram_platform.planner import MACHINES
 
 
@@ -28,6 +31,29 @@ Place, Names = shown(str, "FOLDER|URL"), shown(tuple[str, ...], "NAME ...")
 Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
 # Off unless it is given.
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+
+
+# For `tyro.cli`, which by itself suggests flags but no values. The shell's completion is written without it: it needs
+# the values that tyro itself would check.
+CHOICES = ConstructorRegistry()
+
+
+@CHOICES.primitive_rule
+def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Constructs a Literal of texts; "" is a default that nobody types."""
+    if info.type_origin is not Literal:
+        return None
+    values = get_args(info.type)
+    named = tuple(filter(None, values))
+
+    def read(texts: Sequence[str]) -> str:
+        [text] = texts
+        if text not in values:
+            raise ValueError(f"{text!r}: expected {one_of(text, named)}")
+        return text
+
+    metavar = f"{{{','.join(named)}}}"
+    return PrimitiveConstructorSpec(1, metavar, read, values.__contains__, lambda value: [value])
 
 
 @dataclass(frozen=True)

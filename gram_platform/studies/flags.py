@@ -14,10 +14,9 @@ from gram_platform.config.ladder import load_law
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
 from gram_platform.store.root import storage_place
-from gram_platform.studies.choice import Choice, Destination, Limits
 from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
-from gram_platform.studies.flag_choices import CHOICES
 from gram_platform.studies.flag_groups import (
+    CHOICES,
     CostFlags,
     DeviceFlags,
     ExecutionFlags,
@@ -28,7 +27,15 @@ from gram_platform.studies.flag_groups import (
     StudyFlags,
     SubjectFlags,
 )
-from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
+from gram_platform.studies.flag_values import (
+    Choice,
+    Destination,
+    Limits,
+    corpus_place,
+    read_ranks,
+    split_list,
+    tracking_place,
+)
 from gram_platform.studies.webhook import require_webhook
 
 AUTO_INTERVAL = "auto"

@@ -8,7 +8,7 @@ from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Machine, evaluation_flops, training_hours, used_rate
 from gram_platform.studies.build import Graph
-from gram_platform.studies.choice import Limits
+from gram_platform.studies.flag_values import Limits
 
 
 def amount(value: float) -> str:

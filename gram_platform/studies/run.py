@@ -19,12 +19,11 @@ from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags
 from gram_platform.studies.mirror import open_tracker
-from gram_platform.studies.packing import provide_data, reporter
+from gram_platform.studies.packing import provide_data, reporter, require_supply
 from gram_platform.studies.price import rung_text
 from gram_platform.studies.record import record_of
 from gram_platform.studies.session import machine_hours
 from gram_platform.studies.submission import Ended, Submission, Workplace, lead
-from gram_platform.studies.supply import require_supply
 from gram_platform.tracking import Tracker
 
 

@@ -20,7 +20,7 @@ from gram_platform.engine.local_cluster.head import num_cpus
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
-from gram_platform.studies.choice import Destination
+from gram_platform.studies.flag_values import Destination
 from gram_platform.studies.flags import CommonFlags
 
 

@@ -32,7 +32,7 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.placement import placement_of
+from gram_platform.studies.submission import placement_of
 from tests.planner.scene import DOMAINS, run_of
 
 # --------------------------------------------------------------------------------- ranks, compute and hours

@@ -25,7 +25,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
-from gram_platform.studies.supply import shortages
+from gram_platform.studies.packing import shortages
 from tests.studies.processes import submit
 
 AUXILIARY = ("airport", "beach")
