@@ -35,7 +35,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.definition import setting_at
-from gram_platform.studies.searches.hyperparams import KNOB
+from gram_platform.studies.searches.knobs import KNOB
 from gram_platform.studies.searches.report import (
     SearchOutput,
     attack_frame,
