@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import invalid, local_path, meant, parse_json, require_int, require_real
+from gram_platform.config.identity import (
+    invalid,
+    local_path,
+    meant,
+    parse_json,
+    require_fields,
+    require_int,
+    require_real,
+)
 from gram_platform.config.plain import from_plain
 from gram_platform.config.user_files import read_text, target_kind
 
@@ -180,10 +188,8 @@ class Law:
     no_law: str = ""  # what its fit lacks to be a law, in words
 
     def __post_init__(self) -> None:
-        for field in ("lr_coefficient", "batch_coefficient"):
-            require_real(f"law.{field}", getattr(self, field), 0.0, open_low=True)
-        for field in ("lr_exponent", "batch_exponent"):
-            require_real(f"law.{field}", getattr(self, field), -math.inf)
+        require_fields("law", self, 0, "lr_coefficient", "batch_coefficient", open_low=True)
+        require_fields("law", self, -math.inf, "lr_exponent", "batch_exponent")
         require_int("law.seq_len", self.seq_len, 1)
         require_int("law.num_sizes", self.num_sizes, 0)
         require_real("law.smallest", self.smallest, 0.0, open_low=self.num_sizes > 0)

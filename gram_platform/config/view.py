@@ -8,6 +8,7 @@ from typing import ClassVar
 from gram_platform.config.identity import (
     invalid,
     require_choice,
+    require_fields,
     require_int,
     require_name,
     require_real,
@@ -162,8 +163,7 @@ class Continuations:
             require_int("continuations.documents", document, 0)
         if not self.documents or len(set(self.documents)) < len(self.documents):
             raise invalid("continuations.documents", self.documents, "one or more documents, each once")
-        require_int("continuations.num_prompt_tokens", self.num_prompt_tokens, 1)
-        require_int("continuations.num_tokens", self.num_tokens, 1)
+        require_fields("continuations", self, 1, "num_prompt_tokens", "num_tokens")
         require_real("continuations.temperature", self.temperature, 0.0, open_low=True)
         require_int("continuations.seed", self.seed, 0, 2**63 - 1)
         require_choice("continuations.precision", self.precision, PRECISIONS)

@@ -9,7 +9,13 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gram_platform.config.identity import absolute_place, invalid, require_choice, require_int, require_real
+from gram_platform.config.identity import (
+    absolute_place,
+    invalid,
+    require_choice,
+    require_fields,
+    require_real,
+)
 from gram_platform.config.ladder import load_law
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
@@ -224,17 +230,12 @@ def with_device(flags: AnyFlags, device: str) -> AnyFlags:
 
 def _require_common(flags: CommonFlags) -> None:
     """ValueError for a number, a choice or a form that neither studies nor searches take."""
-    require_int("seeds", flags.seeds, 0, 1000)
-    require_int("first_seed", flags.first_seed, -1, 2**31)
-    require_int("threads", flags.threads, 1)
-    require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
-    require_real("stall_timeout", flags.stall_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
-    require_real("max_hours", flags.max_hours, 0.0)
-    require_real("max_cost", flags.max_cost, 0.0)
-    require_real("confirm_above", flags.confirm_above, 0.0)
-    require_int("max_gpus", flags.max_gpus, 0)
-    require_int("gpus_per_machine", flags.gpus_per_machine, 1)
-    require_real("gpus_per_run", flags.gpus_per_run, 0.0, 1.0, open_low=True)
+    require_fields("", flags, 0, "seeds", high=1000)
+    require_fields("", flags, -1, "first_seed", high=2**31)
+    require_fields("", flags, 0, "max_hours", "max_cost", "confirm_above", "max_gpus")
+    require_fields("", flags, 1, "threads", "gpus_per_machine")
+    require_fields("", flags, 0, "gpus_per_run", high=1, open_low=True)
+    require_fields("", flags, 0, "collective_timeout", "stall_timeout", high=MAX_TIMEOUT_S, open_low=True)
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine, tuple(MACHINES))
     require_webhook(flags.notify)
