@@ -1,6 +1,7 @@
 """Estimates what a run needs on a machine: memory by part, disk and hours. Pure arithmetic, before the run starts."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
@@ -169,6 +170,12 @@ def training_hours(run: RunConfig, machine: Machine, utilisation: float | None =
 def expected_hours(node: Node, machine: Machine) -> float:
     """Returns how many machine hours are expected of a run; 0 of an evaluation, which is short."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
+
+
+def evaluation_hours(evaluations: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
+    """Estimates the machine hours of evaluations of views of `runs`, by id."""
+    measured = [(node.config, runs[node.config.view.run_id].config.model) for node in evaluations]
+    return sum(evaluation_flops(one, model) / used_rate(model, machine) for one, model in measured) / 3600
 
 
 def checkpoint_bytes(run: RunConfig) -> int:

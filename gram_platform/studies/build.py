@@ -9,8 +9,9 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
 from gram_platform.config.plain import from_plain, overlaid
+from gram_platform.corpora import resolve
 from gram_platform.corpora.recipe import CorpusRecipe, HubSource
-from gram_platform.corpora.resolution import grows_with_size, resolve
+from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique

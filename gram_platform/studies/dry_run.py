@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
 from gram_platform.config.layout import model_kernel
 from gram_platform.config.routing import Plan, same_routes
+from gram_platform.config.terminal import aligned
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.planner import (
@@ -18,6 +18,7 @@ from gram_platform.planner import (
     Machine,
     Needs,
     Ranks,
+    evaluation_hours,
     fewest_ranks,
     needs,
     utilisation_of,
@@ -27,7 +28,7 @@ from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import ended_of, on_known_device
 from gram_platform.studies.packing import supply_lines
-from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
+from gram_platform.studies.price import amount, predicted, work_left
 
 # The table of the baselines.
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")

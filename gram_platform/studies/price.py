@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine, evaluation_flops, training_hours, used_rate
+from gram_platform.planner import Machine, evaluation_hours, expected_hours
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import CommonFlags
 
 
 def amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
-
-
-def evaluation_hours(evaluations: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Returns the machine hours of evaluations of views of `runs`, by id."""
-    measured = [(node.config, runs[node.config.view.run_id].config.model) for node in evaluations]
-    return sum(evaluation_flops(one, model) / used_rate(model, machine) for one, model in measured) / 3600
 
 
 def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None) -> float:
@@ -29,7 +23,7 @@ def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] 
     nodes = list(nodes)
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
-    hours = sum(training_hours(node.config, machine) for node in counted if node.is_run)
+    hours = sum(expected_hours(node, machine) for node in counted)
     return hours + evaluation_hours((node for node in counted if not node.is_run), runs, machine)
 
 

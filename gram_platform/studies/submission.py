@@ -20,8 +20,7 @@ from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.record import write_or_log
 from gram_platform.pages.results.results import Brief
 from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
-from gram_platform.store import Store
-from gram_platform.store.files import Folder
+from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import note_device
 from gram_platform.studies.live import LiveView

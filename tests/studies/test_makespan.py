@@ -5,11 +5,10 @@ import random
 import pytest
 
 from benchmarks.makespan import grid_rows, study_rows
-from gram_platform.planner import MACHINES, expected_hours
+from gram_platform.planner import MACHINES, evaluation_hours, expected_hours
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.price import evaluation_hours
 
 
 def is_short(listed: float, ordered: float, least: float) -> bool:
