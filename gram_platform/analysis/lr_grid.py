@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import floats, require_columns
-from gram_platform.analysis.ratios import seed_key, size_key
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -28,6 +27,7 @@ from gram_platform.analysis.surface import (
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
+from gram_platform.methods.labels import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]

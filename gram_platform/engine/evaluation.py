@@ -16,8 +16,6 @@ import torch
 
 from gram_platform.config import (
     LOSSES,
-    SAMPLES,
-    TOKENS,
     AnyEvaluation,
     Continuations,
     Evaluation,
@@ -163,7 +161,7 @@ def _until(end_of_text: int, tokens: list[int], surprisals: list[float]) -> tupl
     return tokens[:stop], surprisals[:stop]
 
 
-MEASURES = {LOSSES: _losses, TOKENS: _token_losses, SAMPLES: _continuations}
+MEASURES = {LOSSES: _losses, TokenLosses.measure: _token_losses, Continuations.measure: _continuations}
 
 
 # The most that progress evaluations may take, of a run's training FLOPs: at most 3% of its seconds, since small models'

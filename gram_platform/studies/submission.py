@@ -10,9 +10,9 @@ from functools import partial
 from gram_platform.config import RunConfig
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
 from gram_platform.config.flops import GIB
-from gram_platform.config.provenance import SUBMISSION, Provenance, provenance, submissions_with
+from gram_platform.config.provenance import SUBMISSION, Provenance, provenance
 from gram_platform.engine.capacity import Cordon, require_capacity, widest_missing
-from gram_platform.engine.execution import ON_ONE_RANK, Division, Execution, Placement, Resources
+from gram_platform.engine.execution import Division, Execution, Placement, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
@@ -46,7 +46,7 @@ def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) 
     `gpu_share`: of a GPU's memory that each process has. ValueError as `Ranks.of`.
     """
     if not isinstance(node.config, RunConfig):
-        return ON_ONE_RANK
+        return Placement()
     machine = MACHINES["cpu"]
     if device == ranks.machine.device == "cuda":
         machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
@@ -187,7 +187,7 @@ class Submission:
         if self.provenance is None:
             return tuple(rows)
         earlier = [row for row in rows if row["started"] != self.provenance.started]
-        return submissions_with(earlier, replace(self.provenance, node_hours=node_hours))
+        return replace(self.provenance, node_hours=node_hours).after(earlier)
 
     @property
     def num_left(self) -> int:
