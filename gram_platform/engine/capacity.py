@@ -280,12 +280,10 @@ class Cordon:
 
         False before a machine is cordoned: waiting for machines has no time limit.
         """
-        if not self.reports or self._capacity() >= num_ranks:
+        if not self.reports:
+            return False
+        if sum(slots(self.resources, machine) for machine in usable_machines(self.resources)) >= num_ranks:
             return False
         if self._is_fixed is None:
             self._is_fixed = has_fixed_size()
         return self._is_fixed or not self.may_grow
-
-    def _capacity(self) -> int:
-        """Counts the ranks that fit on the machines that are not cordoned."""
-        return sum(slots(self.resources, machine) for machine in usable_machines(self.resources))

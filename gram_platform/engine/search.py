@@ -195,7 +195,7 @@ class _Scheduler(_NotPickled, FIFOScheduler):
         return self.CONTINUE
 
     def on_trial_error(self, tune_controller, trial) -> None:
-        report = self._last_reports.pop(trial.trial_id, None) or _death(trial)
+        report = self._last_reports.pop(trial.trial_id, None) or plain_crash(error_of_trial(trial))
         self._searcher.note_end_of_process(trial.trial_id, report)
         if report.get(LACKS_MEMORY) and (probe := reported_probe(report)):
             self._place(trial, probe.machine)
@@ -212,11 +212,6 @@ class _Scheduler(_NotPickled, FIFOScheduler):
     def _place(self, trial, avoided: str = "") -> None:
         reserved = self._reserved(trial.config["placements"].values())
         trial.update_resources(TrialResources(reserved, self._cordon, avoided))
-
-
-def _death(trial) -> dict[str, Any]:
-    """Makes the report that a process did not live to give."""
-    return plain_crash(error_of_trial(trial))
 
 
 class _Searcher(_NotPickled, Searcher):
