@@ -170,10 +170,14 @@ def expected_hours(node: Node, machine: Machine) -> float:
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
-def evaluation_hours(evaluations: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Estimates the machine hours of evaluations of views of `runs`, by id."""
-    measured = [(node.config, runs[node.config.view.run_id].config.model) for node in evaluations]
-    return sum(evaluation_flops(one, model) / used_rate(model, machine) for one, model in measured) / 3600
+def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
+    """Estimates the machine hours of the evaluations among the nodes, of views of `runs`, by id."""
+    seconds = 0.0
+    for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
+        run = runs[evaluation.view.run_id].config
+        assert isinstance(run, RunConfig), "a view is of a run"
+        seconds += evaluation_flops(evaluation, run.model) / used_rate(run.model, machine)
+    return seconds / 3600
 
 
 def checkpoint_bytes(run: RunConfig) -> int:

@@ -228,7 +228,7 @@ def provide_corpus(
     errors of `prepare` and `open_corpus`.
     """
     # Imported here: a machine that only trains needs no tokenizers.
-    from gram_platform.corpora import prepare
+    from gram_platform.corpora.pack import prepare
 
     if store.is_local:
         return prepare(recipe, store.data_root, progress, workers)

@@ -24,7 +24,7 @@ def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] 
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
     hours = sum(expected_hours(node, machine) for node in counted)
-    return hours + evaluation_hours((node for node in counted if not node.is_run), runs, machine)
+    return hours + evaluation_hours(counted, runs, machine)
 
 
 def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
