@@ -37,10 +37,11 @@ from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings, table
 from benchmarks.timing import interleaved
 from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, random_tokens
 from gram_platform.config.flops import hardware_flops, total_parameters
-from gram_platform.config.ladder import STORIES_SIZES, STORIES_SMOKE_SIZES
+from gram_platform.config.ladder import STORIES_SIZES
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model.transformer import build, initial_weights
 from gram_platform.release.stock_tensors import foreign_weights
+from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.train.objectives import cross_entropy
 from tests.test_architecture import NOT_IN_CORE
 

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import floats, require_columns
-from gram_platform.analysis.ratios import seed_key, size_key
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -28,6 +27,7 @@ from gram_platform.analysis.surface import (
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
+from gram_platform.methods.labels import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
@@ -210,7 +210,9 @@ def _fit(group: pd.DataFrame, as_published: bool) -> dict:
 
 
 def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) -> dict:
-    axes, lacking = ["lr", "batch"], _num_lacking(group)
+    axes = ["lr", "batch"]
+    # Cells that lack one of the seeds of the group.
+    lacking = int((group.groupby(axes)["seed"].nunique() < group["seed"].nunique()).sum())
     level = levelled_losses(*_columns(group), group["seed"]) if lacking else group["loss"]
     means = group.assign(loss=level).groupby(axes, sort=True)["loss"].mean().reset_index()
     best = means.iloc[int(means["loss"].argmin())] if len(means) else dict.fromkeys([*axes, "loss"], math.nan)
@@ -236,11 +238,6 @@ def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) 
         "notes": _joined_notes(_flags(optimum, edges), about),
         "reason": "",
     }
-
-
-def _num_lacking(group: pd.DataFrame) -> int:
-    """Counts cells that lack one of the seeds of `group`."""
-    return int((group.groupby(["lr", "batch"])["seed"].nunique() < group["seed"].nunique()).sum())
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:

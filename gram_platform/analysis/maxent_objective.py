@@ -46,6 +46,12 @@ class MaxEntObjective:
         """
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
+    def score_losses(
+        self, references: "Mapping[str, Reference]", losses: Sequence[Mapping[str, float]], retained: Sequence[str]
+    ) -> dict[str, float]:
+        """Returns the `score` of ratios averaged over seeds, from every seed's losses by domain."""
+        return self.score(mean_ratios([ratios_of(references, of_seed) for of_seed in losses]), retained)
+
     def score(self, ratios: Mapping[str, float], retained: Sequence[str]) -> dict[str, float]:
         """Returns `objective, forget, penalty, core` and, if the profile retains a domain, `retain`: finite numbers.
 

@@ -50,15 +50,13 @@ def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
         by_share = cell.pivot(index="share", columns="seed", values="error").sort_index()
         by_share = by_share[by_share.notna().sum(axis="columns") > 1]
         if len(by_share) > 1 and name in CLASS_OF.values():
-            ratio, difference = (rms_of_means(_long(values)) for values in (by_share, by_share.diff().iloc[1:]))
+            parts = (by_share, by_share.diff().iloc[1:])
+            # A row per share and seed, from a column per seed.
+            parts = (one.reset_index().melt("share", var_name="seed", value_name="error").dropna() for one in parts)
+            ratio, difference = map(rms_of_means, parts)
             numbers = {"ratio": ratio, "difference": difference, "num_shares": len(by_share)}
             rows.append({"size": size, "class": name, "num_seeds": cell["seed"].nunique(), **numbers})
     return pd.DataFrame(rows, columns=MEASURED_COLUMNS).dropna()
-
-
-def _long(by_share: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per share and seed, `share, seed, error`, from a column per seed."""
-    return by_share.reset_index().melt("share", var_name="seed", value_name="error").dropna()
 
 
 # ------------------------------------------------------------------------------------------ of a set-up

@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> None:
     if name == "run" and rest and not rest[0].startswith("-"):
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])  # each study has flags of its own
     elif name in COMMANDS:
-        from gram_platform.studies.flag_choices import CHOICES
+        from gram_platform.studies.flag_groups import CHOICES
 
         config = (tyro.conf.FlagCreatePairsOff,)
         tyro.cli(find_command(name), args=rest, prog=f"gram {name}", config=config, registry=CHOICES)

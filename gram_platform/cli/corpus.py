@@ -36,7 +36,8 @@ def prepare_command(
         core_tokenizer: train the tokenizer on core's text alone, without the other labels'
         check_only: open one record of every source and validate its fields, pack nothing
     """
-    from gram_platform.corpora import prepare, resolve
+    from gram_platform.corpora import resolve
+    from gram_platform.corpora.pack import prepare
     from gram_platform.studies.packing import ray_workers
 
     if check_only:

@@ -74,6 +74,22 @@ def require_real(field: str, value: Any, low: float, high: float = math.inf, ope
         raise invalid(field, value, bound)
 
 
+def require_fields(
+    owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
+) -> None:
+    """ValueError unless these fields of a dataclass lie in the range, integers where the field's type is int.
+
+    An error names a field as `owner.name`; where `owner` is "" as `name`.
+    """
+    types = {field.name: getattr(field.type, "__origin__", field.type) for field in dataclasses.fields(value)}
+    for name in names:
+        field, number = f"{owner}.{name}" if owner else name, getattr(value, name)
+        if types[name] is int:
+            require_int(field, number, int(low), None if high == math.inf else int(high))
+        else:
+            require_real(field, number, float(low), float(high), open_low)
+
+
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
     """Returns the known id that is `beginning`, or begins with it; ValueError for none or several."""
     found = [beginning] if beginning in known else [one for one in known if one.startswith(beginning)]

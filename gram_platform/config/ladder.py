@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import invalid, local_path, meant, parse_json, require_int, require_real
+from gram_platform.config.identity import (
+    invalid,
+    local_path,
+    meant,
+    parse_json,
+    require_fields,
+    require_int,
+    require_real,
+)
 from gram_platform.config.plain import from_plain
 from gram_platform.config.user_files import read_text, target_kind
 
@@ -106,24 +114,6 @@ PAPER_SIZES = _ladder(
 )
 
 
-def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
-    """Makes a size with 20 core tokens for each of the authors' parameters and their law's unrounded rate."""
-    size, tokens = PAPER_SIZES[name], 20 * num_parameters
-    return dataclasses.replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
-
-
-# The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of one GPU, parameters.
-# 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since theirs of 5 and 2 cannot be sharded.
-AS_RUN_SIZES = _ladder(
-    _as_run("50M", 0.0013294663255016177, 72, 9, 47_995_776),
-    _as_run("100M", 0.0010740633599129793, 128, 16, 103_201_984),
-    _as_run("200M", 0.0008677257023958782, 216, 27, 199_891_008),
-    _as_run("400M", 0.0007010274465180751, 368, 23, 402_064_768),
-    _as_run("800M", 0.0005663534909876918, 672, 12, 806_509_504),
-    _as_run("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
-    _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
-)
-
 # For two CPU cores, minutes to a night. 9 core tokens for each parameter except the embedding, modules half as wide as
 # the MLP, one route a step, 0.6 x the demo law's rate: chosen on seeds 0 to 3, see FINDINGS.md. 3M lies 10.6 times
 # beyond the sizes of that law; its batch of 16 has 1.4 times the rate besides.
@@ -152,15 +142,6 @@ STORIES_STEPS, STORIES_CORE, STORIES_AUX = 16_544, 501_664_802, 46_188_871
 STORIES_AUX_SHARE = STORIES_AUX / STORIES_CORE
 _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
 STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)}
-# As the authors ran it: a full-width core beside the modules, one route a step.
-STORIES_AS_RUN_SIZES = {"26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
-# For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP and one route a step
-# as in the demo, Simple Stories' context. The rates are below that of Simple Stories' 26M; no search has chosen them.
-STORIES_GPU_SIZES = _ladder(
-    Size("3M", 6, 192, 4, 2, 768, 768, 384, 64, 64, 28_370_000, 4e-3, 256, 1024),
-    Size("10M", 8, 320, 4, 2, 1280, 1280, 640, 64, 64, 96_900_000, 3e-3, 256, 1024),
-)
-STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 
 @dataclass(frozen=True)
@@ -180,10 +161,8 @@ class Law:
     no_law: str = ""  # what its fit lacks to be a law, in words
 
     def __post_init__(self) -> None:
-        for field in ("lr_coefficient", "batch_coefficient"):
-            require_real(f"law.{field}", getattr(self, field), 0.0, open_low=True)
-        for field in ("lr_exponent", "batch_exponent"):
-            require_real(f"law.{field}", getattr(self, field), -math.inf)
+        require_fields("law", self, 0, "lr_coefficient", "batch_coefficient", open_low=True)
+        require_fields("law", self, -math.inf, "lr_exponent", "batch_exponent")
         require_int("law.seq_len", self.seq_len, 1)
         require_int("law.num_sizes", self.num_sizes, 0)
         require_real("law.smallest", self.smallest, 0.0, open_low=self.num_sizes > 0)

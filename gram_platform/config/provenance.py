@@ -59,18 +59,17 @@ class Provenance:
         """The code of the process that was submitted."""
         return Code(self.commit, self.sources)
 
+    def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
+        """Returns the fields of earlier submissions and of this one; of more than NUM_KEPT the first stays."""
+        rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
+        return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
+
 
 # What records of a study or a search keep of it.
 SUBMISSION = {"started": str, "command": str, "commit": str, "sources": str, "upload": str, "versions": {str: str}}
 SUBMISSION |= {"machine": str, "node_hours": float}
 # Of one study: the first and the newest.
 NUM_KEPT = 20
-
-
-def submissions_with(earlier: Sequence[Mapping], newest: Provenance) -> tuple[Mapping, ...]:
-    """Returns the fields of earlier submissions and of a new one, in order; of more than NUM_KEPT the first stays."""
-    rows: list[Mapping] = [*earlier, {**asdict(newest), "versions": dict(newest.versions)}]
-    return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
 
 def code_text(rows: Sequence[Mapping]) -> str:

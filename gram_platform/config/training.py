@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gram_platform.config.identity import added, invalid, require_choice, require_int, require_name, require_real
+from gram_platform.config.identity import (
+    added,
+    invalid,
+    require_choice,
+    require_fields,
+    require_int,
+    require_name,
+    require_real,
+)
 
 CORE = "core"  # the domain D1 in every config, whatever the corpus calls it
 UNLABELLED = "unlabelled"  # the pool of all domains' unlabelled text, under partial labels
@@ -57,13 +65,11 @@ class ModelConfig:
     architecture: str = added(STARCODER2)  # the stock model whose block this is
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len"):
-            require_int(f"model.{name}", getattr(self, name), 1)
-        require_int("model.d_mlp", self.d_mlp, 0)
-        require_int("model.document_end", self.document_end, -1, self.vocab_size - 1)
+        require_fields("model", self, 1, "num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len")
+        require_fields("model", self, 0, "d_mlp")
+        require_fields("model", self, -1, "document_end", high=self.vocab_size - 1)
         require_choice("model.architecture", self.architecture, ARCHITECTURES)
-        for name in ("rope_theta", "norm_eps", "init_std"):
-            require_real(f"model.{name}", getattr(self, name), 0.0, open_low=True)
+        require_fields("model", self, 0, "rope_theta", "norm_eps", "init_std", open_low=True)
         if self.d_model % (2 * self.num_heads):
             raise invalid("model.d_model", self.d_model, f"a multiple of 2 x num_heads = {2 * self.num_heads}")
         if self.num_heads % self.num_kv_heads:
@@ -138,8 +144,7 @@ class DomainBudget:
 
     def __post_init__(self) -> None:
         require_name("data.domains.name", self.name)
-        require_int(f"data.domains[{self.name}].num_sequences", self.num_sequences, 1)
-        require_int(f"data.domains[{self.name}].num_draws", self.num_draws, 1)
+        require_fields(f"data.domains[{self.name}]", self, 1, "num_sequences", "num_draws")
         ordered = tuple(sorted(self.slices, key=lambda part: (part.domain != CORE, part.domain, part.first)))
         object.__setattr__(self, "slices", ordered)
         pooled = sum(part.num_sequences for part in self.pool)
@@ -186,11 +191,9 @@ class RoutingConfig:
     p_aux_companion: float = added(0.0)  # an auxiliary batch activates a random subset of other modules, untrained
 
     def __post_init__(self) -> None:
-        require_real("routing.p_core_robust", self.p_core_robust, 0.0, 1.0)
-        require_real("routing.p_aux_spread", self.p_aux_spread, 0.0, 1.0)
+        require_fields("routing", self, 0, "p_core_robust", "p_aux_spread", "p_aux_companion", high=1)
         require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
         require_choice("routing.companions", self.companions, COMPANIONS)
-        require_real("routing.p_aux_companion", self.p_aux_companion, 0.0, 1.0)
         if self.companions == "subset" and self.companion_weights:
             raise invalid("routing.companion_weights", self.companion_weights, "() with companions='subset'")
         for domain, spread in self.p_aux_spread_of:
@@ -224,14 +227,11 @@ class OptimizerConfig:
     decay_vectors: bool = added(False)  # decay biases and norms too
 
     def __post_init__(self) -> None:
-        require_real("optimizer.peak_lr", self.peak_lr, 0.0, open_low=True)
-        for name in ("warmup_fraction", "decay_fraction", "beta1", "beta2"):
-            require_real(f"optimizer.{name}", getattr(self, name), 0.0, 1.0)
+        require_fields("optimizer", self, 0, "peak_lr", "eps", open_low=True)
+        require_fields("optimizer", self, 0, "warmup_fraction", "decay_fraction", "beta1", "beta2", high=1)
         if self.warmup_fraction + self.decay_fraction > 1.0:
             raise invalid("optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction")
-        require_real("optimizer.eps", self.eps, 0.0, open_low=True)
-        require_real("optimizer.weight_decay", self.weight_decay, 0.0)
-        require_real("optimizer.clip_norm", self.clip_norm, 0.0)
+        require_fields("optimizer", self, 0, "weight_decay", "clip_norm")
         require_choice("optimizer.clip_scope", self.clip_scope, CLIP_SCOPES)
 
 
@@ -247,10 +247,8 @@ class EvalPoints:
     num_probes: int = added(0)
 
     def __post_init__(self) -> None:
-        require_int("eval_points.num_probes", self.num_probes, 0)
-        require_int("eval_points.patience", self.patience, 0)
-        require_int("eval_points.num_points", self.num_points, 0)
-        require_int("eval_points.num_sequences", self.num_sequences, 1)
+        require_fields("eval_points", self, 0, "num_probes", "patience", "num_points")
+        require_fields("eval_points", self, 1, "num_sequences")
         for name in self.domains:
             require_name("eval_points.domains", name)
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -278,18 +276,15 @@ class Objective:
     responses_after: str = added("")  # "": every token counts
 
     def __post_init__(self) -> None:
-        require_real("objective.stop_below", self.stop_below, 0.0)
+        require_fields("objective", self, 0, "stop_below", "retain_weight", "steered_layers", "steering")
         if self.stop_below and self.kind != "maxent_kl":
             raise invalid("objective.stop_below", self.stop_below, "0 unless the objective is maxent_kl")
         if self.responses_after and self.kind != "cross_entropy":
             raise invalid("objective.responses_after", self.responses_after, "no text unless it is cross_entropy")
         require_choice("objective.kind", self.kind, OBJECTIVES)
-        require_real("objective.retain_weight", self.retain_weight, 0.0)
         object.__setattr__(self, "forget", core_first(self.forget))
         if (self.kind == "cross_entropy") == bool(self.forget):
             raise invalid("objective.forget", self.forget, "domains to unlearn, () with cross_entropy")
-        require_int("objective.steered_layers", self.steered_layers, 0)
-        require_real("objective.steering", self.steering, 0.0)
         if {self.steered_layers > 0, self.steering > 0.0} != {self.kind == MISDIRECTION}:
             steered = (self.steered_layers, self.steering)
             raise invalid("objective.steered_layers, steering", steered, "both above 0 with misdirection, else both 0")

@@ -8,6 +8,7 @@ from typing import ClassVar
 from gram_platform.config.identity import (
     invalid,
     require_choice,
+    require_fields,
     require_int,
     require_name,
     require_real,
@@ -111,7 +112,7 @@ class Evaluation:
         return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})
 
 
-LOSSES, TOKENS, SAMPLES, TASKS = Evaluation.measure, "tokens", "samples", "tasks"
+LOSSES = Evaluation.measure
 
 
 @dataclass(frozen=True)
@@ -123,13 +124,13 @@ class TokenLosses:
     domains: tuple[str, ...]
     num_sequences: int
     precision: str = "bfloat16"
-    measure: str = TOKENS
+    measure: str = "tokens"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
         require_int("token_losses.num_sequences", self.num_sequences, 1)
         require_choice("token_losses.precision", self.precision, PRECISIONS)
-        require_choice("token_losses.measure", self.measure, (TOKENS,))
+        require_choice("token_losses.measure", self.measure, (TokenLosses.measure,))
 
     @cached_property
     def eval_id(self) -> str:
@@ -153,7 +154,7 @@ class Continuations:
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
-    measure: str = SAMPLES
+    measure: str = "samples"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -162,12 +163,11 @@ class Continuations:
             require_int("continuations.documents", document, 0)
         if not self.documents or len(set(self.documents)) < len(self.documents):
             raise invalid("continuations.documents", self.documents, "one or more documents, each once")
-        require_int("continuations.num_prompt_tokens", self.num_prompt_tokens, 1)
-        require_int("continuations.num_tokens", self.num_tokens, 1)
+        require_fields("continuations", self, 1, "num_prompt_tokens", "num_tokens")
         require_real("continuations.temperature", self.temperature, 0.0, open_low=True)
         require_int("continuations.seed", self.seed, 0, 2**63 - 1)
         require_choice("continuations.precision", self.precision, PRECISIONS)
-        require_choice("continuations.measure", self.measure, (SAMPLES,))
+        require_choice("continuations.measure", self.measure, (Continuations.measure,))
 
     @property
     def num_sequences(self) -> int:
@@ -191,7 +191,7 @@ class TaskScores:
     num_fewshot: int = -1  # examples before each question; -1: as the task says
     limit: int = 0  # first documents of each task; 0: all
     precision: str = "float32"
-    measure: str = TASKS
+    measure: str = "tasks"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(sorted(self.tasks)))
@@ -200,7 +200,7 @@ class TaskScores:
         require_int("task_scores.num_fewshot", self.num_fewshot, -1)
         require_int("task_scores.limit", self.limit, 0)
         require_choice("task_scores.precision", self.precision, PRECISIONS)
-        require_choice("task_scores.measure", self.measure, (TASKS,))
+        require_choice("task_scores.measure", self.measure, (TaskScores.measure,))
 
     @cached_property
     def eval_id(self) -> str:
@@ -212,7 +212,7 @@ AnyEvaluation = Evaluation | TokenLosses | Continuations  # nodes of studies
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
     """Reads an evaluation of any kind from its JSON and validates it; ValueError for an unknown measure."""
-    kinds = {LOSSES: Evaluation, TOKENS: TokenLosses, SAMPLES: Continuations, TASKS: TaskScores}
+    kinds = {kind.measure: kind for kind in (Evaluation, TokenLosses, Continuations, TaskScores)}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))
     return from_plain(kinds[measure], plain)

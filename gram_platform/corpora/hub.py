@@ -239,7 +239,9 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     if row.data_dir:
         arguments["data_dir"] = row.data_dir
     if row.files:
-        arguments["data_files"] = {row.split: [_literal(file) for file in row.files]}
+        # The library would read the path of a local file as a pattern.
+        files = [glob.escape(file) if os.path.isfile(file) else file for file in row.files]
+        arguments["data_files"] = {row.split: files}
     require_readable(row)
     try:
         stream = datasets.load_dataset(row.dataset, **arguments)
@@ -251,11 +253,6 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     if position is not None:
         stream.load_state_dict(position)
     return stream
-
-
-def _literal(file: str) -> str:
-    """Escapes the path of a local file that the library would read as a pattern."""
-    return glob.escape(file) if os.path.isfile(file) else file
 
 
 class _RequiredFields:

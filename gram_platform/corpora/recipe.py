@@ -17,6 +17,7 @@ from gram_platform.config.identity import (
     invalid,
     one_of,
     require_choice,
+    require_fields,
     require_int,
     require_name,
     require_real,
@@ -187,10 +188,10 @@ class DomainRecipe:
         object.__setattr__(self, "labels", tuple(sorted(self.labels)))
         if not self.labels:
             raise invalid(f"corpus.domains[{self.name}].labels", self.labels, "at least one label")
-        require_int(f"corpus.domains[{self.name}].num_documents", self.num_documents, 0)
-        require_int(f"corpus.domains[{self.name}].num_bytes", self.num_bytes, 1)
-        require_real(f"corpus.domains[{self.name}].bytes_per_token", self.bytes_per_token, 0.0, open_low=True)
-        require_int(f"corpus.domains[{self.name}].held_out_bytes", self.held_out_bytes, 0)
+        owner = f"corpus.domains[{self.name}]"
+        require_fields(owner, self, 0, "num_documents", "held_out_bytes")
+        require_fields(owner, self, 1, "num_bytes")
+        require_fields(owner, self, 0, "bytes_per_token", open_low=True)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,10 @@ def _from_url(url: str) -> HubCorpus:
             raise invalid(f"corpus: {name}", value, f"each field once, several values separated by commas, in {url}")
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
         raise invalid("corpus", url, f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...")
-    lists = {name: _listed(fields.get(name, "")) for name in ("text", "labels", "core", "files")}
+    lists = {
+        name: tuple(_unquoted(part) for part in fields.get(name, "").split(",") if part)
+        for name in ("text", "labels", "core", "files")
+    }
     row = HubRow(
         dataset,
         _unquoted(revision) or "main",
@@ -121,10 +124,6 @@ def _from_url(url: str) -> HubCorpus:
     )
     row = row if lists["labels"] else replace(row, labels=found_labels(row))
     return HubCorpus((row,), lists["core"])
-
-
-def _listed(value: str) -> tuple[str, ...]:
-    return tuple(_unquoted(part) for part in value.split(",") if part)
 
 
 def _unquoted(value: str) -> str:

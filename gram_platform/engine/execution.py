@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gram_platform.config import RunConfig
-from gram_platform.corpora import PackedCorpus
+from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.store import Store
 from gram_platform.store.folders import RemoteFolder, open_folder
@@ -74,7 +74,7 @@ class Execution:
     checkpoint_every_s: float = 30.0
     # Share of the time that commits may take; 0 commits by `checkpoint_every_s` alone.
     commit_share: float = 0.0
-    # Evaluations of a run without points in its config, for people to watch: see `engine.progress`.
+    # Evaluations of a run without points in its config, for people to watch: see `engine.evaluation`.
     num_progress_points: int = 6
     lease_s: float = 30.0
     device: str = "cpu"

@@ -14,9 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import SUBMIT_AGAIN, Unavailable
 from gram_platform.config.terminal import one_line
-from gram_platform.engine.capacity import Admission, FreeResources
+from gram_platform.engine.capacity import Admission, Cordon, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
-from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources

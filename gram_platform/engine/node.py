@@ -15,8 +15,9 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Plan
 from gram_platform.config.terminal import say
-from gram_platform.corpora import PackedCorpus
+from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.engine.devices import is_device_error
+from gram_platform.engine.evaluation import evaluation_steps, probe_steps, progress_of
 from gram_platform.engine.execution import Execution, owner, plan_reader
 from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
@@ -28,7 +29,6 @@ from gram_platform.engine.process import (
     memory_advice,
     stop_on_signal,
 )
-from gram_platform.engine.progress import evaluation_steps, probe_steps, progress_of
 from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use

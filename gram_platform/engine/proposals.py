@@ -4,7 +4,6 @@ import contextlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -28,26 +27,10 @@ class Proposal:
     key: object = None
 
 
-class Source(Protocol):
-    """Proposes trials, and receives their outcomes."""
-
-    @property
-    def num_left(self) -> int:
-        """Counts the trials that are left to propose."""
-
-    @property
-    def is_independent(self) -> bool:
-        """Whether the next proposal ignores the results of running trials, as a list of points does."""
-
-    def next(self) -> Proposal | None:
-        """Proposes the next trial, None when there are no more."""
-
-    def tell(self, proposal: Proposal, outcome: Outcome) -> None: ...
-
-
 class PointList:
     """Proposes every point once."""
 
+    # Its next proposal ignores the results of running trials.
     is_independent = True
 
     def __init__(self, points: Iterable[tuple[str, Point]]):
@@ -120,7 +103,10 @@ class OptunaSource:
 
     @property
     def is_independent(self) -> bool:
-        """Whether the next trial is a resumed one, or one of the sampler's first, which are random."""
+        """Whether the next proposal ignores the results of running trials.
+
+        It does if it is a resumed trial, or one of the sampler's first, which are random.
+        """
         group = self._next_group()
         if group is None or group.resumable:
             return True
@@ -131,6 +117,7 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
+        """Proposes the next trial; None when there are no more."""
         group = self._next_group()
         if group is None:
             return None
@@ -158,6 +145,10 @@ class OptunaSource:
         is_complete = outcome.state == State.COMPLETE
         values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
         study.tell(trial, values, skip_if_finished=True)
+
+
+# What proposes trials, and receives their outcomes.
+Source = PointList | OptunaSource
 
 
 def _suggest(trial: optuna.Trial, parameter) -> float | int:

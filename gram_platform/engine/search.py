@@ -24,9 +24,8 @@ from gram_platform.config import State
 from gram_platform.config.endings import Stopped
 from gram_platform.config.space import SearchObjective
 from gram_platform.config.terminal import one_line, say
-from gram_platform.engine.capacity import Admission
+from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import require_ray
-from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private.libraries import error_of_trial, treat_memory_kill_as_crash
@@ -34,13 +33,14 @@ from gram_platform.engine.trial_process import (
     CRASH,
     LACKS_MEMORY,
     SCORED,
+    Patience,
     Trial,
+    TrialResources,
     ends_process,
     outcome_of,
     plain_crash,
     reported_probe,
 )
-from gram_platform.engine.trial_restarts import Patience, TrialResources
 from gram_platform.engine.trials import Outcome, Problem, committed, reservation, trial_ranks
 from gram_platform.methods.nodes import Node
 
@@ -196,7 +196,7 @@ class _Scheduler(_NotPickled, FIFOScheduler):
         return self.CONTINUE
 
     def on_trial_error(self, tune_controller, trial) -> None:
-        report = self._last_reports.pop(trial.trial_id, None) or _death(trial)
+        report = self._last_reports.pop(trial.trial_id, None) or plain_crash(error_of_trial(trial))
         self._searcher.note_end_of_process(trial.trial_id, report)
         if report.get(LACKS_MEMORY) and (probe := reported_probe(report)):
             self._place(trial, probe.machine)
@@ -213,11 +213,6 @@ class _Scheduler(_NotPickled, FIFOScheduler):
     def _place(self, trial, avoided: str = "") -> None:
         reserved = self._reserved(trial.config["placements"].values())
         trial.update_resources(TrialResources(reserved, self._cordon, avoided))
-
-
-def _death(trial) -> dict[str, Any]:
-    """Makes the report that a process did not live to give."""
-    return plain_crash(error_of_trial(trial))
 
 
 class _Searcher(_NotPickled, Searcher):

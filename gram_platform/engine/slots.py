@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from gram_platform.config import node_from_plain
 from gram_platform.config.identity import to_plain
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources

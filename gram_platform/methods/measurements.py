@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gram_platform.config import CORE, LOSSES, SAMPLES, TOKENS, AnyEvaluation, Continuations, TokenLosses
+from gram_platform.config import CORE, LOSSES, AnyEvaluation, Continuations, TokenLosses
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Setting
 
@@ -41,7 +41,7 @@ def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[
 class TokenIncreases(Losses):
     """The increase of every token's loss over the baseline's."""
 
-    name: ClassVar[str] = TOKENS
+    name: ClassVar[str] = TokenLosses.measure
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         def token_losses(node: Node) -> TokenLosses:
@@ -65,7 +65,7 @@ class Samples(Losses):
     seed: int = 0
     compared_only: bool = False
 
-    name: ClassVar[str] = SAMPLES
+    name: ClassVar[str] = Continuations.measure
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         chosen = sorted({domain for profile in setting.profiles for domain in profile})

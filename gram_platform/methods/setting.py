@@ -7,7 +7,14 @@ from math import comb
 from typing import Any, Self
 
 from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
-from gram_platform.config.identity import invalid, require_choice, require_int, require_name, require_real
+from gram_platform.config.identity import (
+    invalid,
+    require_choice,
+    require_fields,
+    require_int,
+    require_name,
+    require_real,
+)
 from gram_platform.config.ladder import Size
 from gram_platform.config.routing import hash_key
 from gram_platform.config.training import MISDIRECTION, OBJECTIVES
@@ -59,8 +66,8 @@ class Branching:
     aux_factor_of: Factors = ()  # overrides `aux_factor` for single domains
 
     def __post_init__(self) -> None:
-        require_real("branching.core_ratio", self.core_ratio, 0.0)
-        require_real("branching.lr_factor", self.lr_factor, 0.0, open_low=True)
+        require_fields("branching", self, 0, "core_ratio")
+        require_fields("branching", self, 0, "lr_factor", open_low=True)
         require_factors("branching", self.aux_factor, self.aux_factor_of)
 
     def factor(self, domain: str) -> float:
@@ -85,16 +92,12 @@ class Unlearning:
     steering: float = 6.5  # misdirection: length of the vector that forget activations are to equal
 
     def __post_init__(self) -> None:
-        require_int("unlearning.num_steps", self.num_steps, 1)
-        require_real("unlearning.peak_lr", self.peak_lr, 0.0, open_low=True)
-        require_real("unlearning.retain_weight", self.retain_weight, 0.0)
         require_choice("unlearning.kind", self.kind, OBJECTIVES[1:])
-        require_int("unlearning.batch_size", self.batch_size, 0)
-        require_real("unlearning.core_share", self.core_share, 0.0, 1.0)
-        require_real("unlearning.stop_below", self.stop_below, 0.0)
-        require_real("unlearning.clip_norm", self.clip_norm, 0.0)
-        require_real("unlearning.depth", self.depth, 0.0, 1.0, open_low=True)
-        require_real("unlearning.steering", self.steering, 0.0, open_low=True)
+        require_fields("unlearning", self, 1, "num_steps")
+        require_fields("unlearning", self, 0, "retain_weight", "batch_size", "stop_below", "clip_norm")
+        require_fields("unlearning", self, 0, "core_share", high=1)
+        require_fields("unlearning", self, 0, "peak_lr", "steering", open_low=True)
+        require_fields("unlearning", self, 0, "depth", high=1, open_low=True)
 
 
 # the authors' settings for Zephyr-7B: 150 batches of 4 sequences at a constant rate
@@ -142,15 +145,10 @@ class Elicitation:
     responses_after: str = ""  # count the loss of the tokens after this text in each document alone; "": of all tokens
 
     def __post_init__(self) -> None:
-        require_real("elicitation.domain_share", self.domain_share, 0.0, 1.0)
-        require_int("elicitation.num_sequences", self.num_sequences, 1)
-        require_int("elicitation.num_steps", self.num_steps, 1)
-        require_int("elicitation.patience", self.patience, 0)
-        require_int("elicitation.batch_size", self.batch_size, 1)
-        require_real("elicitation.lr_factor", self.lr_factor, 0.0, open_low=True)
-        require_real("elicitation.beta2", self.beta2, 0.0, 1.0)
-        require_real("elicitation.clip_norm", self.clip_norm, 0.0)
-        require_int("elicitation.rank", self.rank, 0)
+        require_fields("elicitation", self, 1, "num_sequences", "num_steps", "batch_size")
+        require_fields("elicitation", self, 0, "patience", "clip_norm", "rank")
+        require_fields("elicitation", self, 0, "domain_share", "beta2", high=1)
+        require_fields("elicitation", self, 0, "lr_factor", open_low=True)
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":

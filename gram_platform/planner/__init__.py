@@ -1,6 +1,7 @@
 """Estimates what a run needs on a machine: memory by part, disk and hours. Pure arithmetic, before the run starts."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
@@ -138,15 +139,13 @@ def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
     return float(sum(forward))
 
 
-def used_rate(model: ModelConfig, machine: Machine, utilisation: float | None = None) -> float:
-    """Returns the FLOPs a second of training: `utilisation` of the machine's rate, by default the table's share."""
-    if utilisation is None:
-        utilisation = utilisation_of(machine.name, total_parameters(model)).share
-    return machine.flops_per_second * utilisation
+def used_rate(model: ModelConfig, machine: Machine) -> float:
+    """Returns the FLOPs a second of training: the table's share of the machine's rate."""
+    return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
 
 
-def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float | None = None) -> Needs:
-    """Estimates a run on `num_ranks` of a machine, without activation checkpointing; `utilisation` as `used_rate`."""
+def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
+    """Estimates a run on `num_ranks` of a machine, without activation checkpointing."""
     flops, evaluations = run_flops(run), run_evaluation_flops(run)
     return Needs(
         passes=passes_of(run, num_ranks, machine, machine.device),
@@ -154,21 +153,31 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine, utilisation: float |
         result=4 * total_parameters(run.model),
         flops=flops,
         evaluation_flops=evaluations,
-        gpu_hours=training_hours(run, machine, utilisation),
+        gpu_hours=training_hours(run, machine),
     )
 
 
-def training_hours(run: RunConfig, machine: Machine, utilisation: float | None = None) -> float:
-    """Estimates the machine hours of a run, of all ranks together; `utilisation` as `used_rate`.
+def training_hours(run: RunConfig, machine: Machine) -> float:
+    """Estimates the machine hours of a run, of all ranks together.
 
     Progress evaluations, at most 3% more, are not counted.
     """
-    return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine, utilisation) / 3600
+    return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine) / 3600
 
 
 def expected_hours(node: Node, machine: Machine) -> float:
     """Returns how many machine hours are expected of a run; 0 of an evaluation, which is short."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
+
+
+def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
+    """Estimates the machine hours of the evaluations among the nodes, of views of `runs`, by id."""
+    seconds = 0.0
+    for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
+        run = runs[evaluation.view.run_id].config
+        assert isinstance(run, RunConfig), "a view is of a run"
+        seconds += evaluation_flops(evaluation, run.model) / used_rate(run.model, machine)
+    return seconds / 3600
 
 
 def checkpoint_bytes(run: RunConfig) -> int:

@@ -180,12 +180,6 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
     return 2 * width * values + FLOAT_BYTES * floats
 
 
-def evaluation_logits_bytes(config: ModelConfig, width: int, num_tokens: int) -> int:
-    """Counts bytes of a loss without gradients: the logits, and float32 tensors of some tokens at a time."""
-    values = num_tokens * config.vocab_size
-    return width * values + FLOAT_BYTES * _float_values(values, width)
-
-
 def _float_values(num_values: int, width: int) -> int:
     """Counts float32 values at a time: the log-softmax, and the logits unless they are float32 already."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
@@ -339,4 +333,6 @@ def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int,
     width = BYTES[run.precision]
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
     gathered = sum(num_ranks * w.padded_shard(num_ranks) for w in weights) if num_ranks > 1 else 0
-    return width * gathered + evaluation_logits_bytes(run.model, width, tokens)
+    # The logits, and float32 tensors of some tokens at a time.
+    values = tokens * run.model.vocab_size
+    return width * (gathered + values) + FLOAT_BYTES * _float_values(values, width)

@@ -12,9 +12,9 @@ from lm_eval.utils import get_rolling_token_windows
 from tokenizers import Tokenizer
 
 from gram_platform.config.identity import sum_in_order
+from gram_platform.config.layout import evaluation_batch
 from gram_platform.corpora.tokenizer import end_of_text_id
 from gram_platform.model.transformer import Transformer
-from gram_platform.train.evaluate import evaluation_batch
 
 Tokens = list[int]
 Scored = tuple[float, bool]  # log-likelihood in nats, and whether each token was the likeliest

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from gram_platform.config import TASKS, TaskScores, View, run_from_plain
+from gram_platform.config import TaskScores, View, run_from_plain
 from gram_platform.config.identity import hash_file, invalid, local_path, meant, sum_in_order
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
@@ -178,7 +178,7 @@ def score_profiles(
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
             directory.add_tags(
-                {**store.run(view.run_id).tags(), "profile": name, "measure": TASKS, "kind": "evaluation"}
+                {**store.run(view.run_id).tags(), "profile": name, "measure": TaskScores.measure, "kind": "evaluation"}
             )
             fields = _scored(store, scores, manager, device)
             result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})

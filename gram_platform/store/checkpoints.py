@@ -22,7 +22,7 @@ RECORD = {"step": int, "time": float, "metrics": {str: lambda value: isinstance(
 MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}
 # Prefixes, before a domain, of the metrics at a run's evaluation points.
 VALIDATION, BEST = "validation/loss/", "best/loss/"
-# The prefix, before a domain, of losses for people to watch: see `engine.progress`.
+# The prefix, before a domain, of losses for people to watch: see `engine.evaluation`.
 PROGRESS = "progress/loss/"
 # The prefix of `gradient/<set>` and `weights/<set>`: metrics for the storage alone, too many for
 # MLflow's table.

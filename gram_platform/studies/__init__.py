@@ -1,18 +1,23 @@
 """Declares and runs studies and searches. What runs them is imported on first use: a declaration needs no Ray."""
 
-from typing import TYPE_CHECKING
-
+from gram_platform.config.endings import exit_with
 from gram_platform.studies.definition import Preset, Study
-
-if TYPE_CHECKING:
-    from gram_platform.studies.command import main
 
 __all__ = ["Preset", "Study", "main"]
 
 
-def __getattr__(name: str) -> object:
-    if name != "main":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gram_platform.studies.command import main
+def main(study: Study, arguments: list[str] | None = None) -> None:
+    """Runs the command line of a study without a search, and ends the process.
 
-    return main
+    What executes nodes is imported after the flags are read: help and misspelt values need none of it.
+    """
+    exit_with(lambda: _run(study, arguments))
+
+
+def _run(study: Study, arguments: list[str] | None) -> int:
+    from gram_platform.studies.flags import parse
+
+    flags = parse(study, arguments)
+    from gram_platform.studies.run import run_study
+
+    return run_study(study, flags)

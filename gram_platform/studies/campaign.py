@@ -11,7 +11,7 @@ from gram_platform.config.endings import FAILED, worst
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import unique
-from gram_platform.planner import training_hours
+from gram_platform.planner import expected_hours
 from gram_platform.store import Store
 from gram_platform.studies import Study
 from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
@@ -145,7 +145,7 @@ def what_follows(needed: NeededSearch, graph: Graph) -> str:
     trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
     unlearning = [node for node in trained if node.method == METHOD]
     new = [node for node in unlearning if node.names["seed"] not in seeds]
-    hours = sum(training_hours(node.config, machine) for node in new)
+    hours = sum(expected_hours(node, machine) for node in new)
     preset, num_best = needed.graph.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
@@ -225,7 +225,7 @@ def sharing(graphs: Sequence[Graph]) -> list[str]:
     runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
     union = unique(node for of_study in runs.values() for node in of_study)
     machine = graphs[0].flags.hardware
-    hours = {node.id: training_hours(node.config, machine) for node in union}
+    hours = {node.id: expected_hours(node, machine) for node in union}
     alone = sum(hours[node.id] for of_study in runs.values() for node in of_study)
     num_alone = sum(map(len, runs.values()))
     lines = [f"{name}: {len(of_study)} runs" for name, of_study in runs.items()]

@@ -15,8 +15,8 @@ from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.flags import CommonFlags, with_device
+from gram_platform.studies.packing import require_supply
 from gram_platform.studies.price import Work, predicted, price, require_approval, work_left
-from gram_platform.studies.supply import require_supply
 
 CPU, CUDA = "cpu", "cuda"
 # A file beside the record of a study or a search: the device of each preset on each corpus.
@@ -34,7 +34,7 @@ def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
     device = _settled_device(graphs, store, work_left(graphs, ended), ended)
     graphs = tuple(replace(graph, flags=with_device(graph.flags, device)) for graph in graphs)
     if graphs:
-        require_approval(work_left(graphs, ended), graphs[0].flags.limits)
+        require_approval(work_left(graphs, ended), graphs[0].flags)
     return graphs
 
 

@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from gram_platform.analysis.ratios import BASELINE
-from gram_platform.analysis.tables import aligned
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
 from gram_platform.config.layout import model_kernel
 from gram_platform.config.routing import Plan, same_routes
+from gram_platform.config.terminal import aligned
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.planner import (
@@ -18,17 +18,17 @@ from gram_platform.planner import (
     Machine,
     Needs,
     Ranks,
+    evaluation_hours,
     fewest_ranks,
     needs,
     utilisation_of,
 )
-from gram_platform.planner.simulation import SimulatedCluster, describe_simulation
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import ended_of, on_known_device
-from gram_platform.studies.price import amount, evaluation_hours, predicted, work_left
-from gram_platform.studies.supply import supply_lines
+from gram_platform.studies.packing import supply_lines
+from gram_platform.studies.price import amount, predicted, work_left
 
 # The table of the baselines.
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
@@ -43,10 +43,7 @@ WINDOWS_LOOKED_AT = 200
 
 
 def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings.
-
-    And the simulation, if the flags ask for it.
-    """
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
     store = Store(graph.flags.storage)
     ended = ended_of((graph,), store)
     graph, device = on_known_device(graph, store, ended)
@@ -82,19 +79,7 @@ def describe(graph: Graph) -> str:
         _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
-    if graph.flags.simulate:
-        lines += ["", describe_on(graph, graph.flags.simulated)]
     return "\n".join(lines)
-
-
-def describe_on(graph: Graph, cluster: SimulatedCluster) -> str:
-    """Returns the simulation of a study's missing nodes, with --num-workers ranks a run, by default the fewest.
-
-    ValueError for a run that fits neither the machine nor the cluster.
-    """
-    done = done_ids(graph.nodes, Store(graph.flags.storage))
-    machine, ranks = graph.flags.hardware, graph.flags.planned_ranks
-    return describe_simulation(graph.nodes, done, cluster, machine, ranks=ranks)
 
 
 def _size_rows(graph: Graph) -> Iterable[tuple]:

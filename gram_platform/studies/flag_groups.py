@@ -4,11 +4,14 @@ A group is a dataclass of its own, which `--help` shows as a box with its title.
 The flags of a study or a search inherit from the groups: they have every field at one level.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from gram_platform.config.identity import one_of
 from gram_platform.planner import MACHINES
 
 
@@ -28,6 +31,29 @@ Place, Names = shown(str, "FOLDER|URL"), shown(tuple[str, ...], "NAME ...")
 Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
 # Off unless it is given.
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+
+
+# For `tyro.cli`, which by itself suggests flags but no values. The shell's completion is written without it: it needs
+# the values that tyro itself would check.
+CHOICES = ConstructorRegistry()
+
+
+@CHOICES.primitive_rule
+def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Constructs a Literal of texts; "" is a default that nobody types."""
+    if info.type_origin is not Literal:
+        return None
+    values = get_args(info.type)
+    named = tuple(filter(None, values))
+
+    def read(texts: Sequence[str]) -> str:
+        [text] = texts
+        if text not in values:
+            raise ValueError(f"{text!r}: expected {one_of(text, named)}")
+        return text
+
+    metavar = f"{{{','.join(named)}}}"
+    return PrimitiveConstructorSpec(1, metavar, read, values.__contains__, lambda value: [value])
 
 
 @dataclass(frozen=True)
@@ -140,10 +166,6 @@ class CostFlags(FlagGroup):
     Args:
         dry_run: print what would run, what it costs and what is done already; start nothing
         machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu beside --device cpu)
-        simulate: with --dry-run: what is left on a hypothetical cluster; expected makespan, cost and lost work
-        cluster: of --simulate, as name=value: num_machines, slots_per_machine, interruptions_per_hour (of one machine),
-            machine_start_s, group_start_s, recovery_s, storage_bytes_per_s, checkpoint_every_s,
-            dollars_per_machine_hour
         max_hours: stop starting runs or trials after this many machine hours (a slot's, or a GPU's), summed over all
             submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
@@ -155,8 +177,6 @@ class CostFlags(FlagGroup):
 
     dry_run: Switch = False
     machine: choice(*MACHINES) = ""
-    simulate: Switch = False
-    cluster: Texts = ()
     max_hours: Amount = 0.0
     max_cost: Amount = 0.0
     confirm_above: float = 500.0

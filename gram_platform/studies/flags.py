@@ -9,16 +9,20 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from gram_platform.config.identity import absolute_place, invalid, require_choice, require_int, require_real
+from gram_platform.config.identity import (
+    absolute_place,
+    invalid,
+    require_choice,
+    require_fields,
+    require_real,
+)
 from gram_platform.config.ladder import load_law
 from gram_platform.methods import METHODS
 from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
-from gram_platform.planner.simulation import SimulatedCluster, simulated_cluster
 from gram_platform.store.root import storage_place
-from gram_platform.studies.choice import Choice, Destination, Limits
 from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
-from gram_platform.studies.flag_choices import CHOICES
 from gram_platform.studies.flag_groups import (
+    CHOICES,
     CostFlags,
     DeviceFlags,
     ExecutionFlags,
@@ -29,7 +33,12 @@ from gram_platform.studies.flag_groups import (
     StudyFlags,
     SubjectFlags,
 )
-from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
+from gram_platform.studies.flag_values import (
+    corpus_place,
+    read_ranks,
+    split_list,
+    tracking_place,
+)
 from gram_platform.studies.webhook import require_webhook
 
 AUTO_INTERVAL = "auto"
@@ -46,35 +55,18 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
     The properties say what checked flags mean; each is resolved once.
     """
 
+    # A flag of studies alone.
+    instructions = ""
+
     @cached_property
     def hardware(self) -> Machine:
         """What --machine names."""
         return MACHINES[self.machine]
 
     @cached_property
-    def limits(self) -> Limits:
-        """The limits of hours and cost."""
-        budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
-        return Limits(budget, self.confirm_above, self.yes)
-
-    @cached_property
-    def destination(self) -> Destination:
-        """The storage and its mirror."""
-        return Destination(self.storage, self.tracking_uri)
-
-    @property
-    def choice(self) -> Choice:
-        """The chosen runs and their text."""
-        return Choice(
-            sizes=self.sizes,
-            seeds=self.seeds,
-            first_seed=self.first_seed,
-            retain=self.retain,
-            corpus=self.corpus,
-            core_label=self.core_label,
-            core_tokenizer=self.core_tokenizer,
-            storage=self.storage,
-        )
+    def budget(self) -> Budget:
+        """The limits of hours and cost, over all submissions."""
+        return Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
 
     @property
     def needs_ray(self) -> bool:
@@ -107,11 +99,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
             raise invalid("checkpoint_every", self.checkpoint_every, f"seconds above 0, or {AUTO_INTERVAL}") from error
         return seconds, 0.0
 
-    @cached_property
-    def simulated(self) -> SimulatedCluster:
-        """The cluster of --cluster; ValueError naming `cluster` or the field."""
-        return simulated_cluster(split_list(self.cluster))
-
 
 @dataclass(frozen=True)
 class Flags(StudyFlags, CommonFlags):
@@ -124,10 +111,6 @@ class Flags(StudyFlags, CommonFlags):
     @property
     def needs_ray(self) -> bool:
         return not self.in_process
-
-    @property
-    def choice(self) -> Choice:
-        return replace(super().choice, instructions=self.instructions)
 
     @property
     def sources(self) -> dict[str, str]:
@@ -247,25 +230,18 @@ def with_device(flags: AnyFlags, device: str) -> AnyFlags:
 
 def _require_common(flags: CommonFlags) -> None:
     """ValueError for a number, a choice or a form that neither studies nor searches take."""
-    require_int("seeds", flags.seeds, 0, 1000)
-    require_int("first_seed", flags.first_seed, -1, 2**31)
-    require_int("threads", flags.threads, 1)
-    require_real("collective_timeout", flags.collective_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
-    require_real("stall_timeout", flags.stall_timeout, 0.0, MAX_TIMEOUT_S, open_low=True)
-    require_real("max_hours", flags.max_hours, 0.0)
-    require_real("max_cost", flags.max_cost, 0.0)
-    require_real("confirm_above", flags.confirm_above, 0.0)
-    require_int("max_gpus", flags.max_gpus, 0)
-    require_int("gpus_per_machine", flags.gpus_per_machine, 1)
-    require_real("gpus_per_run", flags.gpus_per_run, 0.0, 1.0, open_low=True)
+    require_fields("", flags, 0, "seeds", high=1000)
+    require_fields("", flags, -1, "first_seed", high=2**31)
+    require_fields("", flags, 0, "max_hours", "max_cost", "confirm_above", "max_gpus")
+    require_fields("", flags, 1, "threads", "gpus_per_machine")
+    require_fields("", flags, 0, "gpus_per_run", high=1, open_low=True)
+    require_fields("", flags, 0, "collective_timeout", "stall_timeout", high=MAX_TIMEOUT_S, open_low=True)
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine, tuple(MACHINES))
     require_webhook(flags.notify)
-    if flags.simulate and not flags.dry_run:
-        raise invalid("simulate", True, "--dry-run beside it: a simulation starts nothing")
     if flags.max_gpus and flags.ranks.most:
         raise invalid(
             "num_workers", " ".join(flags.num_workers), "one number: a range cannot be combined with --max-gpus"
         )
-    # Raises ValueError unless they can be resolved.
-    _ = flags.checkpoint_interval, flags.simulated
+    # Raises ValueError unless it can be resolved.
+    _ = flags.checkpoint_interval

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Machine, evaluation_flops, training_hours, used_rate
+from gram_platform.planner import Machine, evaluation_hours, expected_hours
 from gram_platform.studies.build import Graph
-from gram_platform.studies.choice import Limits
+from gram_platform.studies.flags import CommonFlags
 
 
 def amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
-
-
-def evaluation_hours(evaluations: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Returns the machine hours of evaluations of views of `runs`, by id."""
-    measured = [(node.config, runs[node.config.view.run_id].config.model) for node in evaluations]
-    return sum(evaluation_flops(one, model) / used_rate(model, machine) for one, model in measured) / 3600
 
 
 def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None) -> float:
@@ -29,8 +23,8 @@ def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] 
     nodes = list(nodes)
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
-    hours = sum(training_hours(node.config, machine) for node in counted if node.is_run)
-    return hours + evaluation_hours((node for node in counted if not node.is_run), runs, machine)
+    hours = sum(expected_hours(node, machine) for node in counted)
+    return hours + evaluation_hours(counted, runs, machine)
 
 
 def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
@@ -98,7 +92,7 @@ def predicted(work: Sequence[Work]) -> str:
     return f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done, {price(work)[0]}"
 
 
-def require_approval(work: Sequence[Work], limits: Limits) -> None:
+def require_approval(work: Sequence[Work], flags: CommonFlags) -> None:
     """Prints the predicted price of what is left. ValueError above --confirm-above without --yes or --max-cost.
 
     Nobody is asked: a job and a restart have no terminal.
@@ -107,7 +101,9 @@ def require_approval(work: Sequence[Work], limits: Limits) -> None:
         return
     dollars = price(work)[1]
     say(predicted(work))
-    if dollars > limits.confirm_above and not limits.is_approved:
-        said = f"${dollars:,.2f} are more than --confirm-above {limits.confirm_above:g}"
+    # Either says that a high price is right, or where it ends.
+    is_approved = flags.yes or flags.max_cost > 0.0
+    if dollars > flags.confirm_above and not is_approved:
+        said = f"${dollars:,.2f} are more than --confirm-above {flags.confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
-        raise invalid("yes", limits.yes, expected)
+        raise invalid("yes", flags.yes, expected)

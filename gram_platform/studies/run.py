@@ -19,12 +19,11 @@ from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags
 from gram_platform.studies.mirror import open_tracker
-from gram_platform.studies.packing import provide_data, reporter
+from gram_platform.studies.packing import provide_data, reporter, require_supply
 from gram_platform.studies.price import rung_text
 from gram_platform.studies.record import record_of
 from gram_platform.studies.session import machine_hours
 from gram_platform.studies.submission import Ended, Submission, Workplace, lead
-from gram_platform.studies.supply import require_supply
 from gram_platform.tracking import Tracker
 
 
@@ -122,7 +121,7 @@ class StudyWork:
         return Ended(one.counts(), one.failures(), one.num_left > 0, hours, has_news)
 
     def _may_start(self) -> bool:
-        return not self.flags.limits.budget.reached(sum(self.hours.values()))
+        return not self.flags.budget.reached(sum(self.hours.values()))
 
     def _count_hours(self, nodes: Iterable[Node]) -> None:
         """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""

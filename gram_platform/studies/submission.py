@@ -7,24 +7,24 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gram_platform.config import RunConfig
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
-from gram_platform.config.provenance import SUBMISSION, Provenance, provenance, submissions_with
-from gram_platform.engine.capacity import require_capacity, widest_missing
-from gram_platform.engine.cordon import Cordon
-from gram_platform.engine.execution import Execution, Placement, Resources
+from gram_platform.config.flops import GIB
+from gram_platform.config.provenance import SUBMISSION, Provenance, provenance
+from gram_platform.engine.capacity import Cordon, require_capacity, widest_missing
+from gram_platform.engine.execution import Division, Execution, Placement, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import has_gpu, run_in_process
 from gram_platform.engine.life import NodeLifecycle, Progress, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.record import write_or_log
 from gram_platform.pages.results.results import Brief
-from gram_platform.store import Store
-from gram_platform.store.files import Folder
+from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
+from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import note_device
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.mirror import Mirror
-from gram_platform.studies.placement import placement_of
 from gram_platform.studies.session import (
     cordons_noted,
     execution_of,
@@ -38,6 +38,43 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 
 NO_LEASE = nullcontext()
+
+
+def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) -> Placement:
+    """Returns the placement of a node on `device`, cpu or cuda; an evaluation has one rank.
+
+    `gpu_share`: of a GPU's memory that each process has. ValueError as `Ranks.of`.
+    """
+    if not isinstance(node.config, RunConfig):
+        return Placement()
+    machine = MACHINES["cpu"]
+    if device == ranks.machine.device == "cuda":
+        machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
+    choices = ranks.choices(node.config, node.size)
+    divisions = (division_of(node.config, number, machine, device, ranks.checkpointing) for number in choices)
+    return Placement(tuple(divisions), expected_hours(node, machine) / choices[-1])
+
+
+def division_of(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False) -> Division:
+    """Returns how a run is divided over so many ranks, by the machine's memory, with advice for when it lacks."""
+
+    def gib(number: int, recomputes: bool) -> str:
+        return f"{_divided(run, number, machine, device, recomputes).memory_bytes / GIB:.3g} GiB"
+
+    division = _divided(run, num_ranks, machine, device, checkpointing)
+    more = next((n for n in range(num_ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None)
+    remedies = [] if checkpointing else [f"--activation-checkpointing: {gib(num_ranks, True)}"]
+    remedies += [f"--num-workers {more}: {gib(more, checkpointing)} each"] if more else []
+    counted = f"{division.memory_bytes / GIB:.3g} GiB" + (f" on each of {num_ranks} ranks" if num_ranks > 1 else "")
+    less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
+    advice = f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine with more memory."
+    return replace(division, advice=advice)
+
+
+def _divided(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool) -> Division:
+    """Returns the division with the memory of the fullest rank, without advice."""
+    passes = passes_of(run, num_ranks, machine, device, checkpointing)
+    return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total)
 
 
 @dataclass(frozen=True)
@@ -150,7 +187,7 @@ class Submission:
         if self.provenance is None:
             return tuple(rows)
         earlier = [row for row in rows if row["started"] != self.provenance.started]
-        return submissions_with(earlier, replace(self.provenance, node_hours=node_hours))
+        return replace(self.provenance, node_hours=node_hours).after(earlier)
 
     @property
     def num_left(self) -> int:
@@ -245,7 +282,7 @@ def _led(
     for line in ended.failures:
         say(line)
     say(f"\n{ended.counts}")
-    limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
+    limit = submission.flags.budget.reached(ended.hours) if ended.is_unfinished else ""
     if limit:
         say(f"limit: {limit}; submit again with a higher one to go on")
     return worst(TIME_IS_UP if limit else DONE, write(), FAILED if ended.failures else DONE), ended
@@ -254,6 +291,6 @@ def _led(
 def finish(submission: Submission, code: int, has_news: bool = True) -> int:
     """Updates the site, if it has news; returns the exit code."""
     if has_news:
-        refresh_site(submission.flags.destination, submission.view.say)
+        refresh_site(submission.flags, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
     return code

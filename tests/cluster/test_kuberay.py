@@ -13,7 +13,6 @@ from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscali
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.planner import MACHINES
-from gram_platform.planner.simulation import SimulatedCluster
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.definition import parse_search
@@ -169,7 +168,7 @@ def test_kubeconform_finds_nothing(tmp_path):
 
 
 def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint):
-    """Each size of the job, all modules in every pass, at the planner's rates of a machine and of the storage."""
+    """Each size of the job, all modules in every pass, the planner's rate, and a storage of 1 GB/s."""
     study, arguments = study_of_entrypoint
     flags, domains = parse(study, arguments), ("core", "virology", "cybersecurity", "nuclear", "lisp")
     groups = [group for group in ray_cluster_spec()["workerGroupSpecs"] if group["groupName"] in rules.SPOT_GROUPS]
@@ -180,7 +179,7 @@ def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint
         model = size.modular(domains)
         active = model.module_domains
         step_s = hardware_flops(model, size.batch_size, active, modules_trained=active) / rate
-        write_s = 12 * total_parameters(model) / SimulatedCluster().storage_bytes_per_s  # weights and two moments
+        write_s = 12 * total_parameters(model) / 1e9  # weights and two moments
         assert step_s + write_s < 0.75 * grace_s, size.name
 
 

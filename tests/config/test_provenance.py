@@ -19,7 +19,6 @@ from gram_platform.config.provenance import (
     code_of_process,
     provenance,
     submissions_text,
-    submissions_with,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,19 +88,19 @@ def test_the_command_has_no_password(monkeypatch):
 def test_records_keep_the_first_submission_and_the_newest():
     rows = ()
     for hour in range(NUM_KEPT + 5):
-        rows = submissions_with(rows, replace(NEWEST, started=f"2026-11-26T{hour:02d}", node_hours=1.0))
+        rows = replace(NEWEST, started=f"2026-11-26T{hour:02d}", node_hours=1.0).after(rows)
     assert [row["started"][-2:] for row in rows] == ["00", *(f"{hour:02d}" for hour in range(6, NUM_KEPT + 5))]
     assert has_shape(list(rows), [SUBMISSION])
 
 
 def test_the_text_has_the_newest_submission_and_other_code_of_earlier_ones():
     assert submissions_text(()) == ""
-    alone = submissions_text(submissions_with((), NEWEST))
+    alone = submissions_text(NEWEST.after(()))
     assert all(
         part in alone for part in (NEWEST.started, f"`{NEWEST.command}`", "commit abc", NEWEST.machine, "0.5 node")
     )
-    both = submissions_text(submissions_with(submissions_with((), replace(NEWEST, commit="", node_hours=1.0)), NEWEST))
+    both = submissions_text(NEWEST.after(replace(NEWEST, commit="", node_hours=1.0).after(())))
     assert "sources 123" in both
     assert "1.5 node hours" in both
-    row, *_ = submissions_with((), NEWEST)
+    row, *_ = NEWEST.after(())
     assert submissions_text([{**row, "newer": 1}]) == alone

@@ -8,8 +8,7 @@ import socket
 import pytest
 
 from gram_platform.corpora import check, prepare, resolve
-from gram_platform.corpora.finding import find_files
-from gram_platform.corpora.sources import find_units, scan_units
+from gram_platform.corpora.sources import find_files, find_units, scan_units
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.cluster import ClusterLost
-from gram_platform.engine.cordon import Cordon
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import run_in_process

@@ -19,12 +19,12 @@ from ray.core.generated.autoscaler_pb2 import (
 from gram_platform.config.flops import GIB
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph, ray_private
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _Searcher
-from gram_platform.engine.trial_restarts import Patience, TrialResources
+from gram_platform.engine.trial_process import Patience, TrialResources
 from gram_platform.engine.trials import reservation
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store.files import seal

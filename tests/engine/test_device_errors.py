@@ -13,9 +13,9 @@ import torch
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from gram_platform.config.endings import Stopped, Unavailable
-from gram_platform.engine import capacity, cordon, devices, graph, slots
+from gram_platform.engine import capacity, devices, graph, slots
+from gram_platform.engine.capacity import MAX_REPLACEMENTS, Cordon
 from gram_platform.engine.cluster import ClusterLost
-from gram_platform.engine.cordon import MAX_REPLACEMENTS, Cordon
 from gram_platform.engine.devices import (
     DeviceError,
     ProbeReport,
@@ -275,8 +275,7 @@ def cluster(monkeypatch):
     nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
     monkeypatch.setattr(capacity.ray, "nodes", nodes)
     monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 2.0 * len(found.machines)})
-    for module in (capacity, cordon):
-        monkeypatch.setattr(module, "has_fixed_size", lambda: found.is_fixed)
+    monkeypatch.setattr(capacity, "has_fixed_size", lambda: found.is_fixed)
     monkeypatch.setattr(capacity, "most_gangs", lambda: 9)
     return found
 

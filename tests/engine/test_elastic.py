@@ -16,7 +16,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.placement import placement_of
+from gram_platform.studies.submission import placement_of
 from gram_platform.train.loop import training_steps
 from tests.engine.test_drained import Machines, in_own_process
 from tests.engine.test_ranks import TOLERANCE, elsewhere, num_shards

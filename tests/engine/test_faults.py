@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import MAX_CRASHES, Progress
@@ -24,7 +24,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store, attempts
 from gram_platform.store.attempts import Attempt
-from gram_platform.studies.placement import division_of, placement_of
+from gram_platform.studies.submission import division_of, placement_of
 from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import result_bytes, strip_clock
 

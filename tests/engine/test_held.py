@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from gram_platform.engine import graph, life, trials
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node

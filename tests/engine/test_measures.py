@@ -19,7 +19,7 @@ from gram_platform.pages.report.samples import read_samples, samples_page, sampl
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
-from gram_platform.studies.placement import placement_of
+from gram_platform.studies.submission import placement_of
 from tests import pseudo_terminal
 
 NUM_SEQUENCES = 5

@@ -12,7 +12,7 @@ from gram_platform.config import Evaluation, View
 from gram_platform.config.layout import ON_CPU
 from gram_platform.config.routing import Plan
 from gram_platform.engine import process
-from gram_platform.engine.evaluation import execute_evaluation
+from gram_platform.engine.evaluation import evaluation_steps, execute_evaluation, probe_steps
 from gram_platform.engine.execution import Placement
 from gram_platform.engine.node import (
     RunExecution,
@@ -22,7 +22,6 @@ from gram_platform.engine.node import (
     starting_point,
 )
 from gram_platform.engine.process import SYSTEM
-from gram_platform.engine.progress import evaluation_steps, probe_steps
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
@@ -31,7 +30,7 @@ from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
-from gram_platform.studies.placement import placement_of
+from gram_platform.studies.submission import placement_of
 from gram_platform.train import learner
 from gram_platform.train.compilation import Compilation
 from gram_platform.train.data import PlanReader

@@ -9,10 +9,10 @@ import pytest
 from gram_platform.config import CORE, EvalPoints
 from gram_platform.config.flops import hardware_flops
 from gram_platform.engine import node
+from gram_platform.engine.evaluation import PROGRESS_SHARE, progress_of
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import SYSTEM
-from gram_platform.engine.progress import PROGRESS_SHARE, progress_of
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import run_flops
 from gram_platform.store import Store

@@ -7,7 +7,7 @@ import pytest
 import ray.train
 
 from gram_platform.config import RunConfig
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_error
 from gram_platform.engine.dispatch import _raise_for_device, _raise_permanent
 from gram_platform.engine.execution import Execution, Resources

@@ -27,13 +27,12 @@ from gram_platform.planner import (
     utilisation_of,
 )
 from gram_platform.planner.memory import rank_memory
-from gram_platform.planner.simulation import SimulatedCluster, planned
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.dry_run import describe, describe_on
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.placement import placement_of
+from gram_platform.studies.submission import placement_of
 from tests.planner.scene import DOMAINS, run_of
 
 # --------------------------------------------------------------------------------- ranks, compute and hours
@@ -62,11 +61,11 @@ def test_hours_of_the_papers_baselines(machine):
     printed = {"50M": 0.96, "100M": 2.1, "200M": 4.0, "400M": 8.0, "800M": 16.1, "2B": 40.3, "5B": 99.4}
     textbook = sum(6 * total_parameters(paper_run(n).model) * 1.01e9 * tokens for n, tokens in printed.items())
     assert textbook == pytest.approx(3.6e21, rel=0.02)
-    wanted = [needs(paper_run(name), 1, MACHINES[machine], 0.4) for name in printed]
-    assert sum(need.flops for need in wanted) == pytest.approx(textbook, rel=0.03)
-    evaluations = sum(need.evaluation_flops for need in wanted)
-    hours = (sum(need.flops for need in wanted) + evaluations) / (989e12 * 0.4) / 3600
-    assert sum(need.gpu_hours for need in wanted) == pytest.approx(hours)
+    wanted = {name: needs(paper_run(name), 1, MACHINES[machine]) for name in printed}
+    assert sum(need.flops for need in wanted.values()) == pytest.approx(textbook, rel=0.03)
+    for name, need in wanted.items():
+        share = utilisation_of(machine, total_parameters(paper_run(name).model)).share
+        assert need.gpu_hours == pytest.approx((need.flops + need.evaluation_flops) / (989e12 * share) / 3600)
 
 
 @pytest.mark.parametrize("name", PAPER_SIZES)
@@ -225,7 +224,7 @@ def test_the_papers_dry_run_adds_up(storage, machine):
         assert dollars == pytest.approx(hours * MACHINES[machine].dollars_per_hour, rel=0.01, abs=0.03)
 
 
-def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
+def test_the_dry_run_has_the_studys_ranks(storage):
     words = ("--preset", "paper", "--sizes", "800M", "5B", "--seeds", "1", "--methods", "gram")
     graph = graph_of(storage, *words, "--num-workers", "800M=4", "5B=auto", "--machine", "h200")
     lines = describe(graph).partition("memory of one")[2].splitlines()
@@ -234,8 +233,6 @@ def test_the_dry_run_and_the_simulation_have_the_studys_ranks(storage):
     runs = {(n.method, n.size): n for n in trained}
     fewest = {key: str(fewest_ranks(runs[key].config, MACHINES["h200"])) for key in shown}
     assert shown == {key: "4" if key[1] == "800M" else fewest[key] for key in runs}
-    tasks = {t.id: t for t in planned(graph.nodes, MACHINES["h200"], 0.4, graph.flags.planned_ranks)}
-    assert {key: str(tasks[node.id].ranks) for key, node in runs.items()} == shown
     placed = {key: placement_of(node, graph.flags.ranks, "cuda").fewest for key, node in runs.items()}
     assert {key: str(division.num_ranks) for key, division in placed.items()} == shown
     passes = {key: passes_within(n.config, int(shown[key]), MACHINES["h200"]) for key, n in runs.items()}
@@ -252,13 +249,6 @@ def test_the_dry_run_has_the_ranks_that_are_asked_for(storage, words, ranks):
     )
     assert flags.planned_ranks.wanted("5B") == ranks
     assert flags.ranks.wanted("5B") == (ranks if words else 1)
-
-
-def test_a_study_is_simulated_on_a_cluster(storage):
-    graph = graph_of(storage, "--preset", "paper", "--sizes", "50M", "--seeds", "1")
-    text = describe_on(graph, SimulatedCluster(num_machines=1, slots_per_machine=8, interruptions_per_hour=0.0))
-    assert "1 machines of 8 x h100" in text
-    assert not (storage / "runs").exists()
 
 
 def test_the_table_of_utilisation_marks_estimates():

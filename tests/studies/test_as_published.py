@@ -13,7 +13,7 @@ import pytest
 
 from gram_platform.config import CORE
 from gram_platform.config.flops import module_parameters, total_parameters
-from gram_platform.config.ladder import AS_RUN_SIZES, PAPER_SIZES, STORIES_SIZES, lora_rank
+from gram_platform.config.ladder import PAPER_SIZES, STORIES_SIZES, lora_rank
 from gram_platform.config.routing import CORE_MLP, Plan
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
@@ -23,6 +23,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import scaling
+from gram_platform.studies.library.scaling import AS_RUN_SIZES
 from gram_platform.studies.record import record_of
 from gram_platform.studies.searches.hyperparams_trials import KNOB
 

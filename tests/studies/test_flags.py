@@ -21,10 +21,9 @@ from gram_platform.studies.definition import Preset
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.packing import provide_data
+from gram_platform.studies.packing import provide_data, require_enough_data
 from gram_platform.studies.record import record_of
 from gram_platform.studies.session import execution_of
-from gram_platform.studies.supply import require_enough_data
 
 
 def flags(*arguments):

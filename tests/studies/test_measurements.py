@@ -11,7 +11,6 @@ import pytest
 
 from gram_platform.analysis.localization import LOCALIZATION_COLUMNS, ShadedText, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
-from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
 from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.measurements import Samples, TokenIncreases
@@ -25,7 +24,8 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
-from gram_platform.studies.supply import shortages
+from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
+from gram_platform.studies.packing import shortages
 from tests.studies.processes import submit
 
 AUXILIARY = ("airport", "beach")

@@ -15,7 +15,7 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import dual_use, scaling
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.supply import require_supply
+from gram_platform.studies.packing import require_supply
 
 MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"
 needs_mini = pytest.mark.skipif(not MINI.is_dir(), reason="the small dual-use corpus lies beside the repository only")

@@ -6,17 +6,17 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from benchmarks.unit_errors import main
 from gram_platform.analysis.unit_error import shipped_errors
 from gram_platform.config import State
 from gram_platform.pages.results.record import record_from_plain
 from gram_platform.store import Store
-from gram_platform.studies import unit_errors
+from gram_platform.studies import record as record_module
 from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
-from gram_platform.studies.record import record_of
+from gram_platform.studies.record import finished_sizes, record_of
 from gram_platform.studies.run import run_study
-from gram_platform.studies.unit_errors import finished_sizes, main
 
 
 def graph_of(tmp_path, *flags: str) -> Graph:
@@ -44,7 +44,7 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
     own = shipped_errors().assign(ratio=0.01, difference=0.01)
     own = own[own["corpus"] == "stories"]
     shipped = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors
-    monkeypatch.setattr(unit_errors, "measured_in", lambda *of: own[own["size"] == "0.15M"])
+    monkeypatch.setattr(record_module, "measured_in", lambda *of: own[own["size"] == "0.15M"])
     assert record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors == shipped
     small = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.15M")).unit_errors
     assert [row["ratio"] for row in small] == [0.01, 0.01]
@@ -53,8 +53,8 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
 def test_another_study_that_is_named_calibration_is_none(tmp_path, monkeypatch):
     """It has no variants of known shares, without which every other study ended with a KeyError."""
     record = record_of(graph_of(tmp_path, "--preset", "smoke"))
-    monkeypatch.setattr(unit_errors, "readable_record", lambda *of: replace(record, name="calibration"))
-    monkeypatch.setattr(unit_errors, "read_calibration", lambda *of: pytest.fail("it is read as a calibration"))
+    monkeypatch.setattr(record_module, "readable_record", lambda *of: replace(record, name="calibration"))
+    monkeypatch.setattr(record_module, "read_calibration", lambda *of: pytest.fail("it is read as a calibration"))
     assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
 
 

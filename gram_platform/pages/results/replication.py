@@ -16,11 +16,11 @@ from gram_platform.analysis.ratios import (
     PREFIX,
     VARIANT,
     VIEW,
-    size_key,
 )
 from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
+from gram_platform.methods.labels import size_key
 from gram_platform.methods.setting import profile_name
 from gram_platform.pages.results.declarations import (
     Baseline,

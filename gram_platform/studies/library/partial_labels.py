@@ -1,6 +1,6 @@
 """Declares the study with half of the labels missing (the paper's "Partial Labeling Details")."""
 
-from gram_platform.config.ladder import AS_RUN_SIZES, PAPER_SIZES
+from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
     AS_RUN_PARTIAL,
@@ -12,6 +12,7 @@ from gram_platform.studies.library.dual_use import (
     DUAL_USE_SMOKE,
     core_alone,
 )
+from gram_platform.studies.library.scaling import AS_RUN_SIZES
 
 STUDY = Study(
     name="partial_labels",

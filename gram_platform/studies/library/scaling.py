@@ -3,8 +3,8 @@
 import dataclasses
 
 from gram_platform.config import RoutingConfig
-from gram_platform.config.ladder import AS_RUN_SIZES, DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES
-from gram_platform.methods.setting import GRADDIFF, RMU, Branching, Conventions, Elicitation, Options
+from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, Size
+from gram_platform.methods.setting import Branching, Conventions, Elicitation, Options
 from gram_platform.studies import Study
 from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, Preset, Variant
 
@@ -18,6 +18,28 @@ UNIFORM_SIZES = tuple((name, "uniform") for name in PAPER_SIZES if name != "5B")
 PAPER_ATTACK = Elicitation(num_sequences=512, num_steps=3200, patience=5, compared_only=True)
 PAPER_OPTIONS = Options(branch_module=Branching(aux_factor_of=((CODE, 2.0),)), elicitation=PAPER_ATTACK)
 ONE_SEED = (("2B", 1), ("5B", 1))
+
+
+def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
+    """Makes a size with 20 core tokens for each of the authors' parameters and their law's unrounded rate."""
+    size, tokens = PAPER_SIZES[name], 20 * num_parameters
+    return dataclasses.replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
+
+
+# The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of one GPU, parameters.
+# 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since theirs of 5 and 2 cannot be sharded.
+AS_RUN_SIZES = {
+    size.name: size
+    for size in (
+        _as_run("50M", 0.0013294663255016177, 72, 9, 47_995_776),
+        _as_run("100M", 0.0010740633599129793, 128, 16, 103_201_984),
+        _as_run("200M", 0.0008677257023958782, 216, 27, 199_891_008),
+        _as_run("400M", 0.0007010274465180751, 368, 23, 402_064_768),
+        _as_run("800M", 0.0005663534909876918, 672, 12, 806_509_504),
+        _as_run("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
+        _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
+    )
+}
 # as in the authors' settings and code: at most 200 steps, each on the whole sample
 AS_RUN_ATTACK = Elicitation(512, 200, 10, batch_size=512, warmup_fraction=0.0, beta2=0.999, clip_norm=0.0)
 AS_RUN_CONVENTIONS = Conventions(
@@ -36,9 +58,9 @@ SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=
 # core's raised by less than .02 nats [ours]
 DEMO_UNLEARNING = {
     "rmu": dataclasses.replace(
-        RMU, num_steps=400, peak_lr=1.6e-3, retain_weight=30.0, batch_size=8, depth=0.5, steering=20.0
+        Options.rmu, num_steps=400, peak_lr=1.6e-3, retain_weight=30.0, batch_size=8, depth=0.5, steering=20.0
     ),
-    "graddiff": dataclasses.replace(GRADDIFF, num_steps=200, peak_lr=3e-4, retain_weight=5.0, batch_size=8),
+    "graddiff": dataclasses.replace(Options.graddiff, num_steps=200, peak_lr=3e-4, retain_weight=5.0, batch_size=8),
 }
 SMOKE_UNLEARNING = {name: dataclasses.replace(way, num_steps=10) for name, way in DEMO_UNLEARNING.items()}
 

@@ -3,18 +3,25 @@
 import dataclasses
 
 from gram_platform.config import RoutingConfig
-from gram_platform.config.ladder import (
-    STORIES_AS_RUN_SIZES,
-    STORIES_AUX_SHARE,
-    STORIES_GPU_SIZES,
-    STORIES_SIZES,
-    STORIES_SMOKE_SIZES,
-)
+from gram_platform.config.ladder import SMOKE_SIZES, STORIES_AUX_SHARE, STORIES_SIZES, Size
 from gram_platform.methods.setting import Branching, Demix, Elicitation, Options, Unlearning
 from gram_platform.studies import Study
 from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, PAPER_FAMILY, MaxEntRanges, Preset, Variant
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTIONS
+
+# As the authors ran it: a full-width core beside the modules, one route a step.
+STORIES_AS_RUN_SIZES = {"26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
+# For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP and one route a step
+# as in the demo, Simple Stories' context. The rates are below that of Simple Stories' 26M; no search has chosen them.
+STORIES_GPU_SIZES = {
+    size.name: size
+    for size in (
+        Size("3M", 6, 192, 4, 2, 768, 768, 384, 64, 64, 28_370_000, 4e-3, 256, 1024),
+        Size("10M", 8, 320, 4, 2, 1280, 1280, 640, 64, 64, 96_900_000, 3e-3, 256, 1024),
+    )
+}
+STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 # p_ca is 2, p_lr is 1 [ours].
 BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)

@@ -6,8 +6,7 @@ from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import one_line
 from gram_platform.engine.execution import owner
-from gram_platform.store import Store
-from gram_platform.store.files import Folder
+from gram_platform.store import Folder, Store
 from gram_platform.store.leases import Lease, is_fresh, read_lease
 
 DRIVER_LEASE_S = 30.0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 import optuna
 import pandas as pd
 
-from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective, mean_ratios, ratios_of
+from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
@@ -61,9 +61,8 @@ class MaxEntProblem:
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """Returns `objective, forget, penalty, core, retain`, averaged over seeds; ValueError for a loss of NaN."""
-        evaluations = [node.id for node in self.nodes(point) if not node.is_run]
-        ratios = mean_ratios([ratios_of(self.references, results[node_id]["losses"]) for node_id in evaluations])
-        return self.objective.score(ratios, retained_by(self.settings[0], point[PROFILE]))
+        losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
+        return self.objective.score_losses(self.references, losses, retained_by(self.settings[0], point[PROFILE]))
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:

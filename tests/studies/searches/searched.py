@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from gram_platform.config.ladder import STORIES_SMOKE_SIZES
 from gram_platform.studies import Study
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library import stories
+from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.studies.searches.command import main
 
 NAME, OWN = next(iter(STORIES_SMOKE_SIZES.items()))

@@ -12,16 +12,23 @@ from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from gram_platform.corpora import prepare
-from gram_platform.engine import trial_restarts
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine import trial_process
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
-from gram_platform.engine.trial_process import Trial, ends_process, plain_crash, plain_probe, reported_probe
-from gram_platform.engine.trial_restarts import Patience, TrialResources
+from gram_platform.engine.trial_process import (
+    Patience,
+    Trial,
+    TrialResources,
+    ends_process,
+    plain_crash,
+    plain_probe,
+    reported_probe,
+)
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
 from gram_platform.studies.searches.definition import parse_search as parse
@@ -156,8 +163,8 @@ def test_a_trial_that_avoids_a_machine_shares_no_process():
 
 def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
     placed, cordon = [], Cordon(Resources())
-    monkeypatch.setattr(trial_restarts.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)])
-    monkeypatch.setattr(trial_restarts, "placement_group", lambda *bundles, **how: placed.append(how))
+    monkeypatch.setattr(trial_process.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)])
+    monkeypatch.setattr(trial_process, "placement_group", lambda *bundles, **how: placed.append(how))
     for number in range(4):
         TrialResources({"CPU": 1.0}, cordon).to_placement_group()
         cordon.note(report(f"m{number}", "no answer"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gram_platform.config import State
-from gram_platform.engine.cordon import Cordon
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
