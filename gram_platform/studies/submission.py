@@ -282,7 +282,7 @@ def _led(
     for line in ended.failures:
         say(line)
     say(f"\n{ended.counts}")
-    limit = submission.flags.budget.reached(ended.hours) if ended.is_unfinished else ""
+    limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
     if limit:
         say(f"limit: {limit}; submit again with a higher one to go on")
     return worst(TIME_IS_UP if limit else DONE, write(), FAILED if ended.failures else DONE), ended
@@ -291,6 +291,6 @@ def _led(
 def finish(submission: Submission, code: int, has_news: bool = True) -> int:
     """Updates the site, if it has news; returns the exit code."""
     if has_news:
-        refresh_site(submission.flags, submission.view.say)
+        refresh_site(submission.flags.destination, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
     return code
