@@ -17,10 +17,13 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods import plan
+from gram_platform.methods.nodes import Node
 from gram_platform.methods.setting import Options
+from gram_platform.planner import Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE, PROGRESS
 from gram_platform.store.leases import new_lease
+from gram_platform.studies.submission import placement_of
 from tests.engine.conftest import TWO_RANKS
 
 pytestmark = pytest.mark.ray
@@ -146,9 +149,10 @@ def test_ranks_without_enough_memory_say_what_they_need(ray_cluster, execution, 
     """An allocation that no machine can serve fails once, and is not tried again."""
     run = plan("baseline", setting).runs["all"]
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=2**42))
+    placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(2), "cpu")
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
     with pytest.raises(OutOfMemory, match=r"out of memory \(.* 2 ranks.*--num-workers 4"):
-        ray_cluster.get(train.remote(run, execution.placed(TWO_RANKS)))
+        ray_cluster.get(train.remote(run, execution.placed(placement)))
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure()["details"] == {"kind": "memory"}
     assert len(directory.attempts.list()) == 1
