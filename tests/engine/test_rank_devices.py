@@ -66,13 +66,13 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
             plan_for(folder, errors=[[run.run_id, 3, "device", 1]])
             reports, outcomes = [], []
             if where is execution:
-                assert not run_graph(
-                    [Node.of(run, TAGS)], where, Resources(), cordon=Cordon(Resources(), reports.append)
-                ).failed
-                assert [report.machine for report in reports] == [names["broken0"].node_id]
+                how = {"cordon": Cordon(Resources(), reports.append), "placements": {run.run_id: TWO_RANKS}}
+                assert not run_graph([Node.of(run, TAGS)], where, Resources(), **how).failed
+                assert [report.machine for report in reports] == [names["broken0"].node_id], reports
             else:
                 source, tuning = PointList([("a", {})]), Tuning("planted")
-                run_trials(source, OneRun(run), where, Resources(), tuning, on_end=outcomes.append)
+                how = {"on_end": outcomes.append, "place": lambda node: TWO_RANKS}
+                run_trials(source, OneRun(run), where, Resources(), tuning, **how)
                 assert [outcome.state for outcome in outcomes] == ["complete"], outcomes
             happened = events(folder)
             assert sum(event["event"] == "device" for event in happened) == 1
