@@ -90,9 +90,9 @@ def correct_places(database: Path, experiment_id: str) -> None:
 def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
     """Returns {run id: its right place} of the experiment's misplaced runs, with the experiment's own under ""."""
     places = connection.execute(
-        "SELECT '', artifact_location FROM experiments WHERE experiment_id = ?1 "
-        "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = ?1",
-        (experiment_id,),
+        "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
+        "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = :experiment",
+        {"experiment": experiment_id},
     ).fetchall()
     moved = {}
     for run_id, place in places:
@@ -119,8 +119,8 @@ def _correct(connection: sqlite3.Connection, experiment_id: str, here: str) -> N
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table, column in OTHER_PLACES:
             if table in tables:
-                begins = f"{column} = ?1 OR substr({column}, 1, length(?1) + 1) = ?1 || '/'"
-                changed = f"{column} = ?2 || substr({column}, length(?1) + 1)"
-                connection.execute(f"UPDATE {table} SET {changed} WHERE {begins}", (old, here))
+                begins = f"{column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'"
+                changed = f"{column} = :here || substr({column}, length(:old) + 1)"
+                connection.execute(f"UPDATE {table} SET {changed} WHERE {begins}", {"old": old, "here": here})
     runs = [(place, run_id) for run_id, place in moved.items() if run_id]
     connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", runs)
