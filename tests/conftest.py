@@ -1,7 +1,10 @@
 """What every test may use: the shared data beside the checkout, a storage of its own, one Ray cluster a session."""
 
+import contextlib
 import os
 import shutil
+import sqlite3
+import sys
 import tempfile
 import threading
 import uuid
@@ -68,6 +71,33 @@ def leases_end_with_their_test():
         renew = getattr(thread, "_target", None) if thread.name == "lease" else None
         if renew is not None:
             renew.__self__._released.set()
+
+
+@pytest.fixture(autouse=True)
+def mlflow_tables_are_made_once(default_storage):
+    """The first empty SQLite database of a process gets its tables by MLflow's migrations, each other one a copy."""
+    utils = sys.modules.get("mlflow.store.db.utils")
+    migrate = getattr(utils, "_initialize_tables", None)
+    if migrate is None or hasattr(migrate, "copies"):
+        return
+    template = default_storage / f"mlflow-tables-{os.getpid()}.db"
+
+    def copy(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+        with contextlib.closing(target), contextlib.closing(source):
+            source.backup(target)
+
+    def initialize(engine) -> None:
+        if engine.dialect.name == "sqlite" and template.exists():
+            return copy(sqlite3.connect(template), sqlite3.connect(engine.url.database))
+        migrate(engine)
+        if engine.dialect.name == "sqlite":
+            unfinished = f"{template}-{os.getpid()}"
+            copy(sqlite3.connect(engine.url.database), sqlite3.connect(unfinished))
+            os.replace(unfinished, template)
+        return None
+
+    initialize.copies = True
+    utils._initialize_tables = initialize
 
 
 @pytest.fixture

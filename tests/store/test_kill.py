@@ -47,6 +47,7 @@ def test_kill_before_every_file_operation(tmp_path, uninterrupted):
     assert operation > 40, "the run has more operations than that"
 
 
+@pytest.mark.slow  # a kill before every operation is its quick relative
 def test_kill_at_random_moments(tmp_path, uninterrupted):
     run, rng, num_kills = run_config(160), random.Random(0), 0
     steps = []
