@@ -9,8 +9,9 @@ import pandas as pd
 from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import table_csv
+from gram_platform.config.provenance import code_of_process, command_line
 from gram_platform.pages.report.build import report_sections
-from gram_platform.pages.report.page import REPORT_FILE, Page, Section
+from gram_platform.pages.report.page import REPORT_FILE, Page, Section, closing_sections
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import Results, sizes_text
 from gram_platform.pages.site.claims import claim_rows, claims_page
@@ -31,22 +32,26 @@ def write_replication(studies: Sequence[Results], out: str, facts: str) -> dict[
     ValueError if `out` cannot be written.
     """
     folder = open_folder(out, writable=True)
+    source = f"Made by `{command_line()}`, {code_of_process()}."
+    sizes = sizes_text(*(study.record.parameters for study in studies))
+    last = closing_sections(sizes, [("Every study", source)])
     pages = {"index.html": _index(studies, facts), "claims.html": _claims_page(studies)}
+    pages = {name: replace(page, sections=[*page.sections, *last]) for name, page in pages.items()}
     with writing(folder):
         for name, page in pages.items():
             folder.write(name, page.html(REPLICATION_PAGES).encode(), durable=False)
         for study in studies:
-            for name, data in _files(study).items():
+            for name, data in _files(study, source).items():
                 folder.child(study.record.name).write(name, data, durable=False)
     paths = {study.record.name: folder.child(study.record.name).address(REPORT_FILE) for study in studies}
     return {**paths, "all": folder.address("index.html")}
 
 
-def _files(study: Results) -> dict[str, bytes]:
+def _files(study: Results, source: str) -> dict[str, bytes]:
     record = study.record
     facts = " ".join([*record.facts, sizes_text(record.parameters)])
     intro, claims = f"{record.question}\n\n{facts}".strip(), renamed(study.claims, record.varies)
-    page = Page(record.title, intro, report_sections(study), claims=claims)
+    page = Page(record.title, intro, report_sections(study), claims=claims, source=source)
     tables = {"table.csv": study.analysis.table, "per_seed.csv": study.analysis.per_seed}
     return page.files | {name: table_csv(renamed(t, record.varies)).encode() for name, t in tables.items()}
 
@@ -72,14 +77,12 @@ def _index(studies: Sequence[Results], facts: str) -> Page:
     table = pd.DataFrame(rows)
     table = table if table["variants"].any() else table.drop(columns="variants")
     text = "The columns agree, disagree and cannot tell count the claims of the paper that a study can judge."
-    facts += f" {sizes_text(*(study.record.parameters for study in studies))}"
     return Page("Replication", f"{INTRO}\n\n{facts}", [Section("Studies", text, table=table, table_is_open=True)])
 
 
 def _claims_page(studies: Sequence[Results]) -> Page:
     rows = {s.record.name: claim_rows(s.claims, f"{s.source} ({', '.join(s.record.sizes)})", VARIANT) for s in studies}
-    page = claims_page(rows, {s.record.name: (s.record.title, _address(s)) for s in studies})
-    return replace(page, footer=sizes_text(*(study.record.parameters for study in studies)))
+    return claims_page(rows, {s.record.name: (s.record.title, _address(s)) for s in studies})
 
 
 def _address(study: Results) -> str:
