@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from gram_platform.config import CORE, Evaluation, RoutingConfig, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.config.provenance import command_line, provenance, submissions_with
+from gram_platform.config.provenance import code_of_process, command_line, provenance, submissions_with
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution
@@ -47,7 +47,7 @@ def real_study(store: Store) -> None:
     nodes = [node for method in ("baseline", "gram") for node in method_nodes(method, setting)]
     for node in nodes:
         execute = {RunConfig: execute_run, Evaluation: execute_evaluation}[type(node.config)]
-        execute(node.config, node.names, Execution(store.root))
+        execute(node.config, node.names, Execution(store.root, code=str(code_of_process())))
     entries = tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
     record = StudyRecord(
         name="small",
