@@ -50,7 +50,7 @@ def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypat
     assert not (tmp_path / "removed").exists()
 
 
-def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path):
+def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path, capsys):
     (tmp_path / "elsewhere").mkdir()
     trials = laddered().assign(run_id="r", elapsed_s=1.0, message="")
     left = (trials["size"] == "1M") & (trials["lr"] == 2e-3) & (trials["batch"] == 64)
@@ -64,14 +64,16 @@ def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path):
         "report.html": b"<html></html>",
     }
     Tracker(uri).log_study("lr_bs_grid", files, {}, {"search_id": "0123"})
-    text = report_from_mlflow("lr_bs_grid", uri, "")
+    report_from_mlflow("lr_bs_grid", uri, "")
+    text = capsys.readouterr().out
     exponents = grid.laws["exponent"].to_numpy()
     assert np.isfinite(exponents).all()
     assert all(f"{exponent:.3f}" in text for exponent in exponents)
     assert frame_text(grid.optima) in text
     files.pop("trials.csv")
     Tracker(uri).log_study("pareto", files, {}, {"search_id": "4567"})
-    assert report_from_mlflow("pareto", uri, "").startswith("size")
+    report_from_mlflow("pareto", uri, "")
+    assert capsys.readouterr().out.startswith("table\n\nsize")
 
 
 def test_what_mlflow_lacks_is_named(uri, tmp_path):

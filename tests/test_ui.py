@@ -128,6 +128,25 @@ def test_the_newest_study_is_opened_and_ctrl_c_leaves_nothing(tmp_path):
         process.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_the_server_ends_where_gram_ui_is_killed(tmp_path):
+    store = Store(tmp_path).open_for_writing()
+    Tracker(default_tracking_uri(store.root)).prepare_database()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [*ARGUMENTS, "--storage", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout.readline().startswith("MLflow of ")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert children
+    finally:
+        process.kill()
+        process.wait()
+    assert psutil.wait_procs(children, timeout=PATIENCE_S)[1] == []
+
+
 def until(condition) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

@@ -1,12 +1,11 @@
 """Implements `gram eval`, `export`, `import`, `serve` and `token`."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
-from gram_platform.config import IMPORTED, View
+from gram_platform.config import IMPORTED
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     invalid,
@@ -17,7 +16,7 @@ from gram_platform.config.identity import (
     require_name,
     require_real,
 )
-from gram_platform.config.terminal import say
+from gram_platform.config.terminal import masked, say
 from gram_platform.config.view import PRECISIONS
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.selection import available_modules, parse_modules, parse_sources
@@ -115,7 +114,7 @@ def export_command(
         tracking_uri: MLflow server or database, for --register
     """
     from gram_platform.release.card import card_subject, card_text
-    from gram_platform.release.export import CARD, ExportRequest, export_view
+    from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
     from gram_platform.release.profile_numbers import profile_numbers
     from gram_platform.release.publishing import push_export, require_hub
 
@@ -152,39 +151,21 @@ def export_command(
         tags = {"gram.hub": push, "gram.hub_commit": commit}
         say(f"{push}: commit {commit} at {address}")
     if register:
-        say(_registered(store, export.view, exported.folder, register, tracking_uri, tags))
+        from gram_platform.tracking import Tracker, default_tracking_uri
+
+        tracker, run = Tracker(tracking_uri or default_tracking_uri(store.root)), store.run(export.view.run_id)
+        version = tracker.register_export(run, export.view, register, exported.folder / RECORD, tags)
+        say(f"{register}: version {version} in MLflow at {masked(tracker.tracking_uri)}")
 
 
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
     """ValueError for a name that no model in MLflow can have, or an address without one."""
-    from gram_platform.config.terminal import masked
-
     if not name and tracking_uri:
         raise invalid("tracking_uri", masked(tracking_uri), "no value without --register")
     if name:
         require_name("register", name)
     if name and run_id.startswith(IMPORTED):
         raise invalid("register", name, "no name for an imported model, which has no run in MLflow")
-
-
-def _registered(
-    store: Store, view: View, folder: Path, name: str, tracking_uri: str, hub_tags: Mapping[str, str]
-) -> str:
-    """Registers an export with MLflow, which gets its run if it has none; describes the version."""
-    from gram_platform.config.terminal import masked
-    from gram_platform.release.export import RECORD
-    from gram_platform.tracking import Tracker, default_tracking_uri
-    from gram_platform.tracking.entry import RUN_ID, VIEW_ID
-    from gram_platform.tracking.tracker import register_export
-
-    tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
-    mlflow_run_id = tracker.mirror(store.run(view.run_id))
-    assert mlflow_run_id is not None, "an exported run was attempted"
-    active = " ".join(f"{domain}={weight:g}" for domain, weight in view.weights) or "none"
-    tags = {RUN_ID: view.run_id, VIEW_ID: view.view_id, "gram.modules": active, **hub_tags}
-    note = f"View of run `{view.run_id}`; modules switched on: {active}. The files' README says how it was verified."
-    version = register_export(tracker.tracking_uri, name, folder / RECORD, mlflow_run_id, tags, note)
-    return f"{name}: version {version} in MLflow at {masked(tracker.tracking_uri)}"
 
 
 def import_command(
@@ -282,14 +263,10 @@ def token_command(
         metrics: whether it may read /metrics
         max_requests: requests of it that may be at work or wait at once; default: what `gram serve` says
     """
-    from gram_platform.release.serving.policy import new_token, token_entry
-    from gram_platform.release.serving.policy_file import edit_policy
+    from gram_platform.release.serving.policy_file import add_token
 
     if not profiles:
         raise invalid("profiles", profiles, "at least one profile of the policy")
     if len(profiles) > 1 and not default:
         raise invalid("default", default, one_of(default, profiles))
-    token = new_token()
-    entry = token_entry(name, token, profiles, default or profiles[0], metrics, max_requests)
-    edit_policy(policy, lambda text: text + entry)
-    say(token)
+    say(add_token(policy, name, profiles, default or profiles[0], metrics, max_requests))

@@ -1,5 +1,6 @@
 """Implements `gram ui`, which opens MLflow's pages of a storage."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -16,21 +17,14 @@ from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.provenance import SUBMISSION
 from gram_platform.config.terminal import say
+from gram_platform.engine.local_cluster import ui
 from gram_platform.engine.local_cluster.head import free_port
-from gram_platform.engine.local_cluster.ui import (
-    HOST,
-    MLFLOW_PORT,
-    RUNS_PAGE,
-    answers,
-    leave_link_page,
-    mlflow_command,
-    write_link_page,
-)
 from gram_platform.store import Store
 from gram_platform.studies.flag_groups import Number
 
 RECORDS = ("study.json", "search.json")
 ENDING_S = 5.0
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
@@ -49,15 +43,15 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
         raise invalid("storage", store.root, "a folder: runs of an object store are in the MLflow of --tracking-uri")
     if not database.is_file():
         raise invalid("storage", store.root, "a storage with an mlflow.db, which a submission or `gram sync` makes")
-    listening = free_port(port or MLFLOW_PORT)
+    listening = free_port(port or ui.MLFLOW_PORT)
     if port and listening != port:
-        raise invalid("port", port, f"a free port of {HOST}")
+        raise invalid("port", port, f"a free port of {ui.HOST}")
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     with tempfile.TemporaryFile() as log, _running(database, listening, log) as server:
-        address = f"http://{HOST}:{listening}"
-        if not answers(server, address):
+        address = f"http://{ui.HOST}:{listening}"
+        if not ui.answers(server, address):
             raise Stopped(f"MLflow does not open: {_last_line(log)}")
-        write_link_page(database, address)
+        ui.write_link_page(database, address)
         name, page = _newest(store, database, address)
         say(f"MLflow of {store.root}{name}: {page}\nCtrl-C closes it")
         if _has_browser():
@@ -72,8 +66,11 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
     """Runs MLflow's server for the length of a block; it and its workers end with the block, however that ends."""
     how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+    if sys.platform == "linux":
+        # It ends also where this process is killed.
+        how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    server = subprocess.Popen(mlflow_command(database, port), env=environment, **how)
+    server = subprocess.Popen(ui.mlflow_command(database, port), env=environment, **how)
     try:
         yield server
     finally:
@@ -84,7 +81,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
                 os.killpg(server.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 server.wait(ENDING_S)
-        leave_link_page(database, f"http://{HOST}:{port}")
+        ui.leave_link_page(database, f"http://{ui.HOST}:{port}")
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
@@ -98,7 +95,7 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
         for name in names:
             if views := tracker.view_urls(name, address + "/"):
                 return f", {name}", views.get("ratios", next(iter(views.values())))
-    return "", address + RUNS_PAGE
+    return "", address + ui.RUNS_PAGE
 
 
 def _submitted(store: Store, name: str) -> str:

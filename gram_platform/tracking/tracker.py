@@ -16,6 +16,7 @@ from typing import Any
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
+from gram_platform.config import View
 from gram_platform.config.identity import hash_file, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
@@ -264,6 +265,33 @@ class Tracker:
                 if missing or new:
                     client.log_batch(run.info.run_id, metrics=new, tags=missing)
 
+    def register_export(self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]) -> str:
+        """Makes the folder of an export's `record` the newest version of model `name`; returns the version's number.
+
+        The files become artifacts of the MLflow run of the view's `run`, which is sent before. An export that is
+        registered under the name keeps its version and gets the tags.
+        """
+        digest, mlflow_run_id = hash_file(record), self.mirror(run)
+        assert mlflow_run_id is not None, "an exported run was attempted"
+        active = " ".join(f"{domain}={weight:g}" for domain, weight in view.weights) or "none"
+        tags = {content.RUN_ID: view.run_id, content.VIEW_ID: view.view_id, "gram.modules": active, **tags}
+        note = f"View of run `{view.run_id}`; modules switched on: {active}. "
+        note += "The files' README says how it was verified."
+        with self._connection.writing() as client:
+            if not client.search_registered_models(f"name = '{name}'"):
+                client.create_registered_model(name)
+            for version in client.search_model_versions(f"name = '{name}'"):
+                if version.tags.get(EXPORT) == digest:
+                    for key, value in tags.items():
+                        client.set_model_version_tag(name, version.version, key, value)
+                    return str(version.version)
+            source = self._artifacts.copy(mlflow_run_id, f"exports/{digest[:16]}", record.parent)
+            tags |= {EXPORT: digest, content.KIND: "export"}
+            made = client.create_model_version(
+                name, source, mlflow_run_id, tags, description=note, await_creation_for=0
+            )
+            return str(made.version)
+
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
         """Gives {what it shows: address} of a study's saved views; `pages`: where those of a database are."""
         with self._connection.reaching():
@@ -289,28 +317,3 @@ def file_name(name: str) -> str:
 
 def _page(figure: Any) -> bytes:
     return figure.to_html(include_plotlyjs="cdn").encode()
-
-
-def register_export(
-    tracking_uri: str, name: str, record: Path, mlflow_run_id: str, tags: Mapping[str, str], note: str
-) -> str:
-    """Makes the folder of an export's `record` the newest version of model `name`; returns the version's number.
-
-    The files become artifacts of the MLflow run. An export that is registered under the name keeps its version and gets
-    the tags. Raises TrackingUnavailable.
-    """
-    digest = hash_file(record)
-    connection = Connection(tracking_uri, "gram")
-    with connection.writing() as client:
-        if not client.search_registered_models(f"name = '{name}'"):
-            client.create_registered_model(name)
-        for version in client.search_model_versions(f"name = '{name}'"):
-            if version.tags.get(EXPORT) == digest:
-                for key, value in tags.items():
-                    client.set_model_version_tag(name, version.version, key, value)
-                return str(version.version)
-        place = f"exports/{digest[:16]}"
-        source = Artifacts(connection).copy(mlflow_run_id, place, record.parent)
-        tags = {**tags, EXPORT: digest, content.KIND: "export"}
-        made = client.create_model_version(name, source, mlflow_run_id, tags, description=note, await_creation_for=0)
-        return str(made.version)

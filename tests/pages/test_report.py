@@ -20,7 +20,8 @@ from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
 from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, with_published
 from tests import stories_frames
 from tests.pages.site.browser import running_browser
-from tests.pages.site.pages import DRAWN
+from tests.pages.site.pages import DRAWN, source_addresses
+from tests.pages.site.planted import SUBMITTED
 from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 IN_ORDER = (
@@ -208,33 +209,19 @@ def test_a_study_of_which_nothing_is_finished_has_a_page():
     assert page.count('class="plot"') == page.count('class="tiles"') == page.count("Claims:") == 0
 
 
-SUBMITTED = {
-    "started": "2026-11-26T10:00:00+00:00",
-    "command": "python experiments/scaling.py --preset demo",
-    "commit": "0123456789ab",
-    "sources": "ba9876543210",
-    "upload": "",
-    "versions": {"Python": "3.11.7"},
-    "machine": "1 machine",
-    "node_hours": 1.5,
-}
-
-
-def test_every_figure_and_row_leads_to_command_and_commit():
+def test_every_figure_and_row_leads_to_command_and_commit(tmp_path):
     analysis = analysed()
     claims = paper_claims(analysis.per_seed, "scaling")
-    markup = without_plotly(html_of(analysis, curves(), runs_frame(), claims, submissions=(SUBMITTED,)))
-    (target,) = re.findall('<p id="source">(.*?)</p>', markup)
-    assert SUBMITTED["command"] in target
-    assert SUBMITTED["commit"] in target
-    shown = [part for part in markup.split("<section ")[1:] if 'class="plot"' in part or "<tbody>" in part]
-    assert len(shown) >= 6
-    assert all('<a href="#source">' in part for part in shown)
-    runs = next(part for part in shown if part.startswith('id="runs"'))
-    links = [
-        re.search(r'<a href="([^"]*)">run-', row) for row in re.findall("<tr>(.*?)</tr>", runs.split("<tbody>")[1])
-    ]
-    assert sum(link is not None for link in links) == len(links) - 1  # one address is no http address
+    page = tmp_path / "report.html"
+    page.write_text(html_of(analysis, curves(), runs_frame(), claims, submissions=(SUBMITTED,)))
+    is_run = re.compile("http://127.0.0.1:5000/#/runs/").match
+    addresses = source_addresses(page, is_run)
+    assert sum(map(bool, map(is_run, addresses))) == len(runs_frame()) - 1  # one address is no http address
+    names = re.findall('aria-label="(.*?): command and commit"', page.read_text())
+    assert {"GRAM, tiny", "baseline, tiny, all"} <= set(names)
+    for part in page.read_text().split("<tbody>")[1:]:
+        names = re.findall('aria-label="(.*?): command and commit"', part.split("</tbody>")[0])
+        assert len(set(names)) == len(names)
     without = without_plotly(html_of(analysis, curves(), runs_frame(), claims))
     assert "#source" not in without
 

@@ -9,11 +9,11 @@ import pytest
 from mlflow import MlflowClient
 from pandas.testing import assert_frame_equal
 
+from gram_platform.config import View
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.database import database_path, database_uri
 from gram_platform.tracking.frame import load_runs, load_store
-from gram_platform.tracking.tracker import register_export
 from tests.store.training import in_process, run_config, train
 
 RUN = run_config(8)
@@ -60,9 +60,8 @@ def template(tmp_path_factory):
     (export / "part").mkdir(parents=True)
     (export / "record.json").write_text("{}")
     (export / "part" / "weights").write_bytes(b"w")
-    register_export(
-        tracker.tracking_uri, "model", export / "record.json", tracker.runs()["run", RUN.run_id].info.run_id, {}, ""
-    )
+    view = View.of(RUN.run_id, {})
+    tracker.register_export(Store(storage).run(RUN.run_id), view, "model", export / "record.json", {})
     return storage
 
 

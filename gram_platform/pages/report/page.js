@@ -66,18 +66,16 @@
   }
 
   function addControls(place) {
-    const bar = document.createElement("p");
+    const bar = place.nextElementSibling; // with a link to the command and commit, if they are known
     const csv = place.layout.meta?.csv && link(place, "csv", `data:text/csv;charset=utf-8,${place.layout.meta.csv}`);
     const controls = [["SVG", document.createElement("button")], ["CSV", csv], ["Reset", document.createElement("button")]];
     for (const [text, control] of controls.filter(([, control]) => control)) {
       control.textContent = text;
       control.setAttribute("aria-label", `${text}: ${place.getAttribute("aria-label")}`);
-      bar.append(control, " ");
+      bar.insertBefore(control, bar.querySelector("a[href^='#']"));
     }
     controls[0][1].addEventListener("click", () => saveSvg(place));
     controls[2][1].addEventListener("click", () => show(place));
-    bar.className = "controls";
-    place.after(bar);
   }
 
   function draw(place) {

@@ -28,7 +28,8 @@ LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 FEW_SECTIONS = 3  # sections that need no table of contents
 HOW_TO_READ = "How to read"  # the title of the section that defines a page's terms
-SOURCE_ID = "source"  # the address, in a page, of the command and code of its numbers
+SOURCE_TITLE = "Source"  # of the section, on a page of several studies, with the command and commit of each
+SOURCE_ID = "source"  # the address of this section, or of the paragraph in the head of the page of one study
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"  # files of a study and of a search
 # in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
 _OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
@@ -51,22 +52,21 @@ class Section:
     table: pd.DataFrame | None = None
     table_is_open: bool = False  # shown in full; otherwise folded under the figures
     is_warning: bool = False
-    source: str = ""  # the address of the page with the command and code of these numbers, if it is another
     markup: str = ""  # `Markup` of `render`; other text is escaped
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a study, a search or a site: plain texts around sections. Blank lines separate paragraphs.
+    """A page of a study, a search or a site: plain texts before sections. Blank lines separate paragraphs.
 
     `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged. `source` says with
-    which command, code and machine the numbers were made; every section with numbers leads to it.
+    which command, code and machine the numbers were made; a page of several studies has `closing_sections` instead.
+    Every figure and every row of a table leads there, or to the page of its run or report.
     """
 
     title: str
     intro: str
     sections: Sequence[Section]
-    footer: str = ""
     claims: pd.DataFrame | None = None
     source: str = ""
 
@@ -91,9 +91,10 @@ class Page:
         """
         has_claims = self.claims is not None and len(self.claims)
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
-        main = sections_html(self.sections, f"#{SOURCE_ID}" if self.source else "")
+        has_source = bool(self.source) or any(section.title == SOURCE_TITLE for section in self.sections)
+        main = sections_html(self.sections, f"#{SOURCE_ID}" if has_source else "")
         parts = {"intro": _paragraphs(counted + self.intro), "source": _source(self.source), "main": main}
-        parts |= {"title": self.title, "footer": _paragraphs(self.footer), "contents": _contents(self.sections)}
+        parts |= {"title": self.title, "contents": _contents(self.sections)}
         nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
         scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
         return str(render("page.html", **parts, navigation=navigation, scripts=scripts, nonce=nonce))
@@ -111,7 +112,7 @@ def section_by_size(
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
     """Renders sections one after the other; the address of each is its title in small letters.
 
-    Those with numbers end with a link to `source`, the address of their command and code, or to their own.
+    Figures, rows and sections with numbers have links to `source`, the address of their command and code.
     """
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
@@ -121,6 +122,16 @@ def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
 def terms_section(terms: Iterable[tuple[str, str]]) -> Section:
     """Defines the terms of a page: pairs of a term and its definition."""
     return Section(HOW_TO_READ, markup=render("terms.html", terms=terms))
+
+
+def closing_sections(sizes: str, sources: Iterable[tuple[str, str]]) -> list[Section]:
+    """Ends a page of several studies: what their sizes count, and where the numbers of each come from.
+
+    `sources` are pairs of a title and a text; either text may be "", where nothing is known.
+    """
+    known = [(title, text) for title, text in sources if text]
+    found = [Section("Sizes", sizes)] if sizes else []
+    return [*found, Section(SOURCE_TITLE, markup=render("terms.html", terms=known))] if known else found
 
 
 def render(template: str, **values: object) -> Markup:
@@ -189,9 +200,10 @@ def _figure_json(figure: go.Figure) -> Markup:
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
+    """Returns (heads as (CSS class, name), rows of a name and cells as (CSS class, text, address or "")).
 
-    Class `number` aligns to the right; class `long` breaks sentences into lines.
+    Class `number` aligns to the right; class `long` breaks sentences into lines. A row's name is its first texts, as
+    many as tell all rows apart.
     """
     table = labelled(table)
     heads, cells = [], []
@@ -204,7 +216,11 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
         heads.append((kind, name.replace("_", " ")))
         addresses = map(_address, table[f"{name}_url"]) if f"{name}_url" in table else repeat("")
         cells.append(list(zip(repeat(kind), texts, addresses, strict=False)))
-    return heads, list(zip(*cells, strict=True))
+    rows = list(zip(*cells, strict=True))
+    texts = [tuple(text for _, text, _ in row) for row in rows]
+    enough = next((number for number in range(1, len(heads)) if len({of[:number] for of in texts}) == len(rows)), None)
+    names = [", ".join(filter(None, of[:enough])) for of in texts]
+    return heads, list(zip(names, rows, strict=True))
 
 
 def _address(url: object) -> str:

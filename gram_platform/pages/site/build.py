@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gram_platform.config.identity import invalid
+from gram_platform.config.provenance import submissions_text
 from gram_platform.engine.local_cluster.ui import LINK_PAGE, link_page
+from gram_platform.pages.report.page import closing_sections
 from gram_platform.pages.results.record import run_links, sizes_text
 from gram_platform.pages.site.claims import claims_page
 from gram_platform.pages.site.facts import Facts, read_facts
@@ -48,7 +50,8 @@ def build_site(store: Store, tracking_uri: str | None, out: str = "", facts: Fac
         claims = claims_page({study.name: study.claims for study in facts.studies}, titles)
         pages = {"index.html": index_page(facts, store.root, note, addresses, time.time()), "claims.html": claims}
         sizes = sizes_text(*(study.record.parameters for study in facts.studies if study.record))
-        pages = {name: replace(page, footer=f"{page.footer}\n\n{sizes}") for name, page in pages.items()}
+        last = closing_sections(sizes, [(study.title, submissions_text(study.submissions)) for study in facts.studies])
+        pages = {name: replace(page, sections=[*page.sections, *last]) for name, page in pages.items()}
         num_written += write_changed(folder, {name: page.html(NAVIGATION).encode() for name, page in pages.items()})
         for study in facts.studies if out else ():
             source, target = store.study_dir(study.name), folder.child(STUDIES, study.name)

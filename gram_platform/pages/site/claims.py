@@ -82,10 +82,10 @@ def claims_page(rows: Mapping[str, Sequence[Mapping]], titles: Mapping[str, tupl
         frame = pd.DataFrame(found)
         numbers = [column for column in CLAIM_NUMBERS if column in frame]
         frame = frame.astype(dict.fromkeys(numbers, float))  # None, of JSON, is NaN here
-        title, address = titles[name]
+        title, _ = titles[name]
         text = f"Judged at {', '.join(dict.fromkeys(frame['judged_at']))}."
-        matrix = Section(title, text, table=claims_matrix(frame), table_is_open=True, source=address)
-        sections += [matrix, Section(f"{title}: differences", table=readable_claims(frame), source=address)]
+        matrix = Section(title, text, table=claims_matrix(frame), table_is_open=True)
+        sections += [matrix, Section(f"{title}: differences", table=readable_claims(frame))]
     return Page("Claims", "", sections)
 
 

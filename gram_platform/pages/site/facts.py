@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape
+from gram_platform.config.provenance import SUBMISSION
 from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, nodes_digest, readable_record
 from gram_platform.pages.site.claims import csv_claim_rows
@@ -105,6 +106,13 @@ class StudyFacts:
     history: tuple[str, ...] = ()  # dates of earlier pages, the newest first
     claims: Sequence[Mapping] = ()  # of `csv_claim_rows`
     problem: str = ""  # why its claims cannot be read
+
+    @property
+    def submissions(self) -> Sequence[Mapping]:
+        """Those that executed nodes, the newest last; an earlier version kept none of a search."""
+        if self.record is not None:
+            return self.record.submissions
+        return self.search["submissions"] if has_shape(self.search, {"submissions": [SUBMISSION]}) else ()
 
 
 @dataclass(frozen=True)

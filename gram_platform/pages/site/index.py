@@ -14,7 +14,7 @@ from gram_platform.config.identity import has_shape
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.build import FIRST
-from gram_platform.pages.report.page import REPORT_FILE, Page, Section, render
+from gram_platform.pages.report.page import HOW_TO_READ, REPORT_FILE, SOURCE_ID, Page, Section, render
 from gram_platform.pages.report.sections import FEW
 from gram_platform.pages.site.facts import SEARCH_TEXTS, STATES, TABLE, Facts, StudyFacts, Totals, totals, uses
 from gram_platform.pages.site.pictures import (
@@ -60,6 +60,7 @@ class Card:
     result: str
     lines: Sequence[str]
     links: Sequence[tuple[str, str]]  # (label, address)
+    source: str  # the address of the command and commit of its picture; "" if they are not known
 
 
 def index_page(facts: Facts, place: str, note: str, addresses: Addresses, built: float) -> Page:
@@ -82,7 +83,7 @@ def index_page(facts: Facts, place: str, note: str, addresses: Addresses, built:
     what = f"{_several(len(studies), 'study', 'studies')} and {_several(len(searches), 'search', 'searches')}"
     text = f"{QUESTION} This page has {what} of the storage {place}. {counts} Built {moment(built)} UTC."
     text = text if facts.studies else f"No study has been submitted to the storage {place}. Built {moment(built)} UTC."
-    return Page("Overview", f"{text}\n\n{note}", sections, TERMS)
+    return Page("Overview", f"{text}\n\n{note}", [*sections, Section(HOW_TO_READ, TERMS)])
 
 
 def _study_card(study: StudyFacts, facts: Facts, addresses: Addresses) -> Card:
@@ -107,6 +108,7 @@ def _study_card(study: StudyFacts, facts: Facts, addresses: Addresses) -> Card:
         result=_study_result(*shown),
         lines=lines,
         links=links,
+        source=_source(study),
     )
 
 
@@ -136,6 +138,7 @@ def _search_card(search: StudyFacts, facts: Facts, addresses: Addresses) -> Card
         result=_search_result(search.rows, columns),
         lines=lines,
         links=_links(search, addresses),
+        source=_source(search),
     )
 
 
@@ -164,6 +167,10 @@ def _links(study: StudyFacts, addresses: Addresses) -> list[tuple[str, str]]:
     found = [(label, addresses.file(study, name)) for label, name in files.items() if name in study.files]
     found += [("claims", "claims.html")] if study.claims else []
     return [*found, *((f"MLflow {what}", page) for what, page in addresses.views.get(study.name, {}).items())]
+
+
+def _source(study: StudyFacts) -> str:
+    return f"#{SOURCE_ID}" if study.submissions else ""
 
 
 def _state(sums: Totals) -> str:

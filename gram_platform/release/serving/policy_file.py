@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gram_platform.config.crash_safe import sync, temporary_beside
 from gram_platform.config.identity import invalid, local_path
-from gram_platform.release.serving.policy import Policy, parse_policy, read_policy
+from gram_platform.release.serving.policy import Policy, new_token, parse_policy, read_policy, token_entry
 
 MAX_POLICY_BYTES = 2**20  # some thousands of tokens; the file is read every two seconds
 
@@ -58,6 +58,16 @@ def _open_to_strangers(place: Path) -> str:
         if mode & stat.S_IWOTH and not is_closed:
             return str(entry.parent)
     return ""
+
+
+def add_token(
+    path: str, name: str, profiles: tuple[str, ...], default: str, metrics: bool, max_requests: int | None
+) -> str:
+    """Adds an entry for a new token to a policy file; returns the token. The fields are as of `token_entry`."""
+    token = new_token()
+    entry = token_entry(name, token, profiles, default, metrics, max_requests)
+    edit_policy(path, lambda text: text + entry)
+    return token
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:

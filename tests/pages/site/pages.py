@@ -1,11 +1,15 @@
 """What every page and report must be: drawn, silent, labelled, reachable by keyboard, as wide as its window."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 from tests.pages.site.browser import running_browser
 
+SOURCE_TEXT = re.compile(
+    r"(as|by) `[^`]+`, (commit|sources) [0-9a-f]{7}"
+)  # of `submissions_text`, and of `gram replicate`
 PHONE, DESK = (390, 900), (1280, 900)
 # figures are drawn when they come near the window: the first that is not is brought there
 DRAWN = """(() => {
@@ -25,6 +29,11 @@ FAULTS = """(() => {
     if (!plot.querySelector(".main-svg")) say("a figure that is not drawn", plot);
     if (!named(plot) || plot.getAttribute("role") !== "img") say("a figure without a label", plot);
     if (!plot.closest("section").querySelector("table")) say("a figure without a table behind it", plot);
+  }
+  for (const place of document.getElementById("source") ? document.querySelectorAll("figure, tbody tr") : []) {
+    const link = place.querySelector("a[href]:not([download])");
+    if (!link) say("no way to command and commit", place);
+    if (place.checkVisibility() && !link?.checkVisibility()) say("a link that nobody sees", place);
   }
   for (const box of document.querySelectorAll(".scroll")) {
     const table = box.querySelector("table");
@@ -57,6 +66,9 @@ FAULTS = """(() => {
   if (wide > 0) say("the page is " + wide + " pixels too wide");
   return faults;
 })()"""
+# the address of each row's and each figure's first link, null without one
+FIRST_LINK = 'querySelector("a[href]:not([download])")'
+LINKS_OF_PLACES = f"""[...document.querySelectorAll("figure, tbody tr")].map((place) => place.{FIRST_LINK}?.href)"""
 CONTRAST = """(() => {
   const light = (colour) => {
     const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => {
@@ -105,6 +117,30 @@ def require_whole(pages: Iterable[Path], folder: Path) -> None:
                 assert browser.wait_for(DRAWN), f"{page} at {width}: figures are not drawn"
                 assert browser.evaluate(FAULTS) == [], f"{page} at {width}"
     assert browser.said == []
+
+
+def source_addresses(page: Path, is_run: Callable[[str], bool]) -> list[str]:
+    """The address that each row and figure of a page leads to; AssertionError for one without command and commit.
+
+    `is_run` says whether an address in MLflow is that of a run with both.
+    """
+    markup = re.sub("<script.*?</script>", "", page.read_text(), flags=re.S)
+    is_shown = cache(lambda address: is_run(address) or _has_source(page, address))
+    found = []
+    for place in re.findall(r"<tr><td.*?</tr>|<figure.*?</figure>", markup, re.S):
+        shown = list(filter(is_shown, re.findall(r'<a [^>]*?href="([^"]*)"', place)))
+        assert shown, f"{page}: no link of {place} leads to command and commit"
+        found += shown[:1]
+    return found
+
+
+def _has_source(page: Path, address: str) -> bool:
+    path, _, anchor = address.partition("#")
+    target = (page.parent / path).resolve() if path else page
+    if target.suffix != ".html" or not target.is_file():
+        return False
+    _, _, text = target.read_text().partition(f'id="{anchor}"' if anchor else 'id="source"')
+    return SOURCE_TEXT.search(re.split("</p>|</section>", text)[0]) is not None
 
 
 def require_links_lead_somewhere(site: Path) -> list[str]:

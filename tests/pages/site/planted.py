@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.config import Evaluation, RunConfig, View
+from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.style import with_table
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
@@ -24,6 +25,16 @@ VIEWS = {"baseline": ("all",), "gram": tuple(PROFILES), "filtering": ("core+lisp
 SETS = ("shared", "core_mlp", "module:lisp", "module:virology")
 HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
 FIRST_TIME = 1.7e9
+SUBMITTED = {
+    "started": "2026-11-26T10:00:00+00:00",
+    "command": "python experiments/scaling.py --preset demo",
+    "commit": "0123456789ab",
+    "sources": "ba9876543210",
+    "upload": "",
+    "versions": {"Python": "3.11.7"},
+    "machine": "1 machine",
+    "node_hours": 1.5,
+}
 MISSING_ID = "0" * 12
 
 
@@ -116,6 +127,7 @@ class PlantedStorage:
             parameters={size: int(frames.SIZES[size]) for size in sizes},
             profile="core+lisp",
             entries=entries,
+            submissions=() if name == "empty" else (SUBMITTED,),
         )
         self.store.study_dir(name).write("study.json", record.to_json())
         return record
@@ -128,11 +140,12 @@ class PlantedStorage:
         claims = "claim,verdict,difference,low,high,num_seeds,detectable,paper,source\n"
         claims += "p_cr helps,agree,0.1,0.05,0.15,3,0.02,,app:hyperparams\n"
         about = {"name": name, "title": name, "question": "What it asks.", "varied": ["trial"], "objectives": ["loss"]}
+        about["submissions"] = [SUBMITTED]
         trials_frame = pd.DataFrame({"trial": [1, 2], "loss": [1.0, 2.0]})
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
         table = Section("Trials", "All of them.", {"trials": with_table(figure, trials_frame)}, table=trials_frame)
         files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps(about)}
-        files["report.html"] = Page("A search", "What it asks.", [table]).html()
+        files["report.html"] = Page("A search", "What it asks.", [table], source=submissions_text([SUBMITTED])).html()
         for file, text in files.items():
             self.store.study_dir(name).write(file, text.encode())
 

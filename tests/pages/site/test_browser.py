@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from gram_platform.config import CORE, Evaluation, RoutingConfig, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
+from gram_platform.config.provenance import code_of_process, command_line, provenance, submissions_with
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution
@@ -27,7 +28,7 @@ from gram_platform.pages.site.build import tracking_of
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.browser import running_browser
-from tests.pages.site.pages import CONTRAST, DESK, DRAWN, UNPRINTED, require_whole
+from tests.pages.site.pages import CONTRAST, DESK, DRAWN, LINKS_OF_PLACES, SOURCE_TEXT, UNPRINTED, require_whole
 from tests.pages.site.planted import every_state
 
 TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -46,7 +47,7 @@ def real_study(store: Store) -> None:
     nodes = [node for method in ("baseline", "gram") for node in method_nodes(method, setting)]
     for node in nodes:
         execute = {RunConfig: execute_run, Evaluation: execute_evaluation}[type(node.config)]
-        execute(node.config, node.names, Execution(store.root))
+        execute(node.config, node.names, Execution(store.root, code=str(code_of_process())))
     entries = tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
     record = StudyRecord(
         name="small",
@@ -58,6 +59,7 @@ def real_study(store: Store) -> None:
         parameters={"tiny": 1},
         profile=f"core+{auxiliary[0]}",
         entries=entries,
+        submissions=submissions_with((), provenance("1 machine")),
     )
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
@@ -86,6 +88,31 @@ def test_every_page_is_whole_for_everybody(storages, tmp_path):
     pages = [page for storage in storages for page in pages_of(storage)]
     assert len(pages) == 3 + 5
     require_whole(pages, tmp_path)
+
+
+@pytest.mark.browser
+def test_every_row_and_figure_has_a_link_to_command_and_commit(storages, tmp_path):
+    """Follows each link: to a place of the page, to a report, or to a run in MLflow, whose tags are shown there."""
+    runs = {run.info.run_id: run.data.tags for run in Tracker(default_tracking_uri(storages[0])).runs().values()}
+    with running_browser(tmp_path) as browser:
+        browser.window(*DESK)
+        for page in [page for storage in storages for page in pages_of(storage)]:
+            browser.open(page)
+            addresses = browser.evaluate(LINKS_OF_PLACES)
+            assert addresses, page
+            in_page = f"{page.as_uri()}#source"
+            for address in sorted(set(map(str, addresses)), key=lambda address: address != in_page):
+                if "mlflow.html#" in address:
+                    tags = runs[address.rpartition("/")[2].partition("?")[0]]
+                    shown = f"as `{tags['gram.command']}`, {tags['gram.code']}"
+                    assert tags["gram.command"] == command_line()
+                else:
+                    assert address.startswith("file:"), (page, address)
+                    if address != in_page:
+                        browser.visit(address)
+                    shown = browser.evaluate("document.getElementById('source').textContent")
+                assert SOURCE_TEXT.search(shown), (page, address)
+    assert browser.said == []
 
 
 # pixels between the margins of a landscape sheet of Letter paper, which is narrower than A4
@@ -176,7 +203,7 @@ def test_a_figure_is_saved_as_svg_and_its_table_as_csv_without_a_network(storage
         controls = f"[...{place}.nextElementSibling.children]"
         assert browser.evaluate(f"{controls}.map((place) => place.getAttribute('aria-label'))") == [
             f"{kind}: Forget (lower is better)" for kind in ("SVG", "CSV", "Reset")
-        ]
+        ] + ["Source: command and commit of Forget (lower is better)"]
         assert browser.evaluate(f"{controls}.every((place) => (place.focus(), document.activeElement === place))")
 
         csv = browser.saved(f"{controls}[1]", tmp_path / "csv")

@@ -23,7 +23,7 @@ from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.views import study_views
-from tests.pages.site.pages import require_links_lead_somewhere
+from tests.pages.site.pages import require_links_lead_somewhere, source_addresses
 from tests.pages.site.planted import HOSTILE, MISSING_ID, PlantedStorage, every_state
 
 
@@ -237,6 +237,13 @@ def test_links_lead_to_files_in_the_storage(site):
     reports = {address for address in addresses if address.endswith("report.html")}
     assert reports == {f"../studies/{name}/report.html" for name in ("scaling", "stories", "maxent_search")}
     assert all(page.stat().st_size < 50_000 for page in site.glob("*.html"))
+
+
+def test_every_row_and_figure_of_the_site_leads_to_command_and_commit(site):
+    reports = sorted(site.parent.glob("studies/*/report.html"))
+    num_places = {page.name: len(source_addresses(page, lambda _: False)) for page in (*site.glob("*.html"), *reports)}
+    assert num_places["index.html"] == 4 + 3  # nodes that are not complete, and pictures
+    assert num_places["claims.html"] > 10
 
 
 def test_a_site_elsewhere_has_copies_of_the_reports(storage_copy, tmp_path):
