@@ -299,8 +299,7 @@ def test_a_bad_folder_is_an_error_that_writes_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize("is_published", [True, False])
 def test_an_unwritable_place_is_an_error_before_any_fit(tmp_path, capsys, monkeypatch, is_published):
-    monkeypatch.setattr(reports, "replicate", None)
-    monkeypatch.setattr(reports, "published_studies", None)
+    monkeypatch.setattr(reports, "replicated_studies", None)
     folder = [] if is_published else [str(write_folder(tmp_path, scaling_rows(), curve_lines()))]
     with pytest.raises(SystemExit) as stop:
         main(["replicate", *folder, "--out", "/proc/pages"])

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from gram_platform.config import CORE, Evaluation, RoutingConfig, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.config.provenance import code_of_process, command_line, provenance, submissions_with
+from gram_platform.config.provenance import code_of_process, command_line, provenance
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution
@@ -59,7 +59,7 @@ def real_study(store: Store) -> None:
         parameters={"tiny": 1},
         profile=f"core+{auxiliary[0]}",
         entries=entries,
-        submissions=submissions_with((), provenance("1 machine")),
+        submissions=provenance("1 machine").after(()),
     )
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
