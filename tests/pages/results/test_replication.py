@@ -9,12 +9,13 @@ import pytest
 
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.cli import main, reports
+from gram_platform.cli import main
 from gram_platform.pages.results.declarations import known_studies
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.pages.results.results import summary_text
+from gram_platform.pages.site import replication
 from gram_platform.pages.site.replication import write_replication
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import printed, published_per_seed
@@ -299,7 +300,8 @@ def test_a_bad_folder_is_an_error_that_writes_nothing(tmp_path, capsys):
 
 @pytest.mark.parametrize("is_published", [True, False])
 def test_an_unwritable_place_is_an_error_before_any_fit(tmp_path, capsys, monkeypatch, is_published):
-    monkeypatch.setattr(reports, "replicated_studies", None)
+    monkeypatch.setattr(replication, "replicate", None)
+    monkeypatch.setattr(replication, "published_studies", None)
     folder = [] if is_published else [str(write_folder(tmp_path, scaling_rows(), curve_lines()))]
     with pytest.raises(SystemExit) as stop:
         main(["replicate", *folder, "--out", "/proc/pages"])
