@@ -112,7 +112,7 @@ def section_by_size(
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
     """Renders sections one after the other; the address of each is its title in small letters.
 
-    Figures, rows and sections with numbers have links to `source`, the address of their command and code.
+    Figures and rows have links to `source`, the address of their command and code.
     """
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
