@@ -22,7 +22,8 @@ from tests.ranks import Ranks, run_ranks
 LIMIT_S = 5.0  # of a collective; a busy machine needs some of it
 
 
-@pytest.mark.parametrize("waits", ["corpus", pytest.param("complete", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("waits", ["corpus", "complete"])
+@pytest.mark.slow  # tests/engine/test_ranks.py is the quick relative
 def test_ranks_wait_for_one_ranks_long_work(execution, setting, waits):
     """Rank 0 or 1 takes longer over its data or the result than a collective may."""
     run = plan("baseline", setting).runs["all"]

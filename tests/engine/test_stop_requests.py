@@ -22,6 +22,7 @@ def run(setting):
     return dataclasses.replace(run, precision="float32", batch_size=4, micro_batch=2)
 
 
+@pytest.mark.slow  # one rank: tests/engine/test_faults.py
 def test_ranks_asked_to_stop_leave_together_and_continue_to_the_same_bytes(execution, run, tmp_path):
     seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
     half = run.num_steps // 2

@@ -70,6 +70,7 @@ def trained(storage, before: str = "", **variables: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow  # the others compare the operators
 def test_without_proc_and_private_operator_the_same_run_trains_in_plain_torch(tmp_path):
     fast, plain = trained(tmp_path / "fast"), trained(tmp_path / "plain", before=HIDE)
     assert (fast["fast"], plain["fast"]) == (True, False)

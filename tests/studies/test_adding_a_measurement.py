@@ -59,7 +59,7 @@ def read_worst(record, store, frames=None):
 
 
 def worst_page(record, results, tracker):
-    return Page(record.title, "", [Section("Worst tokens", table=results.table)], "Losses in nats.")
+    return Page(record.title, "Losses in nats.", [Section("Worst tokens", table=results.table)])
 
 
 SHOWN = Presentation(

@@ -89,6 +89,7 @@ def probing_ranks(rank, num_ranks, folder):
             torch.save(found, folder / f"{number}.pt")
 
 
+@pytest.mark.slow  # tests/train/test_sharding.py compares ranks with one process
 def test_two_ranks_find_what_one_process_does_and_train_on_bit_for_bit(tmp_path):
     run_ranks(2, probing_ranks, tmp_path)
     for number, kind in enumerate(KINDS):

@@ -74,6 +74,7 @@ def planted(tmp_path):
 
 
 @pytest.mark.ray
+@pytest.mark.slow  # test_crashes_count_where_devices_work is the quick relative
 def test_a_poisoned_process_fails_no_trial(ray_cluster, planted):
     problem, outcomes = planted[0], []
     points = [("a", {"lr": 2.0}), ("b", {"lr": 3.0})]
