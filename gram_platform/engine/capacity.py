@@ -229,8 +229,7 @@ def _shortage(widest: int, resources: Resources, machines: Sequence[Mapping[str,
     return invalid("threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster")
 
 
-# Replacements of cordoned machines that a cluster is asked for, one after another, until one
-# passes.
+# Replacements of cordoned machines that a cluster is asked for, one after another, until one passes.
 MAX_REPLACEMENTS = 3
 
 

@@ -83,10 +83,10 @@ class LiveView:
         # evaluations and attacks are many and short: they are only counted
         if ended is not None and ((ended.is_run and not ended.is_attack) or ended.id in progress.failed):
             self.say(self._ended_line(progress, ended), "red" if ended.id in progress.failed else "")
-        while progress.warnings:
-            node_id, texts = progress.warnings.popitem()
+        for node_id, texts in progress.warnings.items():
             for text in texts:
                 self.say(f"warning: {self.nodes[node_id].name}: {text}", "yellow")
+        progress.warnings.clear()
         if self.gauges is not None and self._is_due("gauges", GAUGES_EVERY_S):
             running = self._running(progress)
             self.gauges.set(self._num_nodes(progress, running), _rate(running), _losses(running))
