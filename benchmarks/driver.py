@@ -11,7 +11,7 @@ from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import Evaluation, View
 from gram_platform.engine import slots
 from gram_platform.engine.devices import ProbeReport, probe_here
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node
@@ -78,7 +78,7 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
             starts.append(time.process_time())
         view.update(progress, node)
 
-    progress = run_graph(nodes, Execution(settings.storage), Resources(), on_change)
+    progress = run_graph(nodes, Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change)
     assert len(progress.done) == len(nodes), progress.failed
     return time.process_time() - starts[0]
 

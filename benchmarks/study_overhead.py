@@ -6,7 +6,7 @@ import time
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.corpora import PackedCorpus, prepare, resolve
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.life import Progress
 from gram_platform.methods import Setting
@@ -88,7 +88,7 @@ def _run(settings: BenchmarkSettings, first: list[Node], nodes: list[Node]) -> t
             ahead_s = sum(time.time() - since for since in progress.running.values())
             ahead_s += sum(_elapsed_s(store, node) for node in nodes if node.is_run and node.id in progress.done)
 
-    progress = run_graph([*first, *nodes], Execution(settings.storage), Resources(), on_change)
+    progress = run_graph([*first, *nodes], Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change)
     assert len(progress.done) == len(first) + len(nodes), progress.failed
     return ended[0] - started, time.perf_counter() - ended[0], ahead_s
 

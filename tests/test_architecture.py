@@ -120,6 +120,11 @@ def test_every_file_has_a_room():
     assert "utils.py" not in {p.name for p in python_files(PACKAGE, "experiments", "dashboards", "tests")}
 
 
+def test_a_package_has_an_init_where_it_offers_names_alone():
+    offers = [path for path in python_files(PACKAGE) if path.name == "__init__.py" and len(tree_of(path).body) > 1]
+    assert offers == [path for path in python_files(PACKAGE) if path.name == "__init__.py"]
+
+
 def test_imports_go_one_way():
     order = {room: line for line, room in enumerate(ROOMS)}
     wrong = []

@@ -6,16 +6,24 @@ An error is a compute ratio minus a share. There are two:
   are rated by the other seeds. The share is the loss's step over all steps.
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay, are rated as any
   model is. The share is their steps over the reference's.
+
+So the unit of a set-up is off by an error that the seeds of a study cannot show: the root mean square over the shares
+of the errors' means over seeds (`rms_of_means`). A difference of two ratios that are read off the same curves has
+another error: the same of differences between neighbouring shares. `unit_errors.csv` holds the errors that were
+measured for the package.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, interval_columns
-from gram_platform.analysis.ratios import ALL, BASELINE, PREFIX, VARIANT, baseline_references
+from gram_platform.analysis.ratios import ALL, BASELINE, ELICITED, PREFIX, VARIANT, baseline_references
 from gram_platform.config import CORE
 
 FIT, UNIT = "fit", "unit"
@@ -32,6 +40,13 @@ CALIBRATION_COLUMNS = [
     "num_ratios",
     "num_seeds",
 ]
+CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
+FITS = 0.05  # a unit whose errors are below needs no warning
+# [ours] a size takes the error of one with up to so many times its parameters and steps, or so many times fewer
+NEAR = 3.0
+ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
+MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "num_shares", "num_seeds"]
+FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
@@ -89,6 +104,11 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
     return means[ERROR_COLUMNS]
 
 
+def _counted(errors: pd.DataFrame) -> pd.DataFrame:
+    """Selects the shares from LOWEST_SHARE on; a length is rounded to whole steps."""
+    return errors[errors["share"].astype(float).round(2) >= LOWEST_SHARE]
+
+
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per error, size and class, and one for single auxiliary domains: TABLE_COLUMNS.
 
@@ -96,9 +116,7 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     that of the errors' means over seeds. NaN with one seed. `worst`: the largest error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
-    frame = pd.concat([by_class(errors), single], ignore_index=True)
-    frame = frame[frame["share"].astype(float).round(2) >= LOWEST_SHARE]  # a length is rounded to whole steps
-    rows = []
+    frame, rows = _counted(pd.concat([by_class(errors), single], ignore_index=True)), []
     for key, cell in frame.groupby(ERROR_CELL, sort=False):
         row = dict(zip(ERROR_CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
         worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
@@ -130,3 +148,70 @@ def share_table(errors: pd.DataFrame) -> pd.DataFrame:
     sizes = list(dict.fromkeys(errors["size"]))
     rows.sort(key=lambda row: (sizes.index(row["size"]), row["domain"] != CORE, row["share"]))
     return pd.DataFrame(rows, columns=[*names, *(f"compute_ratio{end}" for end in ENDS), "num_seeds"])
+
+
+# ------------------------------------------------------------------------------------------ of the unit of a set-up
+
+
+class UnitError(NamedTuple):
+    """Root mean square errors of the unit, in compute ratio; NaN if not known."""
+
+    ratio: float  # of one ratio
+    difference: float  # of the difference of two ratios of one class that are read off the same curves
+
+
+NOT_KNOWN = UnitError(math.nan, math.nan)
+UnitErrors = Mapping[tuple[str, str], UnitError]  # by (size, class of CLASSES)
+
+
+def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
+    """Returns MEASURED_COLUMNS, a row per size and class (core, AUXILIARY), from the errors of a calibration.
+
+    `errors` has ERROR_COLUMNS; those of the fit do not count, nor do shares below LOWEST_SHARE or with one seed. A size
+    with fewer than two shares has no row.
+    """
+    unit, rows = _counted(errors[errors["error_of"] == UNIT]), []
+    for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
+        by_share = cell.pivot(index="share", columns="seed", values="error").sort_index()
+        by_share = by_share[by_share.notna().sum(axis="columns") > 1]
+        if len(by_share) > 1 and name in CLASS_OF.values():
+            parts = (by_share, by_share.diff().iloc[1:])
+            # A row per share and seed, from a column per seed.
+            parts = (one.reset_index().melt("share", var_name="seed", value_name="error").dropna() for one in parts)
+            ratio, difference = map(rms_of_means, parts)
+            numbers = {"ratio": ratio, "difference": difference, "num_shares": len(by_share)}
+            rows.append({"size": size, "class": name, "num_seeds": cell["seed"].nunique(), **numbers})
+    return pd.DataFrame(rows, columns=MEASURED_COLUMNS).dropna()
+
+
+@cache
+def shipped_errors() -> pd.DataFrame:
+    """Reads the errors that were measured for the package: FILE_COLUMNS, a row per corpus, size and class."""
+    return pd.read_csv(ERROR_FILE, comment="#")
+
+
+def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
+    """Returns the rows of FILE_COLUMNS, one per class, that tell most about a size of so many parameters and steps.
+
+    They are those of sizes within NEAR: of the corpus if it was measured there, else of any; for each class of the
+    nearest size, and of several the largest error. [] if none is near.
+    """
+    places = zip(rows["parameters"], rows["steps"], strict=True)
+    far = [max(_times(a, parameters), _times(b, steps)) for a, b in places]
+    rows = rows.assign(far=far)
+    rows = rows[rows["far"] <= NEAR]
+    same = rows[rows["corpus"] == corpus]
+    nearest = (same if len(same) else rows).sort_values(["far", "ratio"], ascending=[True, False], kind="stable")
+    return nearest.drop(columns="far").drop_duplicates("class").sort_index().to_dict("records")
+
+
+def _times(number: float, other: float) -> float:
+    return max(number / other, other / number)
+
+
+def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
+    """Returns {(size, class): error} of rows with `size, class, ratio, difference`, the class core or AUXILIARY."""
+    found = {(row["size"], row["class"]): UnitError(row["ratio"], row["difference"]) for row in stored}
+    sizes = dict.fromkeys(size for size, _ in found)
+    pairs = [(size, name, found.get((size, kind))) for size in sizes for name, kind in CLASS_OF.items()]
+    return {(size, name): error for size, name, error in pairs if error}

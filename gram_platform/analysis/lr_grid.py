@@ -27,7 +27,7 @@ from gram_platform.analysis.surface import (
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
-from gram_platform.methods.labels import seed_key, size_key
+from gram_platform.methods import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]

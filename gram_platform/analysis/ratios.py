@@ -19,7 +19,7 @@ from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, f
 from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
-from gram_platform.methods.labels import method_key, seed_key, size_key
+from gram_platform.methods import method_key, seed_key, size_key
 
 BASELINE, ALL = "baseline", "all"  # method and profile of the reference
 MEAN = "mean"  # profile of the rows that average over profiles

@@ -45,7 +45,7 @@ from gram_platform.analysis.ratios import (
     pseudo_values,
 )
 from gram_platform.config.terminal import aligned
-from gram_platform.methods.labels import method_label
+from gram_platform.methods import method_label
 
 CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has

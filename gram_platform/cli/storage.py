@@ -11,7 +11,7 @@ from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_fro
 from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
-from gram_platform.methods.labels import method_key, seed_key, size_key
+from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import node_name, view_runs
 from gram_platform.planner import MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store

@@ -79,8 +79,7 @@ def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: Pla
         out: folder of the site; default: `site` in the storage
         watch: rebuild the site after changes, checked every so many seconds, until interrupted (default: build it once)
     """
-    from gram_platform.pages.site import build_site, watch_site
-    from gram_platform.pages.site.build import tracking_of
+    from gram_platform.pages.site.build import build_site, tracking_of, watch_site
 
     store = stored(storage)
     uri = tracking_of(store, tracking_uri)

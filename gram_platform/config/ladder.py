@@ -20,7 +20,7 @@ from gram_platform.config.identity import (
     require_real,
 )
 from gram_platform.config.plain import from_plain
-from gram_platform.config.user_files import read_text, target_kind
+from gram_platform.config.written import read_text, target_kind
 
 FEWEST_SIZES = 3  # that a law in the parameter count is fitted to: one through two fits any two
 REACH = 10.0  # the most times beyond the sizes that it is fitted to, at either end, at which a law predicts

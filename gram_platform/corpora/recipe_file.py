@@ -10,8 +10,7 @@ from urllib.parse import unquote_to_bytes
 
 from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import InvalidField, canonical_json, invalid, local_path, meant
-from gram_platform.config.user_files import target_kind
-from gram_platform.config.written import Written, read_toml
+from gram_platform.config.written import Written, read_toml, target_kind
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import found_labels

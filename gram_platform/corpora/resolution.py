@@ -15,7 +15,7 @@ from gram_platform.config.identity import (
     require_tellable,
     sum_in_order,
 )
-from gram_platform.config.user_files import target_kind
+from gram_platform.config.written import target_kind
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.installed import INSTALLED, installed_text

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, require_plain, whole_file
 from gram_platform.config.identity import has_shape, invalid, parse_json
-from gram_platform.config.user_files import read_text, target_kind
+from gram_platform.config.written import read_text, target_kind
 from gram_platform.corpora.compression import BLOCK_BYTES
 from gram_platform.corpora.records import (
     FORMATS,

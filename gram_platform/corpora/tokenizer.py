@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import hash_file, invalid, local_path
-from gram_platform.config.user_files import target_kind
+from gram_platform.config.written import target_kind
 from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
 

@@ -18,7 +18,7 @@ from gram_platform.engine.capacity import Admission, Cordon, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.life import MAX_CRASHES, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.process import is_out_of_memory, memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
@@ -32,21 +32,21 @@ def run_graph(
     nodes: Sequence[Node],
     execution: Execution,
     resources: Resources,
+    placements: Mapping[str, Placement],
     on_change: Callable[[Progress, Node | None], None] = lambda progress, node: None,
     poll_s: float = 1.0,
     retry_diverged: bool = False,
     may_start: Callable[[], bool] = lambda: True,
     done: Collection[str] = (),
     cordon: Cordon | None = None,
-    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Progress:
     """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
 
-    `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every `poll_s` seconds. When
-    `may_start()` is False no node is started, and the graph ends with the nodes that are running. `done`: ids of nodes
-    that are known to be done; the storage is asked about the others. `cordon`: of this driver, whose machines take no
-    nodes. `placements`: of nodes, by id; the others have one rank. ClusterLost when the Ray is gone, or has no machine
-    left whose device works.
+    `placements`: of nodes, by id; the others have one rank. `on_change(progress, node)` is called when a node ends
+    (done or failed) and, with None, every `poll_s` seconds. When `may_start()` is False no node is started, and the
+    graph ends with the nodes that are running. `done`: ids of nodes that are known to be done; the storage is asked
+    about the others. `cordon`: of this driver, whose machines take no nodes. ClusterLost when the Ray is gone, or has
+    no machine left whose device works.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged, placements)
@@ -66,7 +66,7 @@ class _Graph:
         execution: Execution,
         cordon: Cordon,
         retry_diverged: bool,
-        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+        placements: Mapping[str, Placement],
     ):
         self.progress, self.execution, self.cordon, self.placements = progress, execution, cordon, placements
         self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)

@@ -28,7 +28,7 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.provenance import code_of_process
 from gram_platform.config.terminal import say
-from gram_platform.config.user_files import read_text
+from gram_platform.config.written import read_text
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.in_process import has_gpu, run_in_process

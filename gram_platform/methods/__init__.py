@@ -1,4 +1,11 @@
-"""Lists the methods. Each is a function from a setting to the runs to train and the views to compare."""
+"""Lists the methods. Each is a function from a setting to the runs to train and the views to compare.
+
+What is typed or stored has a method's id, as `gram`: flags, tags, names of nodes, table.csv. What is read has its
+label, as GRAM: tables of results in the terminal and on pages, figures, claims. Rows are in the order of methods,
+sizes and seeds.
+"""
+
+import re
 
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
@@ -23,11 +30,47 @@ METHODS = Table(
     },
 )
 
+METHOD_LABELS = {
+    "gram": "GRAM",
+    "gram_subsets": "GRAM (subsets)",
+    "gram_lora": "GRAM (LoRA)",
+    "ft_full": "FT-Full",
+    "ft_lora": "FT-LoRA",
+    "ft_mlp": "FT-MLP",
+    "maxent": "MaxEnt",
+    "rmu": "RMU",
+    "graddiff": "GradDiff",
+    "demix": "DEMix",
+}
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}  # of sizes
+
 
 def plan(method: str, setting: Setting) -> Plans:
     """Returns the runs and views of a method in a setting; ValueError for an unknown method."""
     require_choice("methods", method, tuple(METHODS))
     return METHODS[method](setting)
+
+
+def method_label(method: str) -> str:
+    """Returns the label of a method's id; the id for the others, as `filtering` and methods of installed packages."""
+    return METHOD_LABELS.get(method, method)
+
+
+def method_key(method: str) -> tuple:
+    """Sorts methods as METHODS lists them, and all other names last."""
+    names = list(METHODS)
+    return names.index(method) if method in names else len(names), str(method)
+
+
+def size_key(size: str) -> tuple:
+    """Sorts 50M before 800M before 2B, and all other names last."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
+    return (0, float(found[1]) * UNITS[found[2]], "") if found else (1, 0.0, str(size))
+
+
+def seed_key(seed: str) -> tuple:
+    """Sorts numbers by value, and all other names last."""
+    return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 
 __all__ = ["METHODS", "Plans", "Profile", "Setting", "plan"]

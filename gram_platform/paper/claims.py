@@ -20,7 +20,7 @@ import pandas as pd
 from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import CORE
-from gram_platform.methods.labels import method_label
+from gram_platform.methods import method_label
 from gram_platform.paper.paper import (
     ACCUMULATION,
     ARCHITECTURE,

@@ -17,6 +17,7 @@ from functools import cache
 
 import pandas as pd
 
+from gram_platform.analysis.calibration import NOT_KNOWN, UnitErrors
 from gram_platform.analysis.intervals import (
     Interval,
     paired_differences,
@@ -28,7 +29,6 @@ from gram_platform.analysis.intervals import (
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, averaged_profiles, interval_text, pair_means
-from gram_platform.analysis.unit_error import NOT_KNOWN, UnitErrors
 from gram_platform.config.identity import invalid
 from gram_platform.paper.claims import CLAIMS, COMPARED, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
 from gram_platform.paper.paper import published_per_seed

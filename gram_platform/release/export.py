@@ -23,7 +23,7 @@ from gram_platform.config.identity import (
     to_plain,
 )
 from gram_platform.config.training import merged_config
-from gram_platform.config.user_files import read_text
+from gram_platform.config.written import read_text
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.files import ByteCounter, Progress, shards, write_tensors, write_tokenizer

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from gram_platform.config.identity import invalid, parse_json
-from gram_platform.config.user_files import read_text
+from gram_platform.config.written import read_text
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.records import reading
 from gram_platform.corpora.sources import Progress

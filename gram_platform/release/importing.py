@@ -14,7 +14,7 @@ import torch
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import hash_file, invalid, parse_json
-from gram_platform.config.user_files import read_text
+from gram_platform.config.written import read_text
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab

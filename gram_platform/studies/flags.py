@@ -35,7 +35,6 @@ from gram_platform.studies.flag_groups import (
 )
 from gram_platform.studies.flag_values import (
     Choice,
-    Destination,
     Limits,
     corpus_place,
     read_ranks,
@@ -68,11 +67,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
         """The limits of hours and cost."""
         budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
         return Limits(budget, self.confirm_above, self.yes)
-
-    @cached_property
-    def destination(self) -> Destination:
-        """The storage and its mirror."""
-        return Destination(self.storage, self.tracking_uri)
 
     @property
     def choice(self) -> Choice:

@@ -26,6 +26,8 @@ GAUGES_EVERY_S = 2.0
 NODES, RATE, LOSS = "gram_nodes", "gram_tokens_per_second", "gram_training_loss"
 # Seconds without news from the driver before the view warns.
 RAY_WAIT_S = 30.0
+# Of `progress_gauges`.
+GaugeSetter = Callable[[Mapping[str, int], float, Mapping[tuple[str, str], float]], None]
 
 
 class LiveView:
@@ -47,7 +49,7 @@ class LiveView:
         self._updated, self._over = time.monotonic(), threading.Event()
         self.console = Console()
         self.name = name
-        self.gauges: ProgressGauges | None = None
+        self.set_gauges: GaugeSetter | None = None
         # Without Ray plain lines leave the terminal to a debugger.
         self.in_process = in_process
         has_panel = sys.stdout.isatty() and not in_process
@@ -58,7 +60,7 @@ class LiveView:
             self.live.start()
         self._updated = time.monotonic()
         if not self.in_process:
-            self.gauges = ProgressGauges(self.name)
+            self.set_gauges = progress_gauges(self.name)
             threading.Thread(target=self._watch, name="live view", daemon=True).start()
         return self
 
@@ -87,9 +89,9 @@ class LiveView:
             for text in texts:
                 self.say(f"warning: {self.nodes[node_id].name}: {text}", "yellow")
         progress.warnings.clear()
-        if self.gauges is not None and self._is_due("gauges", GAUGES_EVERY_S):
+        if self.set_gauges is not None and self._is_due("gauges", GAUGES_EVERY_S):
             running = self._running(progress)
-            self.gauges.set(self._num_nodes(progress, running), _rate(running), _losses(running))
+            self.set_gauges(self._num_nodes(progress, running), _rate(running), _losses(running))
         if self._is_due("summary", PANEL_EVERY_S if self.live else PLAIN_EVERY_S):
             self._show_nodes(progress, self._running(progress))
 
@@ -218,25 +220,27 @@ class LiveView:
         return done / max(len(run_ids), 1)
 
 
-class ProgressGauges:
-    """Gives a study's progress to Ray's metrics, for Prometheus; `dashboards/grafana.json` draws them. Needs Ray."""
+def progress_gauges(study: str) -> GaugeSetter:
+    """Returns a function that gives a study's progress to Ray's metrics, for Prometheus. Needs Ray.
 
-    def __init__(self, study: str):
-        self.study = study
-        self._nodes = Gauge(NODES, "Runs and evaluations of a study, by state.", ("study", "state"))
-        self._rate = Gauge(RATE, "Tokens a second that the running runs of a study train on.", ("study",))
-        of_group = "Mean of the last training losses of a study's running runs, in nats a token."
-        self._loss = Gauge(LOSS, of_group, ("study", "method", "size"))
+    It takes the number of nodes by state, the tokens per second, and the losses by method and size;
+    `dashboards/grafana.json` draws them.
+    """
+    nodes = Gauge(NODES, "Runs and evaluations of a study, by state.", ("study", "state"))
+    rate = Gauge(RATE, "Tokens a second that the running runs of a study train on.", ("study",))
+    of_group = "Mean of the last training losses of a study's running runs, in nats a token."
+    mean_loss = Gauge(LOSS, of_group, ("study", "method", "size"))
 
-    def set(
-        self, num_nodes: Mapping[str, int], tokens_per_second: float, losses: Mapping[tuple[str, str], float]
+    def set_all(
+        num_nodes: Mapping[str, int], tokens_per_second: float, losses: Mapping[tuple[str, str], float]
     ) -> None:
-        """Sets the numbers of nodes by state, the rate, and the losses by method and size."""
         for state, number in num_nodes.items():
-            self._nodes.set(number, {"study": self.study, "state": state})
-        self._rate.set(tokens_per_second, {"study": self.study})
+            nodes.set(number, {"study": study, "state": state})
+        rate.set(tokens_per_second, {"study": study})
         for (method, size), loss in losses.items():
-            self._loss.set(loss, {"study": self.study, "method": method, "size": size})
+            mean_loss.set(loss, {"study": study, "method": method, "size": size})
+
+    return set_all
 
 
 def _losses(running: list[tuple[Node, dict]]) -> dict[tuple[str, str], float]:

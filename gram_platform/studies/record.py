@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from gram_platform.analysis.calibration import FILE_COLUMNS, measured_errors, nearest_errors, shipped_errors
 from gram_platform.analysis.ratios import BASELINE, MEAN
-from gram_platform.analysis.unit_error import FILE_COLUMNS, measured_errors, nearest_errors, shipped_errors
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe_file import recipe_text

@@ -170,12 +170,12 @@ class Submission:
                 self.mirror.ended(ended)
                 on_end(ended, progress)
 
-        how = {"retry_diverged": self.flags.retry_failed, "done": self.done_before, "placements": at.placements}
+        how = {"retry_diverged": self.flags.retry_failed, "done": self.done_before}
         how |= {"on_change": on_change, "may_start": may_start}
         if self.flags.needs_ray:
-            self.progress = run_graph(nodes, at.execution, at.resources, cordon=at.cordon, **how)
+            self.progress = run_graph(nodes, at.execution, at.resources, at.placements, cordon=at.cordon, **how)
         else:
-            self.progress = run_in_process(nodes, at.execution, **how)
+            self.progress = run_in_process(nodes, at.execution, placements=at.placements, **how)
         return self.progress
 
     def submissions(self, folder: Folder, file: str, node_hours: float = 0.0) -> tuple[Mapping, ...]:
@@ -291,6 +291,6 @@ def _led(
 def finish(submission: Submission, code: int, has_news: bool = True) -> int:
     """Updates the site, if it has news; returns the exit code."""
     if has_news:
-        refresh_site(submission.flags.destination, submission.view.say)
+        refresh_site(submission.flags.storage, submission.flags.tracking_uri, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
     return code

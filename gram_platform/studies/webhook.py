@@ -3,12 +3,17 @@
 import json
 import re
 import threading
-import urllib.request
 from collections.abc import Mapping
-from http.client import HTTPMessage
-from typing import IO
 from urllib.parse import urlsplit
-from urllib.request import Request
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP
 from gram_platform.config.identity import invalid, printable
@@ -51,19 +56,13 @@ def message_of(
     return {"text": text, **named, "failures": num_failures, "verdicts": dict(verdicts)}
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Makes a redirect an error: the request would go on as a GET without the message, to a host that nobody named."""
-
-    def http_error_302(self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage) -> None:
-        """Leaves the answer to the handler of errors."""
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON; returns why that failed, else "". Waits at most TIMEOUT_S, and raises nothing."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    opener = urllib.request.build_opener(_NoRedirects)
+    # None follows a redirect: the request would go on as a GET without the message, to a host that nobody named.
+    opener = OpenerDirector()
+    for handler in (ProxyHandler, HTTPHandler, HTTPSHandler, HTTPDefaultErrorHandler, HTTPErrorProcessor):
+        opener.add_handler(handler())
     request = Request(url, json.dumps(message).encode(), {"Content-Type": "application/json"})
 
     def send() -> None:

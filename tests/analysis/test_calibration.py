@@ -20,8 +20,7 @@ from gram_platform.analysis.calibration import (
 )
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.variants import analyse_variants
-from gram_platform.pages.figures.calibration import calibration_figure
-from gram_platform.pages.report.calibration import readable_errors, readable_shares
+from gram_platform.pages.report.calibration import calibration_figure, readable_errors, readable_shares
 from gram_platform.pages.report.measurements import MEASUREMENTS
 from tests import pseudo_terminal
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.calibration import ERROR_COLUMNS
-from gram_platform.analysis.unit_error import (
+from gram_platform.analysis.calibration import (
+    ERROR_COLUMNS,
     FILE_COLUMNS,
     MEASURED_COLUMNS,
     NOT_KNOWN,

@@ -16,7 +16,7 @@ import pytest
 
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.cluster import ClusterLost
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.methods.nodes import Node, method_nodes
@@ -102,7 +102,7 @@ def execute_on_a_broken_machine(execution: Execution, nodes: list[Node], folder:
     with machines(folder, good=2, broken=1) as names:
         plan_for(folder, errors=planned)
         reports = []
-        progress = run_graph(nodes, execution, Resources(), cordon=Cordon(Resources(), reports.append))
+        progress = run_graph(nodes, execution, Resources(), ALL_ON_ONE_RANK, cordon=Cordon(Resources(), reports.append))
         assert list(progress.failed) == [unfit.id]
         assert "The planner counts" in progress.failed[unfit.id]
         assert [report.machine for report in reports] == [names["broken0"].node_id]
@@ -114,7 +114,7 @@ def execute_on_a_broken_machine(execution: Execution, nodes: list[Node], folder:
         failure = execution.store().run(run.id).failure()
         assert failure is None, "the error of a device is recorded nowhere"
         with pytest.raises(ClusterLost, match=r"(?s)no machine .*:\n.*Submit again"):
-            run_graph(nodes, execution, Resources(cpus_per_rank=2.0))
+            run_graph(nodes, execution, Resources(cpus_per_rank=2.0), ALL_ON_ONE_RANK)
         assert events(folder) == happened
     (folder / "failed.json").write_text(json.dumps([unfit.id, *progress.blocked]))
 
@@ -149,7 +149,7 @@ def execute_under_errors(execution: Execution, nodes: list[Node], folder: Path, 
         for seed in range(SEEDS):
             plan_for(folder, seed=seed, mean_s=MEAN_S)
             mine, reports = copied(execution, folder.with_name(f"seed{seed}")), []
-            progress = run_graph(nodes, mine, Resources(), cordon=Cordon(Resources(), reports.append))
+            progress = run_graph(nodes, mine, Resources(), ALL_ON_ONE_RANK, cordon=Cordon(Resources(), reports.append))
             assert not progress.failed, progress.failed
             assert result_files(mine, nodes) == expected
             happened = events(folder)

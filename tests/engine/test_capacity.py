@@ -133,7 +133,7 @@ def place_trials() -> None:
 def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
     cluster({"CPU": 16.0, "GPU": 1.0})
     asked = Resources(gpus_per_rank=1.0, gpus_per_run=0.1)
-    study = graph._Graph(Progress(nodes[:12]), execution, Cordon(asked), retry_diverged=False)
+    study = graph._Graph(Progress(nodes[:12]), execution, Cordon(asked), False, {})
     assert len(study._fitting()) == 10
 
 

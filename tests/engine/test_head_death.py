@@ -6,7 +6,7 @@ import time
 import psutil
 import pytest
 
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import ClusterLost, run_graph
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
@@ -68,7 +68,7 @@ def lose_this_machine(execution, nodes) -> None:
 
     try:
         with pytest.raises(ClusterLost, match="Submit again"):
-            run_graph(nodes, execution, Resources(), kill_it_once, poll_s=0.05)
+            run_graph(nodes, execution, Resources(), ALL_ON_ONE_RANK, kill_it_once, poll_s=0.05)
         assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(nodes)
     finally:
         for process in [*processes, *psutil.Process().children(recursive=True)]:

@@ -39,7 +39,7 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
         error = LeaseHeld(node.id, lease)
         raise RayTaskError("execute", "", error)
 
-    study = graph._Graph(Progress([node]), execution, Cordon(Resources()), retry_diverged)
+    study = graph._Graph(Progress([node]), execution, Cordon(Resources()), retry_diverged, {})
     monkeypatch.setattr(graph.ray, "get", get)
     monkeypatch.setattr(study, "_fitting", lambda: [task for _, tasks in study.waiting.tasks() for task in tasks])
     monkeypatch.setattr(

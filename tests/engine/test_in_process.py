@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import TIME_IS_UP, run_in_process
 from gram_platform.engine.node import RunExecution
@@ -51,7 +51,7 @@ def test_the_results_are_those_of_ray_byte_for_byte(nodes, execution, tmp_path, 
     kinds = [node.kind for node in ended]
     assert kinds[:4] == ["run", "evaluation", "evaluation", "evaluation"]  # evaluations come first when they are ready
     under_ray = elsewhere(execution, tmp_path, "ray")
-    run_graph(nodes, under_ray, Resources())
+    run_graph(nodes, under_ray, Resources(), ALL_ON_ONE_RANK)
     assert all_results(execution, nodes) == all_results(under_ray, nodes)
     again = run_in_process(nodes, execution)
     assert again.reused == len(again.done) == len(nodes)

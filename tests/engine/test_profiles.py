@@ -7,7 +7,7 @@ import pytest
 from gram_platform.config import CORE, Evaluation, View
 from gram_platform.engine import graph
 from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
@@ -87,7 +87,7 @@ def test_one_that_fails_fails_alone(setting, execution, ray_cluster, monkeypatch
         graph._Graph, "_note", lambda self, ref, task: (submitted.append(len(task)), note(self, ref, task))[1]
     )
     asked = [*nodes, dataclasses.replace(views[0], config=wrong)]
-    progress = run_graph(asked, execution, Resources(), lambda _, node: ended.append(node))
+    progress = run_graph(asked, execution, Resources(), ALL_ON_ONE_RANK, lambda _, node: ended.append(node))
     assert progress.done == {node.id for node in nodes}
     assert list(progress.failed) == [wrong.eval_id]
     assert "view.weights" in progress.failed[wrong.eval_id]

@@ -66,8 +66,8 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
             plan_for(folder, errors=[[run.run_id, 3, "device", 1]])
             reports, outcomes = [], []
             if where is execution:
-                how = {"cordon": Cordon(Resources(), reports.append), "placements": {run.run_id: TWO_RANKS}}
-                assert not run_graph([Node.of(run, TAGS)], where, Resources(), **how).failed
+                cordon, placements = Cordon(Resources(), reports.append), {run.run_id: TWO_RANKS}
+                assert not run_graph([Node.of(run, TAGS)], where, Resources(), placements, cordon=cordon).failed
                 assert [report.machine for report in reports] == [names["broken0"].node_id], reports
             else:
                 source, tuning = PointList([("a", {})]), Tuning("planted")

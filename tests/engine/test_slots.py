@@ -11,7 +11,7 @@ import pytest
 from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.engine import capacity
 from gram_platform.engine.capacity import Admission
-from gram_platform.engine.execution import Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.methods.nodes import Node, method_nodes
 from tests.engine.test_drained import in_own_process
@@ -30,7 +30,7 @@ def seeds(setting, number: int) -> list[Node]:
 
 def test_one_process_executes_one_node_after_another(ray_cluster, execution, setting):
     nodes = seeds(setting, 3)
-    progress = run_graph(nodes, execution, Resources(max_gpus=1))
+    progress = run_graph(nodes, execution, Resources(max_gpus=1), ALL_ON_ONE_RANK)
     assert progress.done == {node.id for node in nodes}
     assert len(set(processes(execution, nodes).values())) == 1
 
@@ -55,7 +55,7 @@ def share_a_pretended_gpu(execution, nodes) -> None:
         most[0] = max(most[0], len(progress.running))
 
     shared = Resources(gpus_per_rank=1.0, gpus_per_run=0.5)
-    progress = run_graph(nodes, execution, shared, on_change, poll_s=0.05)
+    progress = run_graph(nodes, execution, shared, ALL_ON_ONE_RANK, on_change, poll_s=0.05)
     assert progress.done == {node.id for node in nodes}
     assert most == [2], "two runs share the GPU, and no more"
     assert len(set(processes(execution, nodes).values())) == 2
@@ -80,7 +80,7 @@ def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
     impatient = dataclasses.replace(execution, stall_timeout_s=4.0, lease_s=2.0)
     try:
         started = time.monotonic()
-        progress = run_graph([node], impatient, Resources(), stop_it_once, poll_s=0.01)
+        progress = run_graph([node], impatient, Resources(), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01)
         assert time.monotonic() - started >= 4.0
     finally:
         for pid in hung:
@@ -103,7 +103,7 @@ def test_an_evaluation_that_hangs_is_started_again(ray_cluster, execution, setti
 
     impatient = dataclasses.replace(execution, stall_timeout_s=4.0)
     try:
-        progress = run_graph(nodes, impatient, Resources(max_gpus=1), stop_it_once, poll_s=0.01)
+        progress = run_graph(nodes, impatient, Resources(max_gpus=1), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01)
     finally:
         for pid in hung:
             with contextlib.suppress(ProcessLookupError):

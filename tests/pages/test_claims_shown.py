@@ -3,8 +3,7 @@
 import pytest
 
 from gram_platform.analysis.intervals import Interval, widened
-from gram_platform.pages.figures.claims import claims_figures
-from gram_platform.pages.report.claims import MARKS, OVER_SIZES, claims_matrix
+from gram_platform.pages.report.claims import MARKS, OVER_SIZES, claims_figures, claims_matrix
 from gram_platform.pages.report.page import Page
 from gram_platform.paper.verdicts import paper_claims, with_published
 from tests.study_frames import SIZES, analysed

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from gram_platform.analysis.tables import analyse, table_csv
-from gram_platform.methods import METHODS
-from gram_platform.methods.labels import METHOD_LABELS, method_label
+from gram_platform.methods import METHOD_LABELS, METHODS, method_label
 from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.results import brief_results, format_table

@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.analysis.tables import analyse
 from gram_platform.pages.report.build import report_sections
-from gram_platform.pages.report.unit import unit_warning
+from gram_platform.pages.report.warning import unit_warning
 from gram_platform.pages.results.record import Results, StudyRecord, record_from_plain
 from gram_platform.pages.results.results import judged, summary_text
 from tests.pages.test_report import runs_frame

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gram_platform.analysis.calibration import UnitError
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
-from gram_platform.analysis.unit_error import UnitError
 from gram_platform.pages.report.build import headline_sections
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.results.results import judged as judged_claims

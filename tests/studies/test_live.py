@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from ray.dashboard.modules.reporter import reporter_agent
 
-from gram_platform.studies.live import ProgressGauges
+from gram_platform.studies.live import progress_gauges
 
 BOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
 METRIC = re.compile(r"ray_\w+")
@@ -32,8 +32,8 @@ def exported(ray, label: str) -> str:
 @pytest.mark.ray
 def test_the_exporter_shows_every_metric_of_the_board(ray_cluster):
     """On a machine without a GPU, Ray's source names the metrics of GPUs."""
-    gauges = ProgressGauges("a study")
-    gauges.set({"done": 3, "waiting": 4}, 1250.0, {("gram", "0.6M"): 2.5})
+    set_gauges = progress_gauges("a study")
+    set_gauges({"done": 3, "waiting": 4}, 1250.0, {("gram", "0.6M"): 2.5})
     text = exported(ray_cluster, 'study="a study"')
     values = {
         line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if 'study="a study"' in line

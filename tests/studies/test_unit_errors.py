@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.unit_errors import main
-from gram_platform.analysis.unit_error import shipped_errors
+from gram_platform.analysis.calibration import shipped_errors
 from gram_platform.config import State
 from gram_platform.pages.results.record import record_from_plain
 from gram_platform.store import Store

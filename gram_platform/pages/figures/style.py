@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.tables import table_csv
 from gram_platform.config import core_first
-from gram_platform.methods.labels import method_label
+from gram_platform.methods import method_label
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"

@@ -12,7 +12,6 @@ from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.claims import claim_sections
-from gram_platform.pages.report.costs import cost_sections
 from gram_platform.pages.report.modules import absorption_sections
 from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render, terms_section
 from gram_platform.pages.report.sections import (
@@ -20,14 +19,14 @@ from gram_platform.pages.report.sections import (
     RUNS,
     attack_sections,
     capabilities_section,
+    cost_sections,
     curve_sections,
     missing_sections,
     paper_sections,
     plain_sections,
     renamed,
 )
-from gram_platform.pages.report.unit import unit_error, unit_warning
-from gram_platform.pages.report.warning import warning_sections
+from gram_platform.pages.report.warning import unit_error, unit_warning, warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, intro_text
 from gram_platform.paper.paper import PAPER_SCALES
 from gram_platform.tracking import Tracker

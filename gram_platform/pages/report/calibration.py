@@ -3,20 +3,26 @@
 from dataclasses import dataclass, fields
 
 import pandas as pd
+import plotly.graph_objects as go
 
 from gram_platform.analysis.calibration import (
+    AUXILIARY,
     ERROR_CELL,
+    FIT,
     LOWEST_SHARE,
+    UNIT,
+    by_class,
     calibration_table,
     fit_errors,
     share_table,
     unit_errors,
 )
+from gram_platform.analysis.intervals import interval_columns
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import frame_text, interval_texts, text_frame
+from gram_platform.config import CORE
 from gram_platform.config.provenance import submissions_text
-from gram_platform.pages.figures.calibration import calibration_figure
-from gram_platform.pages.figures.style import drawn
+from gram_platform.pages.figures.style import BLUE, GREY, ORANGE, Style, add_line, drawn, styled, with_table
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs
 from gram_platform.pages.report.sections import curve_sections, missing_sections, renamed
 from gram_platform.pages.report.warning import warning_sections
@@ -35,6 +41,12 @@ SHARES_TEXT = "What finished baselines of each share of the steps are read as: m
 CALIBRATION_TERMS = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its
 last steps, and divided by what the baseline's final losses read as. So it is no share of the steps by construction,
 neither of an unfinished run nor of a finished one: this page measures how far it is from each."""
+STYLES = {
+    (UNIT, CORE): Style("core, finished baselines", BLUE, "circle", "solid"),
+    (UNIT, AUXILIARY): Style("auxiliary, finished baselines", ORANGE, "square", "solid"),
+    (FIT, CORE): Style("core, left-out points", BLUE, "circle-open", "dot"),
+    (FIT, AUXILIARY): Style("auxiliary, left-out points", ORANGE, "square-open", "dot"),
+}
 
 
 @dataclass(frozen=True)
@@ -110,3 +122,22 @@ def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: 
     intro, claims = intro_text(record, results.source, tracker), renamed(results.claims, record.varies)
     source = submissions_text(record.submissions)
     return Page(record.title, intro, sections, claims=claims, source=source)
+
+
+def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
+    """Draws the errors of a size, core's and the auxiliary domains' mean, as means over seeds with 90% t-intervals.
+
+    `errors` has ERROR_COLUMNS. A line for each of `STYLES` that has values; empty if none has.
+    """
+    found, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
+    for (error_of, domain), style in STYLES.items():
+        cell = found[(found["error_of"] == error_of) & (found["domain"] == domain)]
+        rows = [{"share": share, **interval_columns("error", of["error"])} for share, of in cell.groupby("share")]
+        if rows:
+            add_line(figure, line := pd.DataFrame(rows), "share", "error", style)
+            lines.append(line.assign(series=style.label))
+    if lines:
+        styled(figure, f"Error of the compute ratio, {size}", "true share of the steps", "compute ratio minus share")
+        figure.add_hline(y=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
+        with_table(figure, pd.concat(lines))
+    return figure

@@ -2,12 +2,26 @@
 
 import math
 from collections.abc import Sequence
+from textwrap import wrap
 
+import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 
+from gram_platform.analysis.intervals import Interval, widened
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import interval_text
-from gram_platform.pages.figures.claims import claims_figures
+from gram_platform.pages.figures.style import (
+    BLUE,
+    GREY,
+    INK,
+    VERMILION,
+    padded_range,
+    styled,
+    translucent,
+    whiskers,
+    with_table,
+)
 from gram_platform.pages.report.page import Section, render
 from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import ABOVE, BELOW
@@ -107,3 +121,115 @@ def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     """Selects the present ones of these columns, without the empty ones of PARTIAL."""
     is_empty = {name: (claims[name].isna() | (claims[name] == "")).all() for name in PARTIAL if name in claims}
     return claims[[name for name in order if name in claims and not is_empty.get(name, False)]]
+
+
+LOOKS = {AGREE: (BLUE, "circle"), CANNOT_TELL: (GREY, "square-open"), DISAGREE: (VERMILION, "x")}
+MOST_LINES = 30  # of texts and differences in one figure, which then fits a printed page
+MOST_LETTERS = 54  # of a line of a claim's text, on a phone
+LINE_HEIGHT, FRAME_HEIGHT = 18, 150  # pixels: of a line, and of title, axis and legend
+
+
+def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
+    """Draws a row for each judgement under its claim's text, in figures of at most MOST_LINES lines.
+
+    `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and `variant`. All figures have
+    one axis of differences. Shaded is the range that the claim names; a thin line has the unit's error too.
+    """
+    if claims.empty:
+        return {}
+    shown = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
+    ends = [widened(Interval(*row), error) for *row, error in shown[["difference", "low", "high", UNIT_ERROR]].values]
+    shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
+    margins = [end for within in shown[WITHIN] for end in (within.left, within.right) if np.isfinite(end)]
+    span = padded_range([0.0, *margins, *shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()])
+    place = f", profile {shown[PROFILE].iloc[0]}"
+    if shown[PROFILE].nunique() > 1:
+        place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
+    groups = [rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)]
+    parts: list[list[pd.DataFrame]] = [[]]
+    for rows in groups:
+        if parts[-1] and sum(map(_num_lines, [*parts[-1], rows])) > MOST_LINES:
+            parts.append([])
+        parts[-1].append(rows)
+    return {f"claims-{i}": _figure(part, span, f"difference{place}") for i, part in enumerate(parts, 1)}
+
+
+def _text_lines(rows: pd.DataFrame) -> list[str]:
+    first = rows.iloc[0]
+    return wrap(", ".join(filter(None, [first["claim"], first[VARIANT]])), MOST_LETTERS)
+
+
+def _num_lines(rows: pd.DataFrame) -> int:
+    return len(_text_lines(rows)) + len(rows)
+
+
+def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -> go.Figure:
+    figure, line, ticks, placed = go.Figure(), 0, {}, []
+    for rows in groups:
+        text = _text_lines(rows)
+        figure.add_annotation(
+            text="<br>".join(text),
+            x=0,
+            y=line - 0.4,
+            xref="paper",
+            xanchor="left",
+            yanchor="top",
+            align="left",
+            showarrow=False,
+            borderpad=0,
+            font={"size": 11},
+        )
+        lines = np.arange(len(rows)) + line + len(text)
+        ticks |= dict(zip(lines, rows["size"], strict=True))
+        placed.append(rows.assign(line=lines))
+        line += _num_lines(rows)
+    _add_ranges(figure, placed, span)
+    _add_differences(figure, pd.concat(placed))
+    styled(figure, "Differences of compute ratios, left minus right", about, "")
+    figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
+    figure.update_xaxes(range=list(span))
+    figure.update_yaxes(
+        range=[line - 0.5, -0.7], tickvals=list(ticks), ticktext=list(ticks.values()), showgrid=False, zeroline=False
+    )
+    figure.update_layout(height=FRAME_HEIGHT + LINE_HEIGHT * line, bargap=0)
+    return with_table(figure, pd.concat(groups).drop(columns=[WITHIN, "line"], errors="ignore"))
+
+
+def _add_ranges(figure: go.Figure, groups: Sequence[pd.DataFrame], span: Sequence[float]) -> None:
+    """Shades, behind the rows of each claim, the part of the axis on which it holds."""
+    rows = pd.concat(groups)
+    left = np.array([max(within.left, span[0]) for within in rows[WITHIN]])
+    right = np.array([min(within.right, span[1]) for within in rows[WITHIN]])
+    figure.add_bar(
+        x=right - left,
+        base=left,
+        y=rows["line"],
+        width=1.0,
+        orientation="h",
+        name="where the claim holds",
+        marker={"color": translucent(BLUE, 0.14), "line": {"width": 0}},
+        hoverinfo="skip",
+    )
+
+
+def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
+    for verdict, (colour, symbol) in LOOKS.items():
+        mine = rows[rows["verdict"].str.startswith(verdict)]
+        if mine.empty:
+            continue
+        look = {"x": mine["difference"], "y": mine["line"], "mode": "markers", "legendgroup": verdict}
+        marker = {"symbol": symbol, "size": 9, "color": colour, "line": {"width": 2, "color": colour}}
+        ends = whiskers(mine["difference"], mine["wide_low"], mine["wide_high"], thickness=1, width=0, color=INK)
+        if mine[UNIT_ERROR].notna().any():
+            figure.add_scatter(**look, marker={"opacity": 0}, error_x=ends, showlegend=False, hoverinfo="skip")
+        texts = ["claim", "size", "low", "high", "detectable", "num_seeds", "verdict"]
+        figure.add_scatter(
+            **look,
+            marker=marker,
+            name=verdict,
+            error_x=whiskers(mine["difference"], mine["low"], mine["high"], thickness=2, width=4, color=colour),
+            customdata=mine[texts].to_numpy(object),
+            hovertemplate="<b>%{customdata[0]}</b> %{customdata[1]}<br>%{customdata[6]}: %{x:.3f} "
+            "[%{customdata[2]:.3f}, %{customdata[3]:.3f}], detectable %{customdata[4]:.3f}, "
+            "%{customdata[5]} seeds<extra></extra>",
+        )

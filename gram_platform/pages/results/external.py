@@ -20,9 +20,8 @@ from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, meant, parse_json, require_name
 from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
-from gram_platform.config.user_files import read_text, target_kind
-from gram_platform.methods import METHODS
-from gram_platform.methods.labels import size_key
+from gram_platform.config.written import read_text, target_kind
+from gram_platform.methods import METHODS, size_key
 from gram_platform.store.files import safe_name
 
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"

@@ -58,7 +58,7 @@ class StudyRecord(Description):
     measurement: str = LOSSES  # of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
-    unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.unit_error`
+    unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.calibration`
     shown: str = ""  # `nodes_digest` of the complete nodes that report.html shows; "" before it is written
     submissions: tuple[Mapping, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
 

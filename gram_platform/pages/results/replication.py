@@ -20,7 +20,7 @@ from gram_platform.analysis.ratios import (
 from gram_platform.analysis.tables import Analysis
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
-from gram_platform.methods.labels import size_key
+from gram_platform.methods import size_key
 from gram_platform.methods.setting import profile_name
 from gram_platform.pages.results.declarations import (
     Baseline,

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
 from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT, VIEW
 from gram_platform.analysis.tables import (
@@ -19,7 +20,6 @@ from gram_platform.analysis.tables import (
     readable_table,
     short_text,
 )
-from gram_platform.analysis.unit_error import errors_by_class
 from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, module_shares
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import node_name
@@ -27,7 +27,7 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.claims import shown_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.unit import unit_warning
+from gram_platform.pages.report.warning import unit_warning
 from gram_platform.pages.results.record import RUN_COLOUR, Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper

@@ -1,4 +1,8 @@
-"""Builds the site of a storage, once or repeatedly, and writes only the files that have changed."""
+"""Builds the site of a storage, once or repeatedly: an index of all studies and searches, and a page of all claims.
+
+The site leads to the reports that studies and searches have written, and renders none again. Only the files that have
+changed are written. `facts.py` reads the storage, `index.py` and `claims.py` turn facts into pages. Runs are in MLflow.
+"""
 
 import time
 from collections.abc import Callable

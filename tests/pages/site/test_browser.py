@@ -23,8 +23,7 @@ from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.pages.results.results import read_results
-from gram_platform.pages.site import build_site
-from gram_platform.pages.site.build import tracking_of
+from gram_platform.pages.site.build import build_site, tracking_of
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.pages.site.browser import running_browser

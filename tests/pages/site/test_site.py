@@ -16,8 +16,8 @@ from gram_platform.config import View
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import read_results
-from gram_platform.pages.site import build, build_site, watch_site
-from gram_platform.pages.site.build import tracking_of
+from gram_platform.pages.site import build
+from gram_platform.pages.site.build import build_site, tracking_of, watch_site
 from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store

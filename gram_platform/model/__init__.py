@@ -1,1 +1,0 @@
-"""Defines the transformer with auxiliary modules; needs only torch."""

@@ -1,1 +1,0 @@
-"""Serves a run over HTTP; a caller's token decides which modules answer."""

@@ -1,1 +1,0 @@
-"""Trains, evaluates and samples models; needs only torch and numpy."""
