@@ -30,8 +30,7 @@ from gram_platform.corpora.splits import Splitter, tagged
 from gram_platform.corpora.tokenizer import configured, end_of_text_id
 
 STORIES_PER_PART = 1 << 13  # generated stories
-BATCH_CHARS = 1 << 20  # characters tokenised at once
-WRITE_TOKENS = 1 << 18  # tokens of a domain held before a write
+BATCH_CHARS = 1 << 20  # characters tokenised and written at once
 KEYS, COUNTS = "keys.bin", "counts.json"  # files of a part beside its tokens
 
 Task, Result = TypeVar("Task"), TypeVar("Result")
@@ -121,55 +120,31 @@ def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -
 # ------------------------------------------------------------------------------------------------ tokens of a part
 
 
-class TokenFile:
-    """Appends the tokens of one domain's documents of one split to a file."""
-
-    def __init__(self, path: Path, dtype: np.dtype) -> None:
-        self._path, self._dtype = path, dtype
-        self._pending: list[np.ndarray] = []
-        self._num_pending = 0
-        self.num_documents = self.num_tokens = self.checksum = 0
-
-    def add(self, tokens: list[int]) -> None:
-        """Appends one document's tokens, including the end of text."""
-        self._pending.append(np.array(tokens, self._dtype))
-        self._num_pending += len(tokens)
-        self.num_documents += 1
-        self.num_tokens += len(tokens)
-        if self._num_pending >= WRITE_TOKENS:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._pending:
-            raw = np.concatenate(self._pending).tobytes()
-            self.checksum = zlib.crc32(raw, self.checksum)
-            with self._path.open("ab") as handle:
-                handle.write(raw)
-        self._pending, self._num_pending = [], 0
-
-
 def write_tokens(recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path) -> None:
     """Tokenises a part's documents into a file for each domain and split, beside their counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end, order = end_of_text_id(tokenizer), {domain: number for number, domain in enumerate(recipe.domains)}
-    files: dict[tuple[str, str], TokenFile] = {}
+    # Of each file: documents, tokens, checksum.
+    counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
         for domains, keys, are_validation, encodings in _encoded(tokenizer, splitter, documents(recipe, part)):
             raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
             log.write(raw)
+            found: dict[tuple[str, str], list[np.ndarray]] = {}
             for domain, is_validation, encoding in zip(domains, are_validation.tolist(), encodings, strict=True):
-                pair = SPLITS[is_validation], domain
-                if pair not in files:
-                    files[pair] = TokenFile(token_path(folder, *pair), dtype)
-                ids = encoding.ids  # a new list each time
-                ids.append(end)
-                files[pair].add(ids)
-    for file in files.values():
-        file.flush()
-    counts = [[*pair, file.num_documents, file.num_tokens, file.checksum] for pair, file in files.items()]
-    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": counts}))
+                tokens = np.array([*encoding.ids, end], dtype)
+                found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
+            for pair, arrays in found.items():
+                num_documents, num_tokens, before = counts.get(pair, (0, 0, 0))
+                raw = np.concatenate(arrays).tobytes()
+                with token_path(folder, *pair).open("ab") as file:
+                    file.write(raw)
+                num_tokens += len(raw) // dtype.itemsize
+                counts[pair] = num_documents + len(arrays), num_tokens, zlib.crc32(raw, before)
+    files = [[*pair, *numbers] for pair, numbers in counts.items()]
+    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": files}))
 
 
 def counts_of(folder: Path) -> dict:

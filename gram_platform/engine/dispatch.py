@@ -24,7 +24,7 @@ from gram_platform.engine.process import (
     note_sigterm,
 )
 from gram_platform.engine.ranks import RanksStopped, train_rank
-from gram_platform.engine.ray_private.libraries import PlacementGroupTrainer, on_every_rank
+from gram_platform.engine.ray_private import ask_by_placement_group, on_every_rank
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
@@ -106,7 +106,7 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_w
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
     place, filesystem = results_place(execution.storage, "ray_train")
-    return PlacementGroupTrainer(
+    trainer = TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution},
         torch_config=_RankConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
@@ -126,6 +126,7 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_w
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
+    return ask_by_placement_group(trainer)
 
 
 class _RankBackend(TorchConfig().backend_cls):

@@ -12,8 +12,8 @@ from gram_platform.config import RunConfig
 from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.store import Store
+from gram_platform.store.data import NOTHING_AHEAD, open_corpus
 from gram_platform.store.folders import RemoteFolder, open_folder
-from gram_platform.store.root import NOTHING_AHEAD, open_corpus
 from gram_platform.train.data import PlanReader, Separator
 
 if TYPE_CHECKING:

@@ -36,10 +36,10 @@ from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_st
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
+from gram_platform.store.data import open_corpus, provide_corpus
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import open_folder
-from gram_platform.store.listing import FOLDERS
-from gram_platform.store.root import open_corpus, provide_corpus
+from gram_platform.store.root import FOLDERS
 
 # Entries of an attempt's folder that an archive leaves out, also when set aside.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)

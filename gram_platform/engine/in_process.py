@@ -44,8 +44,18 @@ def run_in_process(
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
-    watched = _PollingRequest(lambda: on_change(progress, None), poll_s, limit_s)
-    with stop_on_signal(watched, _signals()) as stop_request:
+    deadline, next_poll = time.monotonic() + limit_s, -math.inf
+
+    def look(request: StopRequest) -> None:
+        nonlocal next_poll
+        now = time.monotonic()
+        if now >= deadline:
+            request.receive(TIME_IS_UP)
+        if now >= next_poll:
+            next_poll = now + poll_s
+            on_change(progress, None)
+
+    with stop_on_signal(StopRequest(look=look), _signals()) as stop_request:
         while waiting and may_start():
             if stop_request.received:
                 stop_request.exit()
@@ -137,25 +147,6 @@ def execute_node(
     from gram_platform.engine.dispatch import execute_sharded_run
 
     return execute_sharded_run(config, tags, execution, resources)
-
-
-class _PollingRequest(StopRequest):
-    """Also ends the process after `limit_s`, and calls `poll` every `poll_s` while a run asks, in the run's thread."""
-
-    def __init__(self, poll: Callable[[], None], poll_s: float, limit_s: float):
-        super().__init__()
-        self._poll, self._poll_s = poll, poll_s
-        self._deadline, self._polled = time.monotonic() + limit_s, -math.inf
-
-    @property
-    def received(self) -> bool:
-        now = time.monotonic()
-        if now >= self._deadline:
-            self.receive(TIME_IS_UP)
-        if now - self._polled >= self._poll_s:
-            self._polled = now
-            self._poll()
-        return super().received
 
 
 def _signals() -> tuple[int, ...]:

@@ -158,11 +158,11 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process: a signal, or a drain of its machine by Ray. Runs look at it after every step.
 
-    `asks_ray=False`: the caller asks Ray, and calls `receive`.
+    `asks_ray=False`: the caller asks Ray, and calls `receive`. `look(request)` is called whenever a run looks.
     """
 
-    def __init__(self, asks_ray: bool = True) -> None:
-        self._asks_ray = asks_ray
+    def __init__(self, asks_ray: bool = True, look: Callable[["StopRequest"], None] = lambda request: None) -> None:
+        self._asks_ray, self._look = asks_ray, look
         self._received = self._is_asking = False
         self._code = 128 + signal.SIGTERM
         self._next_poll = time.monotonic() + POLL_S
@@ -174,6 +174,7 @@ class StopRequest:
     @property
     def received(self) -> bool:
         """Whether it was received. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
+        self._look(self)
         if self._asks_ray and not (self._received or self._is_asking) and time.monotonic() >= self._next_poll:
             self._is_asking = True
             start_thread("draining", self._ask)

@@ -28,7 +28,7 @@ from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources, results_place
 from gram_platform.engine.proposals import Proposal, Source
-from gram_platform.engine.ray_private.libraries import error_of_trial, treat_memory_kill_as_crash
+from gram_platform.engine.ray_private import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
     CRASH,
     LACKS_MEMORY,

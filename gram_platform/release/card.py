@@ -16,7 +16,7 @@ from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.store.views import model_config, view_model
 
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")  # in Markdown; `_` at the ends of words

@@ -22,7 +22,7 @@ from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

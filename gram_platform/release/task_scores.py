@@ -24,7 +24,7 @@ from gram_platform.config.identity import hash_file, invalid, local_path, meant,
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.store.views import load_view
 
 if TYPE_CHECKING:

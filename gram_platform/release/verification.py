@@ -27,7 +27,7 @@ from gram_platform.release.files import open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import load_view
 

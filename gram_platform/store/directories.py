@@ -7,9 +7,10 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import (
@@ -46,19 +47,19 @@ TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str, "device": str}
 WRONG_HASH = "its hash is not the result's"
 
 
+@dataclass(frozen=True)
 class NodeDirectory:
     """One directory of the storage. `kind` is run, evaluation or import, `node_id` the id of that kind."""
 
-    kind: str
-    id_field: str
-    # The shapes of the result's fields that are read here, beside the id.
-    result_shape: Mapping = MappingProxyType({})
-    # The shapes of fields that reports read; each may be absent.
-    result_numbers: Mapping = MappingProxyType({})
+    folder: Folder
+    node_id: str
 
-    def __init__(self, folder: Folder, node_id: str) -> None:
-        self.folder = folder
-        self.node_id = node_id
+    kind: ClassVar[str]
+    id_field: ClassVar[str]
+    # The shapes of the result's fields that are read here, beside the id.
+    result_shape: ClassVar[Mapping] = MappingProxyType({})
+    # The shapes of fields that reports read; each may be absent.
+    result_numbers: ClassVar[Mapping] = MappingProxyType({})
 
     @property
     def remedy(self) -> str:
@@ -162,6 +163,7 @@ def _config_bytes(config: object) -> bytes:
     return (canonical_json(config) + "\n").encode()
 
 
+@dataclass(frozen=True)
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
@@ -172,9 +174,9 @@ class EvaluationDirectory(NodeDirectory):
     id_field = "eval_id"
     result_numbers = MappingProxyType({"losses": NUMBERS, "surprisals": NUMBERS})
 
-    def __init__(self, root: Folder, eval_id: str) -> None:
-        super().__init__(root.child("evaluations", eval_id), eval_id)
-        self.eval_id = eval_id
+    @property
+    def eval_id(self) -> str:
+        return self.node_id
 
     def status(self) -> State:
         """Reads the evaluation's state, complete or absent: it is short, and is never continued half-way."""
@@ -244,15 +246,13 @@ def _tensors_name(digest: str) -> str:
     return f"tensors-{digest[:16]}.safetensors"
 
 
+@dataclass(frozen=True)
 class ImportDirectory(NodeDirectory):
     """`<storage>/imports/<import_id>`: the config is `{"model": ...}`, the result says where the weights come from."""
 
     kind = "import"
     id_field = "import_id"
     result_shape = WEIGHTS_HASH
-
-    def __init__(self, root: Folder, node_id: str) -> None:
-        super().__init__(root.child("imports", node_id), node_id)
 
     def complete(
         self, model: ModelConfig, fields: Mapping, write: Callable[[str], None], tokenizer: bytes | None = None

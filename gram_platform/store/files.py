@@ -59,6 +59,8 @@ class Folder:
     """The part that local and remote folders share; `path` is a directory, or a URL without its protocol."""
 
     # each kind of folder defines these
+    path: str
+    writable: bool
     child: Callable[..., Any]
     read: Callable[[str], bytes]
     write: Callable[..., None]
@@ -71,10 +73,6 @@ class Folder:
     rename: Callable[[str, str], None]
     local_copy: Callable[[str], contextlib.AbstractContextManager[str]]
     lock: Callable[[str], contextlib.AbstractContextManager[None]]
-
-    def __init__(self, path: str, writable: bool) -> None:
-        self.path = path
-        self.writable = writable
 
     def file(self, name: str) -> str:
         """Returns the full path of a file in this folder."""

@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -64,16 +65,17 @@ def written_again(method: Callable) -> Callable:
     return writing
 
 
+@dataclass(frozen=True)
 class LocalFolder(Folder):
     """A directory of this machine or of a mounted file system; the first write creates it."""
 
-    def __init__(self, path: str, writable: bool, below: tuple[str, ...] = ()) -> None:
-        """`below`: the paths of the folders that lead here from the storage's own, which is not one of them."""
-        super().__init__(path, writable)
-        self._below = below
+    path: str
+    writable: bool
+    # The paths of the folders that lead here from the storage's own, which is not one of them.
+    below: tuple[str, ...] = ()
 
     def child(self, *names: str) -> "LocalFolder":
-        path, below = self.path, self._below
+        path, below = self.path, self.below
         for name in names:
             path = os.path.join(path, safe_name("folder", name))
             below = (*below, path)
@@ -281,7 +283,7 @@ class LocalFolder(Folder):
     def _obstacle(self) -> tuple[str, str] | None:
         """Returns (path, kind) of the first that is no folder among those that lead here; None if there is none."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for path in self._below:
+            for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
                     return path, kind_of(path)
         return None
@@ -342,4 +344,4 @@ def open_folder(root: str, writable: bool = False) -> Folder:
         filesystem, path = fsspec.core.url_to_fs(root)
     except (ValueError, ImportError) as error:
         raise invalid("storage", root, f"a local path or an fsspec URL ({error})") from error
-    return RemoteFolder(filesystem, path.rstrip("/"), writable)
+    return RemoteFolder(path.rstrip("/"), writable, filesystem)

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import fsspec
@@ -19,16 +20,17 @@ CHUNK_BYTES = 16 * 2**20
 CONNECTIONS = 8
 
 
+@dataclass(frozen=True)
 class RemoteFolder(Folder):
     """A prefix of an fsspec file system: every write is one put, and there are no locks."""
 
-    def __init__(self, filesystem: fsspec.AbstractFileSystem, path: str, writable: bool) -> None:
-        super().__init__(path, writable)
-        self.filesystem = filesystem
+    path: str
+    writable: bool
+    filesystem: fsspec.AbstractFileSystem
 
     def child(self, *names: str) -> "RemoteFolder":
         path = "/".join([self.path, *(safe_name("folder", name) for name in names)])
-        return RemoteFolder(self.filesystem, path, self.writable)
+        return RemoteFolder(path, self.writable, self.filesystem)
 
     def address(self, name: str) -> str:
         return self.filesystem.unstrip_protocol(self.file(name))

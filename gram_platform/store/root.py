@@ -1,40 +1,23 @@
-"""Opens a storage, gives its directories, and brings packed corpora to this machine."""
+"""Opens a storage, gives its directories, and looks which of its runs and evaluations have a result."""
 
-import contextlib
-import hashlib
 import os
 import re
 import secrets
 import shutil
-import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
-from gram_platform.corpora.packed import (
-    CorruptCorpus,
-    PackedCorpus,
-    bytes_of_files,
-    cache_folder,
-    open_complete,
-    parse_manifest,
-    publish,
-)
-from gram_platform.corpora.recipe import CorpusRecipe
-from gram_platform.corpora.sources import Progress, silent
+from gram_platform.corpora.packed import cache_folder
 from gram_platform.store.checkpoints import MANIFEST
-from gram_platform.store.directories import EvaluationDirectory, ImportDirectory
+from gram_platform.store.directories import CONFIG, RESULT, TAGS, EvaluationDirectory, ImportDirectory, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
-from gram_platform.store.listing import Finished, Item, Outcome, concurrently, look
 from gram_platform.store.runs import RunDirectory
-from gram_platform.store.streaming import fetch_ahead, fetched_rows, full_disk_explained
-
-if TYPE_CHECKING:
-    from gram_platform.corpora.parts import Workers
-# Imports tokenizers, as `pack` does.
 
 # The version of the storage's file layout.
 LAYOUT = 1
@@ -43,7 +26,26 @@ MIN_FREE_BYTES = 64 * 2**20
 # In the folder of a study: a folder for each earlier page.
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
-NOTHING_AHEAD: Mapping[str, int] = {}
+# The storage's folders of nodes.
+FOLDERS = {"run": "runs", "evaluation": "evaluations"}
+# What an object store's results, tags and configs said at the versions that its listing gave them. A file that is
+# written again has another version, so only what is new or changed is read. It saves requests; without it all are read.
+INDEX = "index.json"
+INDEX_SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}, "config_sha256": str}}
+# Threads that wait for an object store.
+THREADS = 32
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A node with a result: the result's hash, the node's tags, and the hash of its config ("" without one)."""
+
+    sha256: str
+    tags: Mapping[str, str]
+    config_sha256: str
 
 
 def storage_place(storage: str) -> str:
@@ -106,32 +108,54 @@ class Store:
         return self
 
     def run(self, run_id: str) -> RunDirectory:
-        return RunDirectory(self._folder, run_id)
+        return RunDirectory(self._folder.child("runs", run_id), run_id)
 
     def evaluation(self, eval_id: str) -> EvaluationDirectory:
-        return EvaluationDirectory(self._folder, eval_id)
+        return EvaluationDirectory(self._folder.child("evaluations", eval_id), eval_id)
 
     def node(self, kind: str, node_id: str) -> RunDirectory | EvaluationDirectory:
         """Gives the directory of a study's node; `kind` is run or evaluation."""
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Returns {id: its result's hash and its tags, or None without a result} of nodes (kind, id).
+        """Returns {id: what its result says, or None without one} of nodes (kind, id).
 
-        One listing in an object store, where a node that nobody has begun may be left out.
+        One listing of runs and one of evaluations in an object store, where a node that nobody has begun is left out.
         """
-        return look(self._folder, (self.node(kind, node_id) for kind, node_id in nodes))
+        directories = (self.node(kind, node_id) for kind, node_id in nodes)
+        folder = self._folder
+        if not isinstance(folder, RemoteFolder):
+            return {node.node_id: _finished(node) for node in directories}
+        listed = {
+            f"{kind}/{node_id}": versions
+            for kind, name in FOLDERS.items()
+            for node_id, versions in folder.child(name).versions((RESULT, TAGS, CONFIG)).items()
+        }
+        before = folder.read_spare(INDEX, INDEX_SHAPE)
+        index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
+        present = {key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed}
+        unread = [key for key in present if key not in index]
+        for key, found in zip(unread, self.concurrently(lambda key: _finished(present[key]), unread), strict=True):
+            if found is not None:
+                index[key] = {"versions": listed[key], **vars(found), "tags": dict(found.tags)}
+        if folder.writable and index != before:
+            folder.write_json(INDEX, index)
+        known = {key: Finished(entry["sha256"], entry["tags"], entry["config_sha256"]) for key, entry in index.items()}
+        return {node.node_id: known.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
         """Returns `work(item)` of every item, in order; in threads where each waits for an object store."""
-        return concurrently(work, items, self._folder)
+        if self.is_local:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(THREADS) as threads:
+            return list(threads.map(work, items))
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
         """Gives the directory of the weights that a view names by `run_id`: of a run, or of an imported model."""
         return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def imported(self, import_id: str) -> ImportDirectory:
-        return ImportDirectory(self._folder, import_id)
+        return ImportDirectory(self._folder.child("imports", import_id), import_id)
 
     def list_imports(self) -> list[str]:
         """Lists the ids of all imported models, sorted."""
@@ -216,131 +240,6 @@ class Store:
             raise invalid("storage", self.root, f"{expected}{found[1]} (layout {found[0]}), which can only be read")
 
 
-# -------------------------------------------------------------------------------------------- packed corpora
-
-
-def provide_corpus(
-    recipe: CorpusRecipe, store: Store, progress: Progress | None = None, workers: "Workers | None" = None
-) -> PackedCorpus:
-    """Makes sure that every machine can open the recipe's corpus: packs it and uploads it if the storage lacks it.
-
-    `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this process packs. Raises the
-    errors of `prepare` and `open_corpus`.
-    """
-    # Imported here: a machine that only trains needs no tokenizers.
-    from gram_platform.corpora.pack import prepare
-
-    if store.is_local:
-        return prepare(recipe, store.data_root, progress, workers)
-    stored = store.data_dir(recipe.data_id)
-    assert isinstance(stored, RemoteFolder)
-    try:
-        parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
-    except (FileNotFoundError, CorruptCorpus):
-        packed = prepare(recipe, store.data_root, progress, workers)
-        _upload(packed, stored, progress or silent)
-    # Of two drivers at once, both read the last upload.
-    return open_corpus(store, recipe.data_id)
-
-
-def open_corpus(store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-    """Opens the packed corpus on this machine, after fetching it from an object store if need be.
-
-    The training sequences of a permuted corpus are fetched as they are read, and by domain the first `ahead` of them in
-    the background. ValueError when the storage lacks it, when the stored copy is corrupted, or when this machine's disk
-    is full.
-    """
-    stored, target = store.data_dir(data_id), store.data_root / data_id
-    if store.is_local:
-        if not target.exists():
-            expected = f"a file system that every machine mounts, {socket.gethostname()} sees no data/{data_id}"
-            raise _absent(store, expected)
-        return PackedCorpus.open(target)
-    assert isinstance(stored, RemoteFolder)
-    try:
-        text = stored.read(MANIFEST)
-    except FileNotFoundError:
-        raise _absent(store, f"a storage that holds the data of its runs, found no data/{data_id}") from None
-    manifest = parse_manifest(text, stored.file(MANIFEST))
-    found = _copy_of(manifest, target)
-    if found is not None:
-        return found
-    with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
-        if "blocks" in manifest:
-            blocks = target.with_name(f"blocks-{data_id}-{hashlib.sha256(text).hexdigest()[:12]}")
-            return _open_blocks(stored, text, manifest, blocks, ahead)
-        return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
-
-
-def _absent(store: Store, expected: str) -> ValueError:
-    return invalid("storage", store.root, f"{expected}; submitting the study again packs it")
-
-
-def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
-    """Opens this machine's copy if it is whole and has the manifest's fingerprint."""
-    corpus = open_complete(target)
-    return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
-
-
-def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> None:
-    files = corpus.manifest["files"]
-    sizes = {relative: (corpus.path / relative).stat().st_size for relative in files}
-    done, present = 0, set(stored.list())
-    for relative, digest in files.items():
-        if digest not in present or stored.size(digest) != sizes[relative]:
-            stored.upload(digest, str(corpus.path / relative))
-        done += sizes[relative]
-        progress("uploading", done, sum(sizes.values()))
-    stored.write(MANIFEST, (corpus.path / MANIFEST).read_bytes())
-
-
-def _open_blocks(
-    stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
-) -> PackedCorpus:
-    """Opens a copy whose training sequences come block by block; downloads its other files unless they are here."""
-    with _explained(stored, target):
-        rows = fetched_rows(stored, manifest, target)
-    try:
-        corpus = PackedCorpus.open(target, rows)
-    except CorruptCorpus:
-        with _explained(stored, target):
-            for relative in bytes_of_files(manifest, ("validation",)):
-                path = target / relative
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.unlink(missing_ok=True)
-                stored.download(manifest["files"][relative], str(path))
-            LocalFolder(str(target), writable=True).write(MANIFEST, text)
-            corpus = PackedCorpus.open(target, rows)
-    fetch_ahead(rows, ahead)
-    return corpus
-
-
-@contextlib.contextmanager
-def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
-    """Makes the errors of corrupted files and of a full disk, of a download to `folder`, ValueErrors."""
-    try:
-        with full_disk_explained(folder.parent):
-            yield
-    except (CorruptCorpus, FileNotFoundError) as error:
-        raise invalid("storage", stored.path, f"intact data, found corrupted files ({error})") from error
-
-
-def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Downloads beside the target, continuing a dead process's download; verifies; renames into place."""
-    partial = target.with_name(f".fetch-{target.name}")
-    try:
-        with _explained(stored, partial):
-            for relative, digest in manifest["files"].items():
-                (partial / relative).parent.mkdir(parents=True, exist_ok=True)
-                stored.download(digest, str(partial / relative))
-            (partial / MANIFEST).write_bytes(text)
-            PackedCorpus.open(partial)
-    except ValueError:
-        # The next fetch starts over.
-        shutil.rmtree(partial)
-        raise
-    if open_complete(target) is not None:
-        # It is other data, of an earlier storage at the same URL.
-        shutil.rmtree(target)
-    publish(partial, target)
-    return PackedCorpus.open(target)
+def _finished(node: NodeDirectory) -> Finished | None:
+    result = node.result()
+    return None if result is None else Finished(result["sha256"], node.tags(), node.config_sha256())

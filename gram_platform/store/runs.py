@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gram_platform.config import State
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from gram_platform.store.tensors import DiskTensors
 
 
+@dataclass(frozen=True)
 class RunDirectory(NodeDirectory):
     """`<storage>/runs/<run_id>/{config.json, tags.json, result.json, attempts/}`."""
 
@@ -55,10 +57,13 @@ class RunDirectory(NodeDirectory):
     result_shape = WEIGHTS_HASH
     result_numbers = SIZES | {"final": NUMBERS}
 
-    def __init__(self, root: Folder, run_id: str) -> None:
-        super().__init__(root.child("runs", run_id), run_id)
-        self.run_id = run_id
-        self.attempts = self.folder.child("attempts")
+    @property
+    def run_id(self) -> str:
+        return self.node_id
+
+    @property
+    def attempts(self) -> Folder:
+        return self.folder.child("attempts")
 
     def attempt_ids(self) -> list[str]:
         """Lists the ids of all attempts, the first one first; other folders beside them are ignored."""

@@ -129,14 +129,14 @@ def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
+@dataclass(frozen=True, eq=False)
 class DiskTensors(Mapping):
     """Maps names to tensors of open files; each access reads the tensor from disk.
 
     `holders`: for each name the files that hold it, each with the rows that it has, or None for all rows.
     """
 
-    def __init__(self, holders: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]) -> None:
-        self.holders = holders
+    holders: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]
 
     @classmethod
     def of_files(cls, files: Iterable[safe_open]) -> "DiskTensors":

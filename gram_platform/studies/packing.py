@@ -15,7 +15,7 @@ from gram_platform.engine.cluster import connect
 from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
-from gram_platform.store.root import provide_corpus
+from gram_platform.store.data import provide_corpus
 from gram_platform.studies.build import Graph, require_memory
 from gram_platform.studies.definition import Preset
 

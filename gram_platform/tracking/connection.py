@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -30,6 +32,7 @@ from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.database import (
+    ARTIFACTS,
     artifacts_location,
     correct_places,
     database_path,
@@ -156,6 +159,56 @@ class Connection:
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
         start, name = round(start_ms), text_for_people(name, LONGEST_NAME)
         return without_nulls(self.client.create_run(self.experiment_id, start_time=start, tags=tags, run_name=name))
+
+    # -------------------------------------------------------------------------------------------- artifacts
+
+    def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
+        """Writes files, whose texts are UTF-8, as artifacts of a run, by a path such as `figures/curves.html`.
+
+        Those of an SQLite database are beside it, whatever places it names. TrackingUnavailable also for an id or a
+        path that is no safe name, and where something else than a folder has a folder's place.
+        """
+        for file, data in files.items():
+            if self.database is None:
+                self.client.log_text(run_id, data.decode(), file)
+                continue
+            with self._beside_database(run_id, file, writable=True) as (folder, name):
+                folder.write(name, data, durable=False)
+
+    def copy_artifacts(self, run_id: str, place: str, source: Path) -> str:
+        """Copies all files below a folder to the path `place` of a run; returns their URI."""
+        if self.database is None:
+            self.client.log_artifacts(run_id, str(source), place)
+        for path in sorted(filter(Path.is_file, source.rglob("*"))) if self.database is not None else ():
+            file = f"{place}/{path.relative_to(source).as_posix()}"
+            with self._beside_database(run_id, file, writable=True) as (folder, name):
+                folder.write_with(name, lambda target, path=path: shutil.copyfile(path, target))
+        return f"{self.client.get_run(run_id).info.artifact_uri}/{place}"
+
+    def read_artifact(self, run_id: str, file: str) -> str | None:
+        """Reads an artifact of a run; None if it is absent, or no text."""
+        with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
+            if self.database is not None:
+                with self._beside_database(run_id, file, writable=False) as (folder, name):
+                    return folder.read(name).decode()
+            if any(artifact.path == file for artifact in self.client.list_artifacts(run_id)):
+                with tempfile.TemporaryDirectory() as folder:
+                    return Path(self.client.download_artifacts(run_id, file, folder)).read_text(encoding="utf-8")
+        return None
+
+    @contextlib.contextmanager
+    def _beside_database(self, run_id: str, file: str, writable: bool) -> Iterator[tuple[LocalFolder, str]]:
+        """Yields the folder of an artifact beside the database, and its name there."""
+        *folders, name = file.split("/")
+        try:
+            place = LocalFolder(str(self.database.parent), writable).child(ARTIFACTS, run_id, "artifacts", *folders)
+            yield place, name
+        except UnicodeDecodeError:
+            raise
+        except ValueError as error:
+            raise TrackingUnavailable(f"artifacts of MLflow at {self.tracking_uri}: {error}") from error
+
+    # ------------------------------------------------------------------------------------------- connecting
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():

@@ -20,9 +20,8 @@ from gram_platform.config import View
 from gram_platform.config.identity import hash_file, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
-from gram_platform.store.listing import Finished
+from gram_platform.store.root import Finished
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.artifacts import Artifacts
 from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
 from gram_platform.tracking.rows import entry_digest, mlflow_digest
 from gram_platform.tracking.sender import Sender, age, has
@@ -52,7 +51,6 @@ class Tracker:
         self._connection = Connection(tracking_uri, experiment)
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS  # SQLite has one writer
         self._sender = Sender(self._connection)
-        self._artifacts = Artifacts(self._connection)
         # after `sync`: the digest of every node that it compared, "" of one without a result
         self.sent: dict[str, str] | None = None
 
@@ -212,7 +210,7 @@ class Tracker:
             ]
             written = {**tags, **content.code_tags(code), content.NOTE: text_for_people(note)}
             client.log_batch(run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()])
-            self._artifacts.write(run.info.run_id, {**files, **pages})
+            self._connection.write_artifacts(run.info.run_id, {**files, **pages})
             lines_before = [other for other in of_study if other.data.tags.get(content.KIND) == LINE]
             self._replace_lines({content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines)
             client.set_terminated(run.info.run_id, "FINISHED")
@@ -232,7 +230,7 @@ class Tracker:
             found = self._connection.search(f"tags.`{content.STUDY}` = '{study}'")
             runs = [run for run in found if run.data.tags.get(content.KIND) == "study"]
             runs.sort(key=lambda run: run.info.end_time or 0, reverse=True)
-            read = (self._artifacts.read(run.info.run_id, file) for run in runs)
+            read = (self._connection.read_artifact(run.info.run_id, file) for run in runs)
             return next((text for text in read if text is not None), None)
 
     def _replace_lines(self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]) -> None:
@@ -285,7 +283,7 @@ class Tracker:
                     for key, value in tags.items():
                         client.set_model_version_tag(name, version.version, key, value)
                     return str(version.version)
-            source = self._artifacts.copy(mlflow_run_id, f"exports/{digest[:16]}", record.parent)
+            source = self._connection.copy_artifacts(mlflow_run_id, f"exports/{digest[:16]}", record.parent)
             tags |= {EXPORT: digest, content.KIND: "export"}
             made = client.create_model_version(
                 name, source, mlflow_run_id, tags, description=note, await_creation_for=0

@@ -1,14 +1,15 @@
-"""Compiles functions of a run by torch.compile, and goes on without it where compiling fails."""
+"""Compiles a run's blocks and loss by torch.compile, and goes on without it where compiling fails."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
 from gram_platform.config.terminal import one_line, warn
-from gram_platform.model.kernels import repeats_keys
+from gram_platform.model.kernels import repeats_keys, require_first_order
 from gram_platform.model.transformer import Mlp, Transformer
+from gram_platform.train.objectives import rows_at_once
 
 BACKEND = "inductor"
 MAX_GRAPHS = 32  # of one function: four sizes of a pass for each kind of route, and the batches of evaluations
@@ -96,3 +97,94 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
 def num_graphs() -> int:
     """Counts the graphs that were compiled since the last `Compilation` began."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the loss
+
+# logits_BTV, targets_BT, their weights_BT
+TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+
+
+def fused_cross_entropy(compilation: Compilation) -> Callable[[TargetLogits, int, Callable], Sequence[torch.Tensor]]:
+    """Returns what computes `objectives.cross_entropy` of each micro-batch of a pass, up to rounding.
+
+    Called with a pass's logits, a number of losses and `plain`, it returns so many means over equally many sequences;
+    `plain()` where compiling fails. Two compiled functions, for losses and gradient, convert and scale logits as they
+    read them. Separate operations on a GPU move 32 bytes for each logit of 2 bytes: log-softmax 6, exponential 8,
+    division 8, copy 6 and scaling 4. These move at most 8: the maximum, the sum and the gradient each read it, and its
+    gradient is written.
+
+    Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
+    """
+    losses = compilation.graphs_of(token_losses)
+    # Some rows at a time where compiling fails.
+    gradient = functools.partial(compilation.attempt, compilation.graphs_of(logits_gradient), _in_parts)
+
+    def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> Sequence[torch.Tensor]:
+        logits_BTV, targets_BT, weights_BT = logits
+        weights_N1 = None if weights_BT is None else weights_BT.reshape(-1, 1)
+        inputs = num_losses, logits_BTV.flatten(0, 1), targets_BT.reshape(-1, 1), weights_N1
+        return compilation.attempt(lambda: _CrossEntropies.apply(losses, gradient, *inputs).unbind(), plain)
+
+    return fused
+
+
+class _CrossEntropies(torch.autograd.Function):
+    """Computes the gradient in the backward pass, where its scale is known."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        token_losses: Callable,
+        gradient: Callable,
+        num_losses: int,
+        logits_NV: torch.Tensor,
+        targets_N1: torch.Tensor,
+        weights_N1: torch.Tensor | None,
+    ) -> torch.Tensor:
+        losses_N1, *statistics = token_losses(logits_NV, targets_N1)
+        ctx.gradient = gradient
+        ctx.save_for_backward(logits_NV, targets_N1, *statistics, weights_N1)
+        weighted_N1 = losses_N1 if weights_N1 is None else losses_N1 * weights_N1
+        return weighted_N1.view(num_losses, -1).mean(dim=1)
+
+    @staticmethod
+    def backward(ctx, grad_M: torch.Tensor):
+        require_first_order()
+        *rows, weights_N1 = ctx.saved_tensors
+        per_loss = len(rows[0]) // len(grad_M)
+        scales_N1 = (grad_M / per_loss).repeat_interleave(per_loss).unsqueeze(1)
+        scales_N1 = scales_N1 if weights_N1 is None else scales_N1 * weights_N1
+        return None, None, None, ctx.gradient(*rows, scales_N1), None, None
+
+
+def token_losses(logits_NV: torch.Tensor, targets_N1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns each token's cross entropy in nats, its largest logit, and the log-sum-exp of its logits minus that one.
+
+    All are float32 of shape [N, 1].
+    """
+    float_NV = logits_NV.float()
+    largest_N1 = float_NV.amax(dim=-1, keepdim=True)
+    logsum_N1 = (float_NV - largest_N1).exp().sum(dim=-1, keepdim=True).log()
+    return logsum_N1 - (float_NV.gather(1, targets_N1) - largest_N1), largest_N1, logsum_N1
+
+
+def logits_gradient(
+    logits_NV: torch.Tensor,
+    targets_N1: torch.Tensor,
+    largest_N1: torch.Tensor,
+    logsum_N1: torch.Tensor,
+    scales_N1: torch.Tensor,
+) -> torch.Tensor:
+    """Returns (p - 1[target]) x scale in the logits' dtype, from what `token_losses` returns."""
+    p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
+    is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
+    return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)
+
+
+def _in_parts(logits_NV: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+    gradient_NV, number = torch.empty_like(logits_NV), rows_at_once(logits_NV.device, logits_NV.shape[1])
+    parts = zip(*(of_all.split(number) for of_all in (gradient_NV, logits_NV, *rows)), strict=True)
+    for gradient, *part in parts:
+        gradient.copy_(logits_gradient(*part))
+    return gradient_NV

@@ -27,9 +27,8 @@ from gram_platform.model.transformer import (
     parameter_shapes,
     parameters_by_set,
 )
-from gram_platform.train.compilation import Compilation, compile_blocks
+from gram_platform.train.compilation import Compilation, TargetLogits, compile_blocks, fused_cross_entropy
 from gram_platform.train.data import Staging, rank_share, tokens_of
-from gram_platform.train.fused_loss import FusedCrossEntropy, TargetLogits
 from gram_platform.train.objectives import Misdirection, cross_entropy
 from gram_platform.train.optimizers import (
     Sets,
@@ -76,7 +75,7 @@ class Learner:
         self.fused_loss = None
         if self.compilation:
             compile_blocks(self.model, self.compilation)
-            self.fused_loss = FusedCrossEntropy(self.compilation)
+            self.fused_loss = fused_cross_entropy(self.compilation)
         self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None

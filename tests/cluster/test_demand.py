@@ -106,7 +106,7 @@ ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=Fal
 dispatch.placement_strategy = lambda resources, num_ranks: "STRICT_PACK"  # as where machines may come
 for number, num_ranks in enumerate((2, 4, 8)):
     execution = Execution(sys.argv[1], placement=Placement((Division(num_ranks),)))
-    trainer = dispatch._trainer(tiny.run_config(seed=number), execution, Resources(1.0, 1.0, 1.0), 1e7, {})
+    trainer = dispatch._trainer(tiny.run_config(seed=number), execution, Resources(1.0, 1.0, 1.0), 1e7)
     threading.Thread(target=trainer.fit, daemon=True).start()
 gcs, deadline = GcsClient(ray.get_runtime_context().gcs_address), time.monotonic() + 200
 while True:

@@ -49,8 +49,7 @@ def test_every_token_of_every_document_is_packed_once_in_order_in_its_domain(see
     draw = random.Random(seed)
     labels = ["core", "a label", "病"][: draw.randint(2, 3)]
     records = random_records(draw, labels)
-    for name, size in (("BATCH_CHARS", draw.choice((1, 50, 10**6))), ("WRITE_TOKENS", draw.choice((1, 100, 10**6)))):
-        monkeypatch.setattr(parts, name, size)
+    monkeypatch.setattr(parts, "BATCH_CHARS", draw.choice((1, 50, 10**6)))
     monkeypatch.setattr(parts, "BLOCK_BYTES", draw.choice((8, 800, 10**6)))  # whole tokens and keys
     monkeypatch.setattr(sources, "PIECE_BYTES", draw.choice((500, 2000, 10**6)))
     monkeypatch.setattr(sources, "BLOCK_BYTES", draw.choice((10, 300, 10**6)))

@@ -39,9 +39,9 @@ def test_ray_still_has_what_it_keeps_private(name):
         found = getattr(found, part)
 
 
-def test_one_folder_imports_private_names_of_ray():
+def test_one_module_imports_private_names_of_ray():
     found = {path for path in PACKAGE.rglob("*.py") if any(map(is_private, imported(path)))}
-    assert {path.parent.name for path in found} == {"ray_private"}, found
+    assert {path.name for path in found} == {"ray_private.py"}, found
 
 
 def imported(path: Path) -> Iterator[str]:

@@ -26,7 +26,7 @@ from gram_platform.release.task_scores import (
     folder_sha256,
     parse_profile,
 )
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.store.views import load_view
 from gram_platform.tracking.frame import load_store
 from gram_platform.train.objectives import token_cross_entropy

@@ -17,9 +17,9 @@ import pytest
 from gram_platform.cli import main
 from gram_platform.config.endings import exit_with
 from gram_platform.store import Store
+from gram_platform.store.data import open_corpus
 from gram_platform.store.files import seal
-from gram_platform.store.listing import FOLDERS
-from gram_platform.store.root import open_corpus
+from gram_platform.store.root import FOLDERS
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import run_study

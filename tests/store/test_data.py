@@ -15,8 +15,8 @@ import pytest
 from gram_platform.corpora import prepare, resolve
 from gram_platform.engine.execution import Execution
 from gram_platform.store import Store, files, remote_folder
+from gram_platform.store.data import open_corpus, provide_corpus
 from gram_platform.store.folders import RemoteFolder
-from gram_platform.store.root import open_corpus, provide_corpus
 from tests.store.training import in_process, run_config, train
 
 

@@ -27,9 +27,9 @@ from gram_platform.engine.handover import unpack_archive, write_archive
 from gram_platform.engine.local_cluster import __main__ as local_cluster
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
+from gram_platform.store.data import open_corpus, provide_corpus
 from gram_platform.store.files import seal
 from gram_platform.store.folders import LocalFolder
-from gram_platform.store.root import open_corpus, provide_corpus
 from gram_platform.studies.searches.optuna_studies import open_storage
 from tests.special_files import bind
 from tests.store.training import run_config, train

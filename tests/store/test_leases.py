@@ -166,7 +166,7 @@ def test_a_lease_outlives_errors_of_an_object_store_that_are_no_oserrors(folder,
         files.keep_trying(write, "here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "write_json", write_json)
+        patch.setattr(LocalFolder, "write_json", write_json)
         with pytest.raises(OSError, match="ReadTimeoutError: endpoint URL"):
             write_json()
         until = time.monotonic() + 30.0

@@ -111,9 +111,9 @@ def test_a_living_process_of_this_machine_has_not_ended(directory, monkeypatch):
 def test_an_owner_that_was_taken_for_ended_keeps_or_writes_its_weights_again(directory, monkeypatch, removes):
     """Between its weights and its result another machine, whose clock is hours ahead, continues the run."""
     attempt = committed(directory, 3, 6)
-    publish = directory.publish
+    publish = type(directory).publish
 
-    def late(data: bytes) -> dict:
+    def late(directory: RunDirectory, data: bytes) -> dict:
         of_another_machine(directory, attempt.attempt_id, 10 * GONE_AFTER_S)
         attempt._folder.remove("complete.json")  # it comes a moment later than the other one looks
         directory.remove_remains()
@@ -122,9 +122,9 @@ def test_an_owner_that_was_taken_for_ended_keeps_or_writes_its_weights_again(dir
         assert attempt._folder.exists("weights.safetensors"), "nobody removes weights before there is a result"
         if removes:  # as an earlier version did
             attempt._folder.remove("weights.safetensors")
-        return publish(data)
+        return publish(directory, data)
 
-    monkeypatch.setattr(directory, "publish", late)
+    monkeypatch.setattr(RunDirectory, "publish", late)
     attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
     assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
 

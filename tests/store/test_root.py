@@ -154,8 +154,8 @@ def test_object_store_gives_the_same_results(tmp_path):
 
 def test_file_system_behind_fsspec_has_directories_and_survives_corruption(tmp_path):
     """The code for object stores on real files: directories are made, a corrupted checkpoint is set aside."""
-    folder = RemoteFolder(fsspec.filesystem("file"), str(tmp_path / "remote"), writable=True)
-    directory = RunDirectory(folder, RUN.run_id)
+    folder = RemoteFolder(str(tmp_path / "remote"), True, fsspec.filesystem("file"))
+    directory = RunDirectory(folder.child("runs", RUN.run_id), RUN.run_id)
     directory.ensure_config(RUN)
     with directory.start_attempt("one") as attempt:
         attempt.commit(2, {"weights": START}, {"position": 2}, [record(1), record(2)])

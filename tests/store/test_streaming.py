@@ -18,9 +18,8 @@ from gram_platform.corpora.packed import block_digests, corpus_fingerprint
 from gram_platform.engine.execution import Execution, plan_reader
 from gram_platform.engine.node import execute_run
 from gram_platform.store import Store, files
+from gram_platform.store.data import FetchedRows, open_corpus, provide_corpus
 from gram_platform.store.folders import RemoteFolder
-from gram_platform.store.root import open_corpus, provide_corpus
-from gram_platform.store.streaming import FetchedBlocks
 from tests.store.training import in_process, run_config
 
 BLOCK_BYTES = 3_000  # some 45 rows of 66 bytes
@@ -180,7 +179,7 @@ def test_two_corpora_of_one_data_id_do_not_share_blocks(stored, packed):
 def test_a_manifest_with_fewer_rows_cuts_no_file_that_a_process_has_mapped(stored, packed):
     """A process that reads beyond the end of a mapped file is killed (SIGBUS), in whatever run it is."""
     rows = open_corpus(Store(stored.url), packed.data_id).train("core")
-    size, manifest = rows.blocks.path.stat().st_size, json.loads(json.dumps(packed.manifest))
+    size, manifest = rows.path.stat().st_size, json.loads(json.dumps(packed.manifest))
     manifest["domains"]["core"]["train"]["num_sequences"] = 40
     blocks = manifest["blocks"]["files"]
     blocks["train/core.bin"] = blocks["train/core.bin"][: -(-40 * 66 // BLOCK_BYTES)]
@@ -190,9 +189,9 @@ def test_a_manifest_with_fewer_rows_cuts_no_file_that_a_process_has_mapped(store
     other = file_of(stored, packed)
     other.write_bytes(other.read_bytes()[:2640])  # the stored file too: another copy on this machine, not a shorter one
     open_corpus(Store(stored.url), packed.data_id)
-    assert rows.blocks.path.stat().st_size == size
-    FetchedBlocks(rows.blocks.path, 2640, BLOCK_BYTES, blocks["train/core.bin"], lambda start, stop: b"")
-    assert rows.blocks.path.stat().st_size == size
+    assert rows.path.stat().st_size == size
+    FetchedRows(rows.path, (40, 33), np.dtype("<u2"), BLOCK_BYTES, blocks["train/core.bin"], lambda start, stop: b"")
+    assert rows.path.stat().st_size == size
 
 
 def test_a_full_disk_says_what_to_do(stored, packed, monkeypatch):
@@ -234,7 +233,7 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(stored, packed, monkey
 
 def test_a_run_begins_before_its_data_are_here(stored, packed, monkeypatch):
     """Its first micro-batch waits for a block that holds its rows, and no other; a store that throttles delays it."""
-    monkeypatch.setattr("gram_platform.store.root.fetch_ahead", lambda *_: None)
+    monkeypatch.setattr("gram_platform.store.data.fetch_ahead", lambda *_: None)
     monkeypatch.setattr(files, "_last_warned", -files.SILENCE_S)
     run = a_run(packed)
     reader, plan = plan_reader(run, Execution(stored.url).corpus_of(run)), Plan(run)

@@ -20,7 +20,7 @@ from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import nodes_frame
 from gram_platform.pages.site.build import build_site
 from gram_platform.store import Store
-from gram_platform.store.root import provide_corpus
+from gram_platform.store.data import provide_corpus
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY

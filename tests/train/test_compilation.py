@@ -125,7 +125,7 @@ def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatc
     config, compilation = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
     plain = Learner(config, activation_checkpointing=checkpointing, num_merged=8)
     monkeypatch.setattr(learner, "Compilation", lambda: compilation)
-    monkeypatch.setattr(learner, "FusedCrossEntropy", lambda compilation: None)
+    monkeypatch.setattr(learner, "fused_cross_entropy", lambda compilation: None)
     compiled = Learner(config, activation_checkpointing=checkpointing, compiled=True, num_merged=8)
     with pytest.warns(RuntimeWarning, match=r"torch.compile \(.+\) failed") as given:
         found = train(compiled, config, stop=2)

@@ -9,9 +9,8 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.graph import GraphLowering
 from torch._inductor.utils import fresh_cache
 
-from gram_platform.train import fused_loss
-from gram_platform.train.compilation import Compilation
-from gram_platform.train.fused_loss import FusedCrossEntropy
+from gram_platform.train import compilation
+from gram_platform.train.compilation import Compilation, fused_cross_entropy
 from gram_platform.train.objectives import cross_entropy
 from tests.train.test_compilation import CountingBackend, no_graphs_before  # noqa: F401  a fixture
 
@@ -50,36 +49,36 @@ def assert_alike(found, dtype):
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_the_fused_loss_and_its_gradient_are_the_other_ones(dtype, is_weighted, num_losses):
-    assert_alike(both(FusedCrossEntropy(Compilation("eager")), dtype, is_weighted, num_losses), dtype)
+    assert_alike(both(fused_cross_entropy(Compilation("eager")), dtype, is_weighted, num_losses), dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_inductors_code_computes_the_same(dtype):
-    compilation = Compilation()
+    compiled = Compilation()
     for is_weighted in (False, True):
-        assert_alike(both(FusedCrossEntropy(compilation), dtype, is_weighted, 4), dtype)
-    assert not compilation.has_failed
+        assert_alike(both(fused_cross_entropy(compiled), dtype, is_weighted, 4), dtype)
+    assert not compiled.has_failed
 
 
 def test_far_apart_logits_have_exact_losses():
     """As `objectives.cross_entropy` has: log 2 for two that are alike, however large."""
     logits_NV = torch.tensor([[-600.0, -600.0], [0.0, 0.0], [600.0, 600.0], [700.0, 0.0]])
-    losses_N1, *_ = fused_loss.token_losses(logits_NV, torch.tensor([[0], [1], [0], [1]]))
+    losses_N1, *_ = compilation.token_losses(logits_NV, torch.tensor([[0], [1], [0], [1]]))
     assert losses_N1.flatten().tolist() == pytest.approx([0.6931472, 0.6931472, 0.6931472, 700.0], rel=1e-6)
 
 
 @pytest.mark.parametrize("rows", [10, 10**6])
 def test_a_gradient_that_cannot_be_compiled_is_computed_in_parts(rows, monkeypatch):
-    monkeypatch.setattr(fused_loss, "rows_at_once", lambda *_: rows)
-    fused = FusedCrossEntropy(Compilation(CountingBackend(fails_at=2)))
+    monkeypatch.setattr(compilation, "rows_at_once", lambda *_: rows)
+    fused = fused_cross_entropy(Compilation(CountingBackend(fails_at=2)))
     with pytest.warns(RuntimeWarning, match="failed"):
         assert_alike(both(fused, torch.bfloat16, False, 4), torch.bfloat16)
 
 
 def test_a_loss_that_cannot_be_compiled_is_the_other_one():
     fused, (logits_BTV, targets_BT, _) = (
-        FusedCrossEntropy(Compilation(CountingBackend(1))),
+        fused_cross_entropy(Compilation(CountingBackend(1))),
         logits_and_targets(torch.float32),
     )
     with pytest.warns(RuntimeWarning, match="failed"):
@@ -115,6 +114,6 @@ def bytes_over(size: int, source: str) -> int:
 
 def test_the_generated_code_moves_at_most_ten_bytes_a_logit(sources):
     logits_BTV, targets_BT, _ = logits_and_targets(torch.bfloat16, V=1024)
-    (loss,) = FusedCrossEntropy(Compilation())((logits_BTV, targets_BT, None), 1, None)
+    (loss,) = fused_cross_entropy(Compilation())((logits_BTV, targets_BT, None), 1, None)
     loss.backward()
     assert [bytes_over(1024, text) for text in sources] == [2 + 2, 2 + 2]

@@ -44,7 +44,7 @@ from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import Brief, count_verdicts, nodes_frame, with_values
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 

@@ -13,7 +13,7 @@ from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, intro_text
 from gram_platform.pages.results.results import nodes_frame
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 

@@ -31,7 +31,7 @@ from gram_platform.release.serving.policy import LEASE_S, Policy, followed
 from gram_platform.release.serving.policy_file import load_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
-from gram_platform.store.root import open_corpus
+from gram_platform.store.data import open_corpus
 
 SERVING_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
 HEAD = "node:__internal_head__"  # the resource that marks Ray's head

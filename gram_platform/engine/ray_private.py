@@ -1,11 +1,12 @@
-"""Holds every use of Ray's private names: no module outside this folder imports one.
+"""Holds every use of Ray's private names: no other module imports one.
 
-Ray has no public call for any of this in the version `WRITTEN_FOR`. What belongs to Ray Train and Ray Tune is in
-`libraries.py`, because they take a second to import.
+Ray has no public call for any of this in the version `WRITTEN_FOR`. Ray Train and Ray Tune take a second to import, so
+only functions that need them do.
 """
 
 import json
 import os
+import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 from ray.core.generated.gcs_service_pb2 import CheckAliveRequest, GetAllNodeInfoRequest
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.experimental.internal_kv import _internal_kv_get
 
 WRITTEN_FOR = "2.60"
@@ -126,3 +128,44 @@ def _channel(address: str) -> grpc.Channel:
         chain, key, authority = load_certs_from_env()
         return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)
     return grpc.insecure_channel(address, options)
+
+
+# --------------------------------------------------------------------------------------------- Ray Train and Ray Tune
+
+
+def ask_by_placement_group(trainer: Any) -> Any:
+    """Makes a trainer of Ray Train ask the autoscaler for a run's ranks once, by their placement group; returns it.
+
+    Ray Train sends a second request beside it, for each rank alone: machines of one GPU come, which no rank may use.
+    """
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+
+    policy, run_controller = FixedScalingPolicy(trainer.scaling_config), trainer._initialize_and_run_controller
+    policy.after_controller_start = policy._maybe_send_resource_request = _send_no_request
+    trainer._initialize_and_run_controller = lambda **given: run_controller(**given | {"scaling_policy": policy})
+    return trainer
+
+
+def _send_no_request(*_: object) -> None:
+    """Takes the place of what would send a request."""
+
+
+def on_every_rank(worker_group: Any, function: Callable, *arguments: object) -> list[Any]:
+    """Calls the function in every process of Ray Train's group, outside the training thread; returns their values."""
+    return worker_group.execute(function, *arguments)
+
+
+def error_of_trial(trial: Any) -> Exception:
+    """Reads the error with which a trial's process ended, from the folder of this driver's Ray."""
+    with open(trial.pickled_error_file, "rb") as file:
+        return pickle.load(file)
+
+
+def treat_memory_kill_as_crash() -> None:
+    """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed, as after any other crash.
+
+    Ray raises another class of error then. Ray Tune does not know it, and would end the search.
+    """
+    from ray.air.execution._internal import actor_manager
+
+    actor_manager.RayActorError = (RayActorError, OutOfMemoryError)

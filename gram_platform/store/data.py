@@ -1,0 +1,327 @@
+"""Brings packed corpora from the storage to this machine, and a new one into the storage.
+
+Of a permuted corpus in an object store, the training sequences are fetched block by block when a run first reads a row
+of them. Processes of a machine share a file for each domain, as long as the stored one, with holes where a block is not
+here. Each process compares a block's SHA-256 with the manifest's before it reads a row of it, and fetches it if they
+differ.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import queue
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gram_platform.config.identity import invalid
+from gram_platform.corpora.packed import (
+    CorruptCorpus,
+    PackedCorpus,
+    bytes_of_files,
+    open_complete,
+    parse_manifest,
+    publish,
+    sequence_path,
+)
+from gram_platform.corpora.recipe import CorpusRecipe
+from gram_platform.corpora.sources import Progress, silent
+from gram_platform.store.checkpoints import MANIFEST
+from gram_platform.store.folders import LocalFolder
+from gram_platform.store.remote_folder import CONNECTIONS, RemoteFolder
+from gram_platform.store.root import Store
+
+if TYPE_CHECKING:
+    # Imports tokenizers, as `pack` does.
+    from gram_platform.corpora.parts import Workers
+
+NOTHING_AHEAD: Mapping[str, int] = {}
+# Connections for what is fetched before a run reads it.
+CONNECTIONS_AHEAD = 4
+# Blocks share locks, so that a machine keeps few files.
+NUM_LOCKS = 64
+
+
+def provide_corpus(
+    recipe: CorpusRecipe, store: Store, progress: Progress | None = None, workers: "Workers | None" = None
+) -> PackedCorpus:
+    """Makes sure that every machine can open the recipe's corpus: packs it and uploads it if the storage lacks it.
+
+    `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this process packs. Raises the
+    errors of `prepare` and `open_corpus`.
+    """
+    # Imported here: a machine that only trains needs no tokenizers.
+    from gram_platform.corpora.pack import prepare
+
+    if store.is_local:
+        return prepare(recipe, store.data_root, progress, workers)
+    stored = store.data_dir(recipe.data_id)
+    assert isinstance(stored, RemoteFolder)
+    try:
+        parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
+    except (FileNotFoundError, CorruptCorpus):
+        packed = prepare(recipe, store.data_root, progress, workers)
+        _upload(packed, stored, progress or silent)
+    # Of two drivers at once, both read the last upload.
+    return open_corpus(store, recipe.data_id)
+
+
+def open_corpus(store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
+    """Opens the packed corpus on this machine, after fetching it from an object store if need be.
+
+    The training sequences of a permuted corpus are fetched as they are read, and by domain the first `ahead` of them in
+    the background. ValueError when the storage lacks it, when the stored copy is corrupted, or when this machine's disk
+    is full.
+    """
+    stored, target = store.data_dir(data_id), store.data_root / data_id
+    if store.is_local:
+        if not target.exists():
+            expected = f"a file system that every machine mounts, {socket.gethostname()} sees no data/{data_id}"
+            raise _absent(store, expected)
+        return PackedCorpus.open(target)
+    assert isinstance(stored, RemoteFolder)
+    try:
+        text = stored.read(MANIFEST)
+    except FileNotFoundError:
+        raise _absent(store, f"a storage that holds the data of its runs, found no data/{data_id}") from None
+    manifest = parse_manifest(text, stored.file(MANIFEST))
+    found = _copy_of(manifest, target)
+    if found is not None:
+        return found
+    with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
+        if "blocks" in manifest:
+            blocks = target.with_name(f"blocks-{data_id}-{hashlib.sha256(text).hexdigest()[:12]}")
+            return _open_blocks(stored, text, manifest, blocks, ahead)
+        return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
+
+
+def _absent(store: Store, expected: str) -> ValueError:
+    return invalid("storage", store.root, f"{expected}; submitting the study again packs it")
+
+
+def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
+    """Opens this machine's copy if it is whole and has the manifest's fingerprint."""
+    corpus = open_complete(target)
+    return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
+
+
+def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> None:
+    files = corpus.manifest["files"]
+    sizes = {relative: (corpus.path / relative).stat().st_size for relative in files}
+    done, present = 0, set(stored.list())
+    for relative, digest in files.items():
+        if digest not in present or stored.size(digest) != sizes[relative]:
+            stored.upload(digest, str(corpus.path / relative))
+        done += sizes[relative]
+        progress("uploading", done, sum(sizes.values()))
+    stored.write(MANIFEST, (corpus.path / MANIFEST).read_bytes())
+
+
+def _open_blocks(
+    stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
+) -> PackedCorpus:
+    """Opens a copy whose training sequences come block by block; downloads its other files unless they are here."""
+    with _explained(stored, target):
+        rows = fetched_rows(stored, manifest, target)
+    try:
+        corpus = PackedCorpus.open(target, rows)
+    except CorruptCorpus:
+        with _explained(stored, target):
+            for relative in bytes_of_files(manifest, ("validation",)):
+                path = target / relative
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                stored.download(manifest["files"][relative], str(path))
+            LocalFolder(str(target), writable=True).write(MANIFEST, text)
+            corpus = PackedCorpus.open(target, rows)
+    fetch_ahead(rows, ahead)
+    return corpus
+
+
+@contextlib.contextmanager
+def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
+    """Makes the errors of corrupted files and of a full disk, of a download to `folder`, ValueErrors."""
+    try:
+        with full_disk_explained(folder.parent):
+            yield
+    except (CorruptCorpus, FileNotFoundError) as error:
+        raise invalid("storage", stored.path, f"intact data, found corrupted files ({error})") from error
+
+
+def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
+    """Downloads beside the target, continuing a dead process's download; verifies; renames into place."""
+    partial = target.with_name(f".fetch-{target.name}")
+    try:
+        with _explained(stored, partial):
+            for relative, digest in manifest["files"].items():
+                (partial / relative).parent.mkdir(parents=True, exist_ok=True)
+                stored.download(digest, str(partial / relative))
+            (partial / MANIFEST).write_bytes(text)
+            PackedCorpus.open(partial)
+    except ValueError:
+        # The next fetch starts over.
+        shutil.rmtree(partial)
+        raise
+    if open_complete(target) is not None:
+        # It is other data, of an earlier storage at the same URL.
+        shutil.rmtree(target)
+    publish(partial, target)
+    return PackedCorpus.open(target)
+
+
+# ----------------------------------------------------------------------------------------------- block by block
+
+
+class FetchedRows:
+    """The training sequences of a domain, token ids [num_sequences, seq_len + 1]; a row is fetched when it is read.
+
+    `path` is this machine's copy of the stored file, in blocks of equal size except the last.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+        block_bytes: int,
+        hashes: Sequence[str],
+        fetch: Callable[[int, int], bytes],
+    ):
+        """`hashes`: the SHA-256 of every block; `fetch(first, stop)` returns these bytes of the stored file."""
+        self.path, self._block_bytes = path, block_bytes
+        self._row_bytes, self._num_bytes = shape[1] * dtype.itemsize, shape[0] * shape[1] * dtype.itemsize
+        self._hashes, self._fetch = hashes, fetch
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        # The file closes it together with this object.
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        # Never shortens: a process that maps a file cut short is killed.
+        if os.fstat(self._file.fileno()).st_size < self._num_bytes:
+            os.ftruncate(self._file.fileno(), self._num_bytes)
+        self._is_here = np.zeros(len(hashes), dtype=bool)
+        self._locks = LocalFolder(str(path.parent), writable=True)
+        self._array = np.memmap(path, dtype, mode="r", shape=shape) if shape[0] else np.empty(shape, dtype)
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Returns the sequences of a slice, or of an int array of rows that are not negative."""
+        if not self._is_here.all():
+            wanted = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+            absent = [number for number in self._blocks_of(wanted) if not self._is_here[number]]
+            if absent:
+                with ThreadPoolExecutor(min(CONNECTIONS, len(absent))) as connections:
+                    list(connections.map(self.bring, absent))
+        return self._array[rows]
+
+    def _blocks_of(self, rows: np.ndarray) -> list[int]:
+        size = self._block_bytes
+        first, last = rows * self._row_bytes // size, ((rows + 1) * self._row_bytes - 1) // size
+        # A row's first block and those that it may reach into.
+        between = np.arange((self._row_bytes - 1) // size + 2)
+        return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
+
+    def first(self, num_rows: int) -> list[int]:
+        """Returns the numbers of the blocks that hold the first rows."""
+        return list(range(-(-min(num_rows, len(self)) * self._row_bytes // self._block_bytes)))
+
+    def bring(self, number: int) -> None:
+        """Returns when the block is here and intact.
+
+        ValueError when the storage's copy is damaged or this machine's disk is full, OSError when the storage cannot be
+        reached.
+        """
+        if not self._is_here[number] and not self._is_intact(number):
+            with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
+                if not self._is_intact(number):
+                    # Another process or thread may have fetched it meanwhile.
+                    self._fill(number)
+        self._is_here[number] = True
+
+    def _range(self, number: int) -> tuple[int, int]:
+        """Returns where the block begins and ends."""
+        return number * self._block_bytes, min((number + 1) * self._block_bytes, self._num_bytes)
+
+    def _is_intact(self, number: int, block: bytes | None = None) -> bool:
+        """Compares the hash of the block, by default as it is here, with the manifest's."""
+        if block is None:
+            start, stop = self._range(number)
+            block = os.pread(self._file.fileno(), stop - start, start)
+        return hashlib.sha256(block).hexdigest() == self._hashes[number]
+
+    def _fill(self, number: int) -> None:
+        start, stop = self._range(number)
+        block = self._fetch(start, stop)
+        if not self._is_intact(number, block):
+            raise invalid("storage", str(self.path), f"intact data, found another block {number} in the storage")
+        view = memoryview(block)
+        with full_disk_explained(self.path.parent):
+            while view:
+                # One call may write less.
+                written = os.pwrite(self._file.fileno(), view, start)
+                view, start = view[written:], start + written
+
+
+def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
+    """Opens every domain's training sequences of a permuted corpus, in a local folder that belongs to this manifest.
+
+    ValueError when the manifest's rows are not those of the stored files.
+    """
+    names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
+    digests = [manifest["files"][name] for name in names.values()]
+    with ThreadPoolExecutor(CONNECTIONS) as connections:
+        sizes = dict(zip(names, connections.map(stored.size, digests), strict=True))
+    dtype, rows = np.dtype(manifest["dtype"]), {}
+    for domain, counts in manifest["domains"].items():
+        name, shape = names[domain], (counts["train"]["num_sequences"], manifest["seq_len"] + 1)
+        path, num_bytes = folder / name, shape[0] * shape[1] * dtype.itemsize
+        block_bytes, hashes = manifest["blocks"]["num_bytes"], manifest["blocks"]["files"].get(name, ())
+        if len(hashes) != -(-num_bytes // block_bytes):
+            raise invalid("storage", stored.path, f"a manifest with a hash for each block of {name}")
+        if sizes[domain] != num_bytes:
+            raise invalid("storage", stored.path, f"{num_bytes} bytes of {name}, as its rows take, not {sizes[domain]}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fetch = partial(stored.read_range, manifest["files"][name])
+        rows[domain] = FetchedRows(path, shape, dtype, block_bytes, hashes, fetch)
+    return rows
+
+
+def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) -> None:
+    """Begins to fetch the first `num_rows` of domains, the smallest first, in threads that end with the process."""
+    left: queue.SimpleQueue[tuple[FetchedRows, int]] = queue.SimpleQueue()
+    for domain in sorted(num_rows, key=lambda name: num_rows[name]):
+        for number in rows[domain].first(num_rows[domain]):
+            left.put((rows[domain], number))
+    for _ in range(min(CONNECTIONS_AHEAD, left.qsize())):
+        threading.Thread(target=_bring_each, args=(left,), name="fetch ahead", daemon=True).start()
+
+
+def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
+    """Brings blocks until none is left, or one fails: then the run meets the error itself when it reads the block.
+
+    A process that ends makes drivers of object stores fail with a RuntimeError.
+    """
+    with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
+        while True:
+            rows, number = left.get_nowait()
+            rows.bring(number)
+
+
+@contextlib.contextmanager
+def full_disk_explained(place: Path) -> Iterator[None]:
+    """Makes the error of a full disk a ValueError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        expected = f"enough free space, found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
+        raise invalid("storage", str(place), expected) from error
