@@ -8,9 +8,9 @@ import ray
 
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
-from gram_platform.config.space import Parameter, Space
+from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.corpora import prepare
-from gram_platform.engine.proposals import OptunaSource, SearchObjective
+from gram_platform.engine.proposals import OptunaSource
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome, Point
 from gram_platform.methods import Setting
@@ -55,14 +55,14 @@ class _Search(OptunaSearch):
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     """Runs one-worker trials of the smallest size, which are shorter than starting a process."""
     preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
-    objectives = (SearchObjective("loss", "minimize", worst=20.0),)
+    loss = SearchObjective("loss", worst=20.0)
     trials = {"bench": NUM_TRIALS}
-    search = _Search("bench", "", "", {"bench": preset}, "bench", objectives=objectives, num_trials=trials)
+    search = _Search("bench", "", "", {"bench": preset}, "bench", minimised=loss, num_trials=trials)
     graph = build_search(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
     prepare(graph.recipe, Store(settings.storage).open_for_writing().data_root)
     connect()
     groups = search.open(graph, "bench")
-    source = OptunaSource(groups, search.space(graph), objectives)
+    source = OptunaSource(groups, search.space(graph), loss)
     outcomes: list[Outcome] = []
     problem, places = Baselines(graph.settings[0]), execution_of(graph.flags, has_gpu=False)
     run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)

@@ -208,13 +208,34 @@ def test_bad_input(arguments, message, storage, capsys):
 
 
 def test_an_unknown_study_lists_those_that_exist(tmp_path, capsys):
-    for name, file in (("scaling", "study.json"), ("pareto", "search.json")):
+    for name, file in (("scaling", "study.json"), ("maxent_search", "search.json")):
         (tmp_path / "studies" / name).mkdir(parents=True)
         (tmp_path / "studies" / name / file).write_text('{"title": "x"}')
     with pytest.raises(SystemExit):
         gram("report", "scalign", "--storage", tmp_path)
     named = f"a study that was submitted to {tmp_path}: scaling. Perhaps you meant: scaling\n"
     assert capsys.readouterr().err.endswith(named)
+
+
+def test_a_storage_with_a_search_that_this_version_lacks_says_so(tmp_path, capsys):
+    """The Pareto search of earlier versions, as it left its record, its trials and its history."""
+    about = json.dumps({"name": "pareto", "preset": "demo", "title": "GRAM's trade-off", "question": "How high?"})
+    trials = "search,trial,state,p_as,core,elicited,runs\npareto-s1-front,0,complete,0.5,0.9,0.3,r1\n"
+    store = Store(str(tmp_path)).open_for_writing()
+    store.search_dir("s1").write("search.json", about.encode())
+    for name, text in (("search.json", about), ("trials.csv", trials), ("report.html", "<html>")):
+        store.study_dir("pareto").write(name, text.encode())
+    gram("search", "--storage", tmp_path)
+    assert capsys.readouterr().out.strip() == "s1 pareto demo no driver: this version has no such search"
+    for arguments in (("report", "pareto", "--storage", tmp_path), ("run", "pareto")):
+        with pytest.raises(SystemExit):
+            gram(*arguments)
+        assert "study='pareto': expected another study: this version has no such search" in capsys.readouterr().err
+    gram("report", "--storage", tmp_path)
+    assert "Not running: this version has no such search." in (tmp_path / "site" / "index.html").read_text()
+    for command in ("check", "status"):
+        gram(command, "--storage", tmp_path)
+    assert "0 problems" in capsys.readouterr().out
 
 
 def test_prepare_packs_and_checks(tmp_path, capsys):

@@ -20,7 +20,7 @@ ANSWERS = {
     ("run", "scaling", "--device", ""): {"cpu", "cuda"},
     ("run", "scaling", "--no"): {"--notify"},
     ("run", "lr_bs_grid", "--max-e"): {"--max-extensions"},
-    ("run", "pareto", "--tri"): {"--trials"},
+    ("run", "maxent_search", "--tri"): {"--trials"},
     ("status", "--ma"): {"--machine"},
 }
 

@@ -61,7 +61,7 @@ def test_help_has_the_flags_and_the_presets_of_the_study(capsys):
     assert text.startswith("usage: gram run")
     assert "smoke (tiny, small); demo (0.1M, 0.15M, 0.28M)" in text
     assert "--in-process" in text
-    assert "--trials" in printed(capsys, "run", "pareto", "--help")
+    assert "--trials" in printed(capsys, "run", "maxent_search", "--help")
 
 
 def test_an_unknown_study_is_refused(capsys):

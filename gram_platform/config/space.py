@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import invalid, require_choice, require_name, require_real
 
+# Searches of earlier versions: a storage may hold their runs, tables and reports.
+REMOVED_SEARCHES = ("pareto",)
+NOT_HERE = "this version has no such search"
 FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 
@@ -16,7 +19,6 @@ class Parameter:
     low: float
     high: float
     log: bool = False
-    is_integer: bool = False
 
     def __post_init__(self) -> None:
         require_name("space", self.name)
@@ -26,8 +28,6 @@ class Parameter:
             raise invalid(f"space.{self.name}", (self.low, self.high), "low <= high")
         if self.log and self.low <= 0:
             raise invalid(f"space.{self.name}", (self.low, self.high), "positive ends of a logarithmic range")
-        if self.is_integer and (self.low != int(self.low) or self.high != int(self.high)):
-            raise invalid(f"space.{self.name}", (self.low, self.high), "whole numbers as ends")
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -69,10 +69,9 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to optimise; the sampler gets `worst` for a diverged trial."""
+    """A metric to minimise; the sampler gets `worst` for a diverged trial."""
 
     metric: str
-    direction: str  # "minimize" or "maximize"
     worst: float
 
 

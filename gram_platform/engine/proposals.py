@@ -92,8 +92,8 @@ class OptunaSource:
     time. A failed trial stays failed and is not counted.
     """
 
-    def __init__(self, groups: Sequence[Group], space: Space, objectives: Sequence[SearchObjective]):
-        self.groups, self.space, self.objectives = groups, space, objectives
+    def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
+        self.groups, self.space, self.objective = groups, space, objective
         self._left = {group.name: group.begin() for group in groups}
 
     @property
@@ -124,7 +124,7 @@ class OptunaSource:
         trial = group.resumed() if group.resumable else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
-        point = {p.name: _suggest(trial, p) for p in self.space.parameters}
+        point = {p.name: trial.suggest_float(p.name, p.low, p.high, log=p.log) for p in self.space.parameters}
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
@@ -143,33 +143,26 @@ class OptunaSource:
             study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
             return
         is_complete = outcome.state == State.COMPLETE
-        values = [outcome.metrics[one.metric] if is_complete else one.worst for one in self.objectives]
-        study.tell(trial, values, skip_if_finished=True)
+        value = outcome.metrics[self.objective.metric] if is_complete else self.objective.worst
+        study.tell(trial, value, skip_if_finished=True)
 
 
 # What proposes trials, and receives their outcomes.
 Source = PointList | OptunaSource
 
 
-def _suggest(trial: optuna.Trial, parameter) -> float | int:
-    if parameter.is_integer:
-        return trial.suggest_int(parameter.name, int(parameter.low), int(parameter.high), log=parameter.log)
-    return trial.suggest_float(parameter.name, parameter.low, parameter.high, log=parameter.log)
-
-
-def open_study(storage: optuna.storages.BaseStorage, name: str, objectives: Sequence[SearchObjective]) -> optuna.Study:
-    """Opens or creates the study of this name, with a TPE sampler for one objective or several.
+def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
+    """Opens or creates the study of this name, with a TPE sampler that minimises the metric.
 
     The sampler's seed follows from the name and the number of trials: a second driver must not draw the first one's
     random points again.
     """
-    directions = [objective.direction for objective in objectives]
-    study = optuna.create_study(storage=storage, study_name=name, directions=directions, load_if_exists=True)
+    study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
     if not study.metric_names:
         # Optuna's pages would say "Objective 0".
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study.set_metric_names([objective.metric for objective in objectives])
+            study.set_metric_names([metric])
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
     # constant_liar: running trials count as poor ones, so that parallel trials do not cluster

@@ -22,7 +22,6 @@ from ray.tune.search import Searcher
 
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
-from gram_platform.config.space import SearchObjective
 from gram_platform.config.terminal import one_line, say
 from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import require_ray
@@ -60,8 +59,6 @@ TUNE = {
 }
 # The storage's folder of Tune's results.
 TUNE_FOLDER = "tune"
-# Tune's words for the directions of an objective.
-MODES = {"minimize": "min", "maximize": "max"}
 treat_memory_kill_as_crash()
 
 
@@ -79,8 +76,8 @@ class Tuning:
     require_lead: Callable[[], None] = lambda: None
     # Trains diverged runs again.
     retry_diverged: bool = False
-    # What `get_best_result()` of Tune's results compares; None where trials have no best one.
-    objective: SearchObjective | None = None
+    # The metric whose lowest value `get_best_result()` of Tune's results finds; "" where trials have no best one.
+    metric: str = ""
 
 
 def run_trials(
@@ -118,12 +115,11 @@ def run_trials(
 
 def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str) -> tune.Tuner:
     place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
-    aim = tuning.objective
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            metric=aim and aim.metric,
-            mode=aim and MODES[aim.direction],
+            metric=tuning.metric or None,
+            mode="min" if tuning.metric else None,
             search_alg=searcher,
             scheduler=scheduler,
             # The searcher says when it is finished.

@@ -21,7 +21,7 @@ COLUMNS = 80
 FLAG = re.compile(r"(--?[\w-]+(?:, --[\w-]+)*(?: [^ ]+(?: \.\.\.)?)?)(?:  +(.*))?")
 
 
-@pytest.fixture(scope="module", params=["scaling", "lr_bs_grid", "pareto"])
+@pytest.fixture(scope="module", params=["scaling", "lr_bs_grid", "maxent_search"])
 def help_text(request) -> str:
     code, printed = pseudo_terminal.run("run", request.param, "--help", columns=COLUMNS)
     assert code == 0
@@ -85,7 +85,7 @@ def test_misspelt_values_get_a_suggestion(arguments, storage):
     ("arguments", "meant"),
     [
         (("run", "scaling", "--device", "cud"), "cuda"),
-        (("run", "pareto", "--machine", "h20"), "h200"),
+        (("run", "maxent_search", "--machine", "h20"), "h200"),
         (("list", "metods"), "methods"),
         (("export", "x", "--out", "y", "--dtype", "float3"), "float32"),
     ],

@@ -45,7 +45,7 @@ def test_several_objectives_bear_their_names():
         (TrialColumns(("p",), ("forget",)), [], "metrics.`objective`"),
         (TrialColumns(), [], ""),
     ],
-    ids=["a grid", "Pareto", "one parameter", "nothing declared"],
+    ids=["a grid", "a sweep", "one parameter", "nothing declared"],
 )
 def test_the_view_has_columns_the_best_first_and_contours(columns, drawn, best):
     (view,) = search_views("lr_bs_grid", columns)

@@ -125,8 +125,8 @@ class Search(Study):
     `graph` is the search on its corpora; `search_id` what `identify` returns.
     """
 
-    # What is best; () where trials are compared in other ways.
-    objectives: Sequence[SearchObjective] = ()
+    # The metric of the best trial; None where trials are compared in other ways.
+    minimised: SearchObjective | None = None
 
     flags_type = SearchFlags
 
@@ -263,7 +263,13 @@ class OptunaSearch(Search):
 
         storage, target = open_storage(graph.flags.optuna_uri), self.target(graph)
         return [
-            Group(name, fixed, open_study(storage, self._study_name(search_id, name), self.objectives), target, storage)
+            Group(
+                name,
+                fixed,
+                open_study(storage, self._study_name(search_id, name), self.minimised.metric),
+                target,
+                storage,
+            )
             for name, fixed in self.groups(graph).items()
         ]
 
@@ -287,7 +293,7 @@ class OptunaSearch(Search):
         from gram_platform.studies.searches.optuna_studies import attributes
 
         groups = self.open(graph, search_id)
-        source = OptunaSource(groups, self.space(graph), self.objectives)
+        source = OptunaSource(groups, self.space(graph), self.minimised)
         ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
         num_resumed = sum(len(group.resumable) for group in groups)
         facts = [attributes(trial) for trial in ended]

@@ -8,7 +8,7 @@ cell with a size's rate and batch is the baseline of the studies, and shared wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gram_platform.tracking import Tracker
 
 AUTO_AXIS = "auto"
+MEAN_LOSS = SearchObjective("loss", math.inf)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class LiteralGrids:
 class LrBatchGrid(GridSearch):
     """Runs the grids of all sizes at once; each grows by itself."""
 
-    objectives: Sequence[SearchObjective] = (SearchObjective("loss", "minimize", math.inf),)
+    minimised: SearchObjective = MEAN_LOSS
     # The grids of each preset.
     grids: Mapping[str, GridShape | LiteralGrids] = field(default_factory=dict)
 

@@ -41,7 +41,7 @@ class MaxEntSearch(OptunaSearch):
     objective: MaxEntObjective = DEFAULT_OBJECTIVE
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "objectives", (SearchObjective(METRIC, "minimize", self.objective.worst),))
+        object.__setattr__(self, "minimised", SearchObjective(METRIC, self.objective.worst))
         num_trials = {name: preset.maxent_search.num_trials for name, preset in self.presets.items()}
         object.__setattr__(self, "num_trials", num_trials)
 
@@ -73,7 +73,7 @@ class MaxEntSearch(OptunaSearch):
 
     def identity(self, graph: Graph) -> dict:
         """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
-        from gram_platform.studies.searches.maxent_trials import MaxEntProblem, default_values
+        from gram_platform.studies.searches.maxent_trials import MaxEntProblem, default_values, plain_space
 
         problem = MaxEntProblem(graph.settings, self.objective, {})
         points = [{**fixed, **default_values(graph.settings[0])} for fixed in self.groups(graph).values()]
@@ -81,7 +81,7 @@ class MaxEntSearch(OptunaSearch):
             "data_id": graph.data_id,
             "baselines": [node.id for node in graph.baselines],
             "unlearning": [node.id for point in points for node in problem.nodes(point)],
-            "space": to_plain(self.space(graph).parameters),
+            "space": plain_space(self.space(graph)),
             "objective": to_plain(self.objective),
         }
 

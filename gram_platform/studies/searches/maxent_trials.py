@@ -90,6 +90,11 @@ def searched_profiles(setting: Setting) -> dict[str, Profile]:
     return {profile_name(profile, setting.auxiliary): profile for profile in found}
 
 
+def plain_space(space: Space) -> list[dict]:
+    """Returns the ranges for the search's id, with a field that they had when parameters could be whole numbers."""
+    return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
+
+
 def retained_by(setting: Setting, name: str) -> Profile:
     return searched_profiles(setting)[name]
 
@@ -133,7 +138,7 @@ class History:
 
     @property
     def best(self) -> pd.Series | None:
-        return best_trial(self.trials, METRIC, "min")
+        return best_trial(self.trials, METRIC)
 
     def count(self, state: str) -> int:
         return int((self.trials[STATE] == state).sum())
@@ -156,9 +161,9 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
     links, about_links = run_links(tracker)
     linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
     varied = [p for p in space.parameters if p.high > p.low]
-    drawn = {h.profile: search_figures(h.trials, h.study, METRIC, "min", varied) for h in linked_histories}
+    drawn = {h.profile: search_figures(h.trials, h.study, METRIC, varied) for h in linked_histories}
     record = {**_facts(graph), "studies": {history.profile: history.study.study_name for history in histories}}
-    record |= to_plain({"space": space.parameters, "objective": problem.objective})
+    record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
     files = {
         "table.csv": table_csv(table, None).encode(),
         "trials.csv": table_csv(trials_table(histories), None).encode(),
@@ -175,7 +180,7 @@ def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     """Returns a study's trials with a column for every parameter and metric, also before any trial has it."""
-    trials = trials_frame(study, [METRIC])
+    trials = trials_frame(study, METRIC)
     absent = [name for name in (*space.names, *MAXENT_METRICS) if name not in trials]
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 

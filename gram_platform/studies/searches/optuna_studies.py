@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pandas as pd
 import plotly.graph_objects as go
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -80,19 +80,16 @@ def attributes(trial: FrozenTrial) -> dict[str, Any]:
     return {name: stored[name] for name, shape in ATTRIBUTES.items() if has_shape(stored, {name: shape})}
 
 
-def trials_frame(study: optuna.Study, objectives: Sequence[str]) -> pd.DataFrame:
+def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `objectives` names the study's values in their order; user attributes hold further metrics. A metric that does not
-    exist is NaN, also where Optuna got a penalty. ValueError if `objectives` does not fit the study, or a
-    parameter and a metric share a name.
+    `metric` names the study's value; user attributes hold further metrics. A metric that does not exist is NaN, also
+    where Optuna got a penalty. ValueError if a parameter and a metric share a name.
     """
-    if len(objectives) != len(study.directions):
-        raise invalid("objectives", tuple(objectives), f"{len(study.directions)} names, as the study has values")
     trials = study.get_trials(deepcopy=False)
-    metrics_of = {trial.number: _metrics(trial, objectives) for trial in trials}
+    metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
     parameters = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = list(dict.fromkeys([*objectives, *(name for metrics in metrics_of.values() for name in metrics)]))
+    metrics = list(dict.fromkeys([metric, *(name for metrics in metrics_of.values() for name in metrics)]))
     columns = [SEARCH, TRIAL, STATE, *parameters, *metrics, RUNS, ELAPSED, STARTED]
     doubled = sorted({name for name in columns if columns.count(name) > 1})
     if doubled:
@@ -148,16 +145,15 @@ def why_no_importances(study: optuna.Study, target: str) -> str:
 
 
 def search_figures(
-    trials: pd.DataFrame, study: optuna.Study, metric: str, direction: str, parameters: Sequence[Parameter]
+    trials: pd.DataFrame, study: optuna.Study, metric: str, parameters: Sequence[Parameter]
 ) -> dict[str, go.Figure]:
     """Returns the history of a metric, a slice for each parameter, and the importances if there are any, by name."""
-    figures = {f"history-{metric}": history_figure(trials, metric, direction)}
+    figures = {f"history-{metric}": history_figure(trials, metric)}
     for parameter in parameters:
-        figures[f"slice-{metric}-{parameter.name}"] = slice_figure(trials, parameter, metric, direction)
+        figures[f"slice-{metric}-{parameter.name}"] = slice_figure(trials, parameter, metric)
     if shares := importances(study, metric):
-        figures[f"importances-{metric}"] = importance_figure(
-            shares, metric, int((trials[STATE] == State.COMPLETE).sum())
-        )
+        num_complete = int((trials[STATE] == State.COMPLETE).sum())
+        figures[f"importances-{metric}"] = importance_figure(shares, metric, num_complete)
     return figures
 
 
@@ -166,55 +162,46 @@ def _state(trial: FrozenTrial) -> str:
     return attributes(trial).get("state", OPTUNA_STATES[trial.state])
 
 
-def _metrics(trial: FrozenTrial, objectives: Sequence[str]) -> dict[str, float]:
-    """Returns the measured metrics of a complete trial; of a trial without user attributes, its values."""
+def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
+    """Returns the measured metrics of a complete trial; of a trial without user attributes, its value."""
     if _state(trial) != State.COMPLETE:
         return {}
-    values = dict(zip(objectives, trial.values or (), strict=False))
-    return {**values, **attributes(trial).get("metrics", {})}
+    value = {} if trial.value is None else {metric: trial.value}
+    return attributes(trial).get("metrics", value)
 
 
 def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float]]:
-    """Returns (trial, finite metric) of complete trials; without user attributes, a single value is the metric."""
-    is_single = len(study.directions) == 1
-    pairs = []
-    for trial in study.get_trials(deepcopy=False):
-        names = (target,) if is_single and "metrics" not in attributes(trial) else ()
-        pairs.append((trial, _metrics(trial, names).get(target, math.nan)))
+    """Returns (trial, finite metric) of complete trials."""
+    pairs = [(trial, _metrics(trial, target).get(target, math.nan)) for trial in study.get_trials(deepcopy=False)]
     return [(trial, value) for trial, value in pairs if math.isfinite(value)]
 
 
-def _linear_space(trials: Sequence[tuple[FrozenTrial, float]]) -> dict[str, BaseDistribution]:
+def _linear_space(trials: Sequence[tuple[FrozenTrial, float]]) -> dict[str, FloatDistribution]:
     """Returns the ranges of the parameters that vary in all trials, on scales that fANOVA may take as linear."""
     shared = set.intersection(*(set(trial.distributions) for trial, _ in trials)) if trials else set()
     found = {}
     for name in sorted(shared):
         ranges = [trial.distributions[name] for trial, _ in trials]
-        if isinstance(ranges[0], CategoricalDistribution):
-            found[name] = ranges[0]
-        else:
-            low, high = min(d.low for d in ranges), max(d.high for d in ranges)
-            found[name] = FloatDistribution(_linear(ranges[0], low), _linear(ranges[0], high))
+        low, high = min(d.low for d in ranges), max(d.high for d in ranges)
+        found[name] = FloatDistribution(_linear(ranges[0], low), _linear(ranges[0], high))
     return {name: distribution for name, distribution in found.items() if not distribution.single()}
 
 
-def _linear(distribution: BaseDistribution, value: float) -> float:
-    return math.log(value) if getattr(distribution, "log", False) else value
+def _linear(distribution: FloatDistribution, value: float) -> float:
+    return math.log(value) if distribution.log else value
 
 
-def _on_linear_scales(trial: FrozenTrial, space: dict[str, BaseDistribution], value: float) -> FrozenTrial:
+def _on_linear_scales(trial: FrozenTrial, space: dict[str, FloatDistribution], value: float) -> FrozenTrial:
     params = {name: _linear(trial.distributions[name], trial.params[name]) for name in space}
     return optuna.trial.create_trial(params=params, distributions=space, value=value)
 
 
-def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float | int]]:
+def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float]]:
     """Returns a point at each share of all ranges, from 0 (low ends) to 1; logarithmic ranges by their logarithm."""
     return [{parameter.name: _at(parameter, share) for parameter in space.parameters} for share in shares]
 
 
-def _at(parameter: Parameter, share: float) -> float | int:
+def _at(parameter: Parameter, share: float) -> float:
     if parameter.log:
-        value = parameter.low * (parameter.high / parameter.low) ** share
-    else:
-        value = parameter.low + share * (parameter.high - parameter.low)
-    return round(value) if parameter.is_integer else float(value)
+        return parameter.low * (parameter.high / parameter.low) ** share
+    return parameter.low + share * (parameter.high - parameter.low)

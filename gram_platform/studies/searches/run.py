@@ -142,9 +142,9 @@ class SearchWork:
         return self._ended()
 
     def _draw_from(self, source: Source, at: Workplace) -> None:
-        name = f"{self.search.name}-{self.search_id}"
+        name, minimised = f"{self.search.name}-{self.search_id}", self.search.minimised
         how = (self.flags.max_concurrent, self._may_start, self.require_lead, self.flags.retry_failed)
-        tuning = Tuning(name, *how, next(iter(self.search.objectives), None))
+        tuning = Tuning(name, *how, minimised.metric if minimised else "")
         self.view.begin_trials(source.num_left)
         where = (at.execution, at.resources)
         run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place)

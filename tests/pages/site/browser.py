@@ -8,15 +8,13 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
+FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
 FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-first-run", "--disable-extensions"]
-WITHOUT_GRAPHICS = ("--disable-gpu",)
-IN_SPACE = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader")  # WebGL without a GPU
 TIMEOUT_S = 60.0
 
 
@@ -164,14 +162,14 @@ class Browser:
 
 
 @contextlib.contextmanager
-def running_browser(folder: Path, flags: Sequence[str] = WITHOUT_GRAPHICS) -> Iterator[Browser]:
+def running_browser(folder: Path) -> Iterator[Browser]:
     """A Chromium of our own with its profile in `folder`; skips the test where there is none."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium is installed")
     (read_end, to_browser), (from_browser, write_end) = os.pipe(), os.pipe()
     shell = f'exec "$@" 3<&{read_end} 4>&{write_end}'  # Chromium reads from descriptor 3 and writes to 4
-    command = ["bash", "-c", shell, "-", chromium, *FLAGS, *flags, f"--user-data-dir={folder}/profile"]
+    command = ["bash", "-c", shell, "-", chromium, *FLAGS, f"--user-data-dir={folder}/profile"]
     with (folder / "chromium.log").open("w") as log:
         process = subprocess.Popen(command, pass_fds=(read_end, write_end), stdout=log, stderr=log)
     os.close(read_end)

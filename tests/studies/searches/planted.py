@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from gram_platform.config import CORE
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.config.space import Parameter, Space
-from gram_platform.engine.proposals import SearchObjective
+from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief
@@ -20,7 +19,7 @@ from gram_platform.tracking.views import TrialColumns
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
 NO_SCORE = "no score at 1"
-OBJECTIVE = SearchObjective("loss", "minimize", worst=20.0)
+OBJECTIVE = SearchObjective("loss", worst=20.0)
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,8 @@ class PlantedSearch(_Common, OptunaSearch):
 
 
 WORDS = ("planted", "Planted", "Does it run?")
-GRID = PlantedGrid(*WORDS, {"demo": PRESET}, objectives=(OBJECTIVE,))
-SEARCH = PlantedSearch(*WORDS, {"demo": PRESET}, objectives=(OBJECTIVE,), num_trials={"demo": 4})
+GRID = PlantedGrid(*WORDS, {"demo": PRESET}, minimised=OBJECTIVE)
+SEARCH = PlantedSearch(*WORDS, {"demo": PRESET}, minimised=OBJECTIVE, num_trials={"demo": 4})
 
 if __name__ == "__main__":
     main(GRID if sys.argv[1] == "grid" else SEARCH, sys.argv[2:])

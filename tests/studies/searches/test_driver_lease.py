@@ -54,13 +54,13 @@ def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_pa
 def test_one_driver_at_a_time(store, monkeypatch):
     monkeypatch.setattr("gram_platform.studies.searches.driver_lease.DRIVER_LEASE_S", 0.5)
     folder = store.search_dir("s1")
-    folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
-    with DriverLease(folder, "pareto"):
-        with pytest.raises(ValueError, match=r"^search='pareto': "):
-            DriverLease(folder, "pareto").__enter__()
-        assert "pareto" in search_lines(store)[0]
+    folder.write_json("search.json", {"name": "planted", "preset": "demo"})
+    with DriverLease(folder, "planted"):
+        with pytest.raises(ValueError, match=r"^search='planted': "):
+            DriverLease(folder, "planted").__enter__()
+        assert "planted" in search_lines(store)[0]
         assert "led by" in search_lines(store)[0]
-    with DriverLease(folder, "pareto"):
+    with DriverLease(folder, "planted"):
         pass
     assert search_lines(store)[0].endswith("no driver")
 
@@ -71,7 +71,7 @@ def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys,
     monkeypatch.setenv("GRAM_SITE", "1")
     graph = build_search(GRID, parse(GRID, ["--storage", store.root]))
     folder = store.search_dir("s1")
-    folder.write_json("search.json", {"name": "pareto", "preset": "demo"})
+    folder.write_json("search.json", {"name": "planted", "preset": "demo"})
     work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
 
     def write() -> int:
@@ -79,7 +79,7 @@ def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys,
         return 0
 
     ended = Ended("4 trials", (), is_unfinished=False, hours=0.0, has_news=True)
-    assert lead(work.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "pareto")) == 0
+    assert lead(work.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "planted")) == 0
     assert "site/index.html" in capsys.readouterr().out
     assert "led by" not in Path(store.root, "site", "index.html").read_text()
 
@@ -87,14 +87,14 @@ def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys,
 def test_an_order_that_an_earlier_version_left_is_ignored(store):
     folder = store.search_dir("s1")
     folder.write_json("control.json", {"state": "cancelled"})
-    with DriverLease(folder, "pareto") as lease:
+    with DriverLease(folder, "planted") as lease:
         lease.require()
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
     monkeypatch.setattr("gram_platform.studies.searches.driver_lease.DRIVER_LEASE_S", 0.2)
     folder = store.search_dir("s1")
-    with DriverLease(folder, "pareto") as lease:
+    with DriverLease(folder, "planted") as lease:
         lease.require()
         taken = {**read_lease(folder), "pid": 1}  # by another process
         folder.write_json("lease.json", taken)

@@ -45,7 +45,7 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     asked, outcomes, problem = [], [], Baselines(graph.settings[0])
     arguments = (problem, *execution_of(graph.flags, has_gpu=False))
     note = lambda proposal: asked.append(time.time())
-    tuning = Tuning("planted", objective=OBJECTIVE)
+    tuning = Tuning("planted", metric=OBJECTIVE.metric)
     run_trials(PointList(points), *arguments, tuning, on_start=note, on_end=outcomes.append)
     until_first = min(outcome.started for outcome in outcomes) - asked[0]
     assert asked[1] - asked[0] < until_first / 2 < asked[2] - asked[0]  # both slots' processes start at once

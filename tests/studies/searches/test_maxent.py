@@ -11,7 +11,8 @@ import pytest
 
 from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
 from gram_platform.config import State
-from gram_platform.engine.proposals import Group, OptunaSource, SearchObjective
+from gram_platform.config.space import SearchObjective
+from gram_platform.engine.proposals import Group, OptunaSource
 from gram_platform.engine.trials import Outcome
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
@@ -104,7 +105,7 @@ def history(outcomes: list[tuple[str, float]]):
     """The history of a profile whose trials ended as given: (state, objective)."""
     study = optuna.create_study(study_name="s-core")
     group = Group("core", {PROFILE: "core"}, study, len(outcomes))
-    source = OptunaSource([group], SPACE, (SearchObjective(METRIC, "minimize", OBJECTIVE.worst),))
+    source = OptunaSource([group], SPACE, SearchObjective(METRIC, OBJECTIVE.worst))
     for index, (state, value) in enumerate(outcomes):
         proposal = source.next()
         metrics = {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0} if state == State.COMPLETE else {}
@@ -188,7 +189,7 @@ def test_the_searchs_id_is_its_question(storage):
     heavier = dataclasses.replace(SEARCH, objective=MaxEntObjective(penalty_weight=20.0))
     ids |= {SEARCH.identify(setup_of(*more)) for more in others}
     assert len(ids | {heavier.identify(setup_of())}) == 5
-    assert heavier.objectives[0].worst > SEARCH.objectives[0].worst
+    assert heavier.minimised.worst > SEARCH.minimised.worst
 
 
 def test_the_dry_run_has_every_trial(storage):
