@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from gram_platform.analysis.tables import analyse
 from gram_platform.pages.report.warning import warning_sections
+from gram_platform.pages.results.results import brief_results, summary_text
 from gram_platform.paper.verdicts import paper_claims
 from tests.pages.test_report import runs_frame
 from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
@@ -37,3 +38,6 @@ def test_poor_fits_are_counted_beside_the_margins_of_claims():
     (section,) = warning_sections(replace(study, claims=judged))
     assert poor["step_rms"].max() > 0.06
     assert re.search(r"margins .*0\.06 and 0\.10", section.markup)
+    first_words = f"{len(poor)} of {len(analysis.fits)} learning curves"
+    assert first_words in summary_text(study.record, study)
+    assert first_words in brief_results(study.record, study, is_wide=False).warning

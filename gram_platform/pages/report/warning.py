@@ -25,6 +25,11 @@ def warning_sections(study: Results, about_unit: str = "") -> list[Section]:
     return [Section(title, markup=markup, is_warning=True)] if found else []
 
 
+def terminal_warning(study: Results) -> str:
+    """Says beside the tables of a log or a terminal how rough their compute ratios are; "" if nothing is known."""
+    return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
+
+
 def _lacking(study: Results) -> str:
     """Counts the nodes without a result, and the values that tables lack; "" if nothing is lacking."""
     runs, num_missing, parts = study.runs, len(study.analysis.missing), []

@@ -27,7 +27,7 @@ from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.claims import shown_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.warning import unit_warning
+from gram_platform.pages.report.warning import terminal_warning
 from gram_platform.pages.results.record import RUN_COLOUR, Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
@@ -155,7 +155,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
-    return "\n\n".join(filter(None, [*parts, unit_warning(record)]))
+    return "\n\n".join(filter(None, [*parts, terminal_warning(results)]))
 
 
 def format_table(table: pd.DataFrame) -> str:
@@ -187,7 +187,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
         names = ["method", *(name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1)]
         cells = with_values(rows, CLASSES, text)
         tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
-    return Brief(tables, count_verdicts(results.claims), unit_warning(record))
+    return Brief(tables, count_verdicts(results.claims), terminal_warning(results))
 
 
 def with_values(frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]) -> dict[str, list[str]]:
