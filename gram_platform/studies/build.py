@@ -1,6 +1,6 @@
 """Builds a study's graph from its flags: the corpora, a setting for each variant, size and seed, and all nodes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.analysis.ratios import BASELINE, VARIANT
@@ -16,7 +16,6 @@ from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import Unlearning, profile_name
-from gram_platform.planner import Ranks
 from gram_platform.store import Store
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
 from gram_platform.studies.flags import CommonFlags, Flags
@@ -293,13 +292,6 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
     chosen = named or (auxiliary if preset.every_single else auxiliary[:1])
     alone = ((),) if preset.every_single else ()
     return (*alone, *((domain,) for domain in sorted(set(chosen))))
-
-
-def require_memory(nodes: Iterable[Node], ranks: Ranks) -> None:
-    """ValueError if --num-workers auto finds no number of ranks for a run."""
-    for node in nodes:
-        if node.is_run:
-            ranks.of(node.config, node.size)
 
 
 # ---------------------------------------------------------------------------------------------- best trials
