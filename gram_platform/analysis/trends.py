@@ -14,12 +14,12 @@ from scipy import stats
 
 from gram_platform.analysis.intervals import TAIL, positive
 from gram_platform.config.identity import invalid
+from gram_platform.config.ladder import FEWEST_SIZES
 
 TREND_CLASSES = ("core", "forget")
-MIN_SIZES = 3
 TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent", "measured", "predicted"]
 TREND_COLUMNS += ["low", "high", "verdict"]
-INSIDE, OUTSIDE, UNKNOWN = "inside", "outside", "no interval"
+INSIDE, OUTSIDE = "inside", "outside"
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,12 @@ class Trend:
     parameters: float  # of the largest size, like the four below
     measured: float
     predicted: float
-    low: float  # of the prediction interval; NaN if only two sizes are fitted, which leaves no degree of freedom
+    low: float  # of the prediction interval
     high: float
 
     @property
     def verdict(self) -> str:
         """Tells whether the interval holds the measured value."""
-        if math.isnan(self.low):
-            return UNKNOWN
         return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
 
 
@@ -90,22 +88,21 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 
     The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise around the law, so it
     is too narrow if the largest size has fewer seeds. ValueError for numbers that are not finite and positive, equal
-    counts, or fewer than three sizes.
+    counts, or fewer than FEWEST_SIZES besides the largest.
     """
     n, y = positive("parameters", parameters), positive("values", values)
     if len(n) != len(y):
         raise invalid("values", f"{len(y)} values", f"one for each of {len(n)} sizes")
-    if len(n) < MIN_SIZES or len(np.unique(n)) < len(n):
-        raise invalid("parameters", n.tolist(), f"{MIN_SIZES} or more sizes, no two alike")
+    if len(n) <= FEWEST_SIZES or len(np.unique(n)) < len(n):
+        raise invalid("parameters", n.tolist(), f"{FEWEST_SIZES + 1} or more sizes, no two alike")
     order = np.argsort(n)
     (*fitted, largest), (*known, measured) = n[order].tolist(), y[order].tolist()
     law, x, freedom = fit_power_law(fitted, known), np.log(fitted), len(fitted) - 2
-    predicted, half = float(law.predict(largest)), math.nan
-    if freedom > 0:
-        residuals, centred = np.log(known) - np.log(law.predict(fitted)), x - x.mean()
-        reach = 1.0 + 1.0 / len(x) + (math.log(largest) - x.mean()) ** 2 / (centred @ centred)
-        variance = float(residuals @ residuals) / freedom * reach
-        half = float(stats.t.ppf(TAIL, freedom)) * math.sqrt(variance)
+    predicted = float(law.predict(largest))
+    residuals, centred = np.log(known) - np.log(law.predict(fitted)), x - x.mean()
+    reach = 1.0 + 1.0 / len(x) + (math.log(largest) - x.mean()) ** 2 / (centred @ centred)
+    variance = float(residuals @ residuals) / freedom * reach
+    half = float(stats.t.ppf(TAIL, freedom)) * math.sqrt(variance)
     ends = (predicted * math.exp(-half), predicted * math.exp(half))
     return Trend(law, len(fitted), largest, measured, predicted, *ends)
 
@@ -113,12 +110,13 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> dict[str, Trend]:
     """Returns {method: trend} of a class from the rows of one profile; `parameters` are the sizes' counts.
 
-    Skips methods with fewer than three sizes, with two sizes of equal count, or with a ratio <= 0 (no logarithm).
+    Skips methods with fewer than FEWEST_SIZES besides the largest, two sizes of equal count, or a ratio <= 0, which has
+    no logarithm.
     """
     found, known = {}, table[table[value].notna()]
     for method, rows in known.groupby("method", sort=False):
         counts = rows["size"].map(parameters)
-        if len(rows) >= MIN_SIZES and counts.is_unique and (rows[value] > 0.0).all():
+        if len(rows) > FEWEST_SIZES and counts.is_unique and (rows[value] > 0.0).all():
             found[method] = leave_largest_out(counts, rows[value])
     return found
 

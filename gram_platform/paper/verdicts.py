@@ -172,7 +172,8 @@ def paper_claims(
     `source`, and the `size` and `variant` of the judgement. Claims of which no seed has both sides are left out.
     """
     rows, spread, compared = [], pseudo_frame(per_seed, CLASSES), compared or shared_profile(per_seed)
-    for claim in (_at_compared(claim, compared) for claim in CLAIMS[study]):
+    for claim in CLAIMS[study]:
+        claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
         for size, variant in _places(per_seed, claim):
             left, right = _sides(per_seed, claim, size, variant)
             if set(left) & set(right):
@@ -201,10 +202,6 @@ def _unit_error(errors: UnitErrors, claim: Claim, size: str, sizes: tuple[str, .
 def _of_two_ratios(errors: UnitErrors, *ends: tuple[str, str]) -> float:
     known = [errors[end].ratio for end in ends if end in errors]
     return math.hypot(*known) if known else math.nan
-
-
-def _at_compared(claim: Claim, compared: str) -> Claim:
-    return replace(claim, profile=compared) if claim.profile == COMPARED else claim
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:

@@ -113,7 +113,6 @@ class Needs:
     checkpoint: int  # weights, and optimizer states of every set that is ever trained
     result: int  # final weights
     flops: float  # training
-    evaluation_flops: float  # evaluations and probes while training
     gpu_hours: float  # of all ranks together
 
     def disk_bytes(self, num_kept: int) -> int:
@@ -146,13 +145,11 @@ def used_rate(model: ModelConfig, machine: Machine) -> float:
 
 def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
     """Estimates a run on `num_ranks` of a machine, without activation checkpointing."""
-    flops, evaluations = run_flops(run), run_evaluation_flops(run)
     return Needs(
         passes=passes_of(run, num_ranks, machine, machine.device),
         checkpoint=checkpoint_bytes(run),
         result=4 * total_parameters(run.model),
-        flops=flops,
-        evaluation_flops=evaluations,
+        flops=run_flops(run),
         gpu_hours=training_hours(run, machine),
     )
 

@@ -16,7 +16,7 @@ from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
-from gram_platform.studies.build import Graph, require_memory
+from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
 
 
@@ -37,7 +37,9 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
     ValueError for a run that fits no number of ranks, before packing, and for a label with too little packed text.
     """
     for graph in graphs:
-        require_memory(graph.nodes, graph.flags.ranks)
+        for run in (node for node in graph.nodes if node.is_run):
+            # Raises where --num-workers auto finds no number of ranks.
+            graph.flags.ranks.of(run.config, run.size)
     for graph in graphs:
         for recipe in graph.corpora:
             corpus = provide(recipe, store, graph.flags.needs_ray, graph.flags.verbose)

@@ -11,7 +11,6 @@ from gram_platform.analysis.trends import (
     INSIDE,
     OUTSIDE,
     TREND_COLUMNS,
-    UNKNOWN,
     leave_largest_out,
     trend_table,
     trends,
@@ -61,20 +60,12 @@ def test_the_interval_holds_the_left_out_size_nine_times_in_ten(num_sizes):
     assert np.mean(inside) == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / num))
 
 
-def test_two_sizes_fitted_leave_no_interval():
-    trend = leave_largest_out(SIZES[:3], law(SIZES[:3]))
-    assert trend.predicted == pytest.approx(law(2e8))
-    assert math.isnan(trend.low)
-    assert math.isnan(trend.high)
-    assert trend.verdict == UNKNOWN
-
-
 @pytest.mark.parametrize(
     ("sizes", "values", "field"),
     [
-        (SIZES[:2], law(SIZES[:2]), "parameters"),
-        ([1e6, 1e6, 2e6], [1.0, 1.0, 1.0], "parameters"),
-        ([1e6, -1e6, 2e6], [1.0, 1.0, 1.0], "parameters"),
+        (SIZES[:3], law(SIZES[:3]), "parameters"),
+        ([1e6, 1e6, 2e6, 3e6], [1.0, 1.0, 1.0, 1.0], "parameters"),
+        ([1e6, -1e6, 2e6, 3e6], [1.0, 1.0, 1.0, 1.0], "parameters"),
         ([[1e6], [2e6], [3e6]], [1.0, 1.0, 1.0], "parameters"),
         (SIZES, law(SIZES)[:4], "values"),
         (SIZES, [0.9, 0.8, math.nan, 0.6, 0.5], "values"),
@@ -90,14 +81,14 @@ def test_the_table_has_a_row_for_every_method_that_has_a_trend():
     """In the order of the rows, which need not be that of the names."""
     parameters = {"a": 1e6, "b": 1e7, "c": 1e8, "d": 1e9}
     gram = pd.DataFrame({"method": "gram", "size": list("abcd"), "core": 0.95, "forget": [0.8, 0.7, 0.6, 0.5]})
-    few = pd.DataFrame({"method": "filtering", "size": list("ab"), "core": 0.95, "forget": [0.8, 0.7]})
-    below = pd.DataFrame({"method": "demix", "size": list("abc"), "core": 0.9, "forget": [0.1, 0.0, -0.1]})
+    few = pd.DataFrame({"method": "filtering", "size": list("abc"), "core": 0.95, "forget": [0.8, 0.7, 0.6]})
+    below = pd.DataFrame({"method": "demix", "size": list("abcd"), "core": 0.9, "forget": [0.1, 0.0, -0.1, -0.1]})
     table = pd.concat([gram, few, below])
     found = trend_table(table, parameters)
     assert list(found.columns) == TREND_COLUMNS
     assert found[["method", "class"]].to_numpy().tolist() == [["gram", "core"], ["demix", "core"], ["gram", "forget"]]
-    assert found["size"].tolist() == ["d", "c", "d"]
-    assert found["num_fitted"].tolist() == [3, 2, 3]
+    assert found["size"].tolist() == ["d", "d", "d"]
+    assert found["num_fitted"].tolist() == [3, 3, 3]
     last, trend = found.iloc[-1], leave_largest_out([1e6, 1e7, 1e8, 1e9], gram["forget"])
     assert (last["predicted"], last["low"], last["high"]) == (trend.predicted, trend.low, trend.high)
     assert trends(table, {**parameters, "b": 1e6}, "core") == {}  # two sizes of one count

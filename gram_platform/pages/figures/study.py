@@ -11,7 +11,6 @@ from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
 from gram_platform.config.identity import invalid, require_choice
-from gram_platform.config.ladder import FEWEST_SIZES
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
@@ -208,8 +207,7 @@ def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, f
         return
     for method, trend in trends(rows, parameters, value).items():
         smallest = rows.loc[rows["method"] == method, "size"].map(parameters).min()
-        if trend.num_fitted >= FEWEST_SIZES:
-            _add_trend(figure, trend, smallest, method_style(method))
+        _add_trend(figure, trend, smallest, method_style(method))
 
 
 def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -> None:

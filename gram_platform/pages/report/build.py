@@ -7,7 +7,6 @@ import pandas as pd
 from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import ELICITED, PSEUDO, VARIANT
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
-from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
@@ -27,7 +26,7 @@ from gram_platform.pages.report.sections import (
     renamed,
 )
 from gram_platform.pages.report.warning import unit_error, unit_warning, warning_sections
-from gram_platform.pages.results.record import Results, StudyRecord, intro_text
+from gram_platform.pages.results.record import Results, StudyRecord, study_report
 from gram_platform.paper.paper import PAPER_SCALES
 from gram_platform.tracking import Tracker
 
@@ -56,9 +55,7 @@ seed has none."""
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
     """Builds the page of a study; a partial study has a partial page that names what is missing."""
-    intro, claims = intro_text(record, study.source, tracker), renamed(study.claims, record.varies)
-    source = submissions_text(record.submissions)
-    return Page(record.title, intro, report_sections(study), claims=claims, source=source)
+    return study_report(record, report_sections(study), study.source, tracker, study.claims)
 
 
 def report_sections(study: Results) -> list[Section]:

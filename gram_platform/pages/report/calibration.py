@@ -21,12 +21,11 @@ from gram_platform.analysis.intervals import interval_columns
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import frame_text, interval_texts, text_frame
 from gram_platform.config import CORE
-from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.style import BLUE, GREY, ORANGE, Style, add_line, drawn, styled, with_table
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs
-from gram_platform.pages.report.sections import curve_sections, missing_sections, renamed
+from gram_platform.pages.report.sections import curve_sections, missing_sections
 from gram_platform.pages.report.warning import warning_sections
-from gram_platform.pages.results.record import Results, StudyRecord, intro_text
+from gram_platform.pages.results.record import Results, StudyRecord, study_report
 from gram_platform.pages.results.results import Brief, count_verdicts, read_results
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
@@ -119,9 +118,7 @@ def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: 
         *curve_sections(results),
         Section("Runs", table=readable_runs(results.runs)),
     ]
-    intro, claims = intro_text(record, results.source, tracker), renamed(results.claims, record.varies)
-    source = submissions_text(record.submissions)
-    return Page(record.title, intro, sections, claims=claims, source=source)
+    return study_report(record, sections, results.source, tracker, results.claims)
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:

@@ -25,7 +25,6 @@ from gram_platform.analysis.localization import (
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
 from gram_platform.analysis.tables import frame_text, interval_text, labelled, short_text, with_intervals
 from gram_platform.config import CORE
-from gram_platform.config.provenance import submissions_text
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import (
     GREY,
@@ -40,7 +39,7 @@ from gram_platform.pages.figures.style import (
 from gram_platform.pages.report.claims import JUDGED, judged_sections
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
-from gram_platform.pages.results.record import StudyRecord, intro_text
+from gram_platform.pages.results.record import StudyRecord, study_report
 from gram_platform.pages.results.results import Brief, count_verdicts, nodes_frame, with_values
 from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
 from gram_platform.store import Store
@@ -123,7 +122,7 @@ def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> B
 
 def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> Page:
     """Builds the page: concentration, claims, missing views, shaded texts, tables."""
-    found, source = results.found, f"{results.source}; token losses from the storage"
+    found = results.found
     sections = [
         Section(HOW_TO_READ, LOCALIZATION_TERMS),
         _concentration(found),
@@ -136,8 +135,8 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
         Section("Every profile and domain", table=readable_localization(found.table)),
         Section("Runs", table=readable_runs(results.runs)),
     ]
-    intro, submitted = intro_text(record, source, tracker), submissions_text(record.submissions)
-    return Page(record.title, intro, sections, claims=results.claims, source=submitted)
+    source = f"{results.source}; token losses from the storage"
+    return study_report(record, sections, source, tracker, results.claims)
 
 
 def _concentration(found: Localization) -> Section:

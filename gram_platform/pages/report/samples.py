@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.config import CORE
-from gram_platform.config.provenance import submissions_text
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
-from gram_platform.pages.results.record import StudyRecord, intro_text
+from gram_platform.pages.results.record import StudyRecord, study_report
 from gram_platform.pages.results.results import nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
@@ -82,9 +81,8 @@ def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker |
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
     sections.append(Section("Runs", table=readable_runs(results.runs)))
-    intro = intro_text(record, f"{results.source}; continuations from the storage", tracker)
-    source = submissions_text(record.submissions)
-    return Page(record.title, f"{intro}\n\n{results.sampling}", sections, source=source)
+    source = f"{results.source}; continuations from the storage"
+    return study_report(record, sections, source, tracker, more=results.sampling)
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

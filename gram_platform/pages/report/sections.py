@@ -16,7 +16,6 @@ from gram_platform.analysis.tables import (
     table_csv,
 )
 from gram_platform.analysis.trends import trend_table
-from gram_platform.config.ladder import FEWEST_SIZES
 from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.study import (
     HIDDEN,
@@ -141,7 +140,6 @@ def trend_sections(study: Results) -> list[Section]:
     table = study.table
     shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
     found = trend_table(shown, study.record.parameters)
-    found = found[found["num_fitted"] >= FEWEST_SIZES]
     if found.empty:
         return []
     table = _readable_trends(found)

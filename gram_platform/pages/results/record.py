@@ -15,13 +15,14 @@ from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
 from gram_platform.config.plain import from_plain
-from gram_platform.config.provenance import SUBMISSION, code_text
+from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
 from gram_platform.config.space import NOT_HERE, REMOVED_SEARCHES
 from gram_platform.config.terminal import warn
 from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.figures.style import method_style
+from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -288,8 +289,20 @@ def sizes_text(*parameters: Mapping[str, float]) -> str:
     return f"Sizes are names, of dense models with these counts: {named}." if named else ""
 
 
-def intro_text(record: StudyRecord, source: str, tracker: Tracker | None) -> str:
-    """Writes the question, how the study was run, where its numbers were read from, and what links need."""
+def study_report(
+    record: StudyRecord,
+    sections: Sequence[Section],
+    source: str,
+    tracker: Tracker | None,
+    claims: pd.DataFrame | None = None,
+    more: str = "",
+) -> Page:
+    """Makes the page of a stored study: its question, how it was run, where its numbers were read from, `more`.
+
+    Then the sections. It says what links need if there is a tracker; `claims` as in `Page`.
+    """
     note = "" if tracker is None else links_note(tracker.tracking_uri)
     facts = " ".join([*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]).strip()
-    return f"{record.question}\n\n{facts}"
+    intro = "\n\n".join(filter(None, [record.question, facts, more]))
+    claims = None if claims is None else claims.rename(columns={VARIANT: record.varies})
+    return Page(record.title, intro, sections, claims=claims, source=submissions_text(record.submissions))
