@@ -39,6 +39,7 @@ ROOMS = {
         "torch",
         "numpy",
         "pandas",
+        "jinja2",
         "transformers",
         "huggingface_hub",
         "lm_eval",

@@ -52,7 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
             raise SystemExit(0) from error
         except RuntimeError as error:
-            if not _is_away(error):
+            from gram_platform.tracking import TrackingUnavailable  # imports MLflow
+
+            if not isinstance(error, TrackingUnavailable):
                 raise
             raise ValueError(str(error)) from error
 
@@ -96,10 +98,3 @@ def _about(name: str) -> str:
 def find_command(name: str) -> Callable[..., None]:
     """Imports a command's module and returns its function."""
     return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), f"{name}_command")
-
-
-def _is_away(error: RuntimeError) -> bool:
-    """Tells whether an error says that MLflow is away."""
-    from gram_platform.tracking import TrackingUnavailable  # imports MLflow
-
-    return isinstance(error, TrackingUnavailable)

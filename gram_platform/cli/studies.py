@@ -63,7 +63,7 @@ def report_command(
     from gram_platform.cli.reports import rebuild_report, report_from_mlflow
 
     if tracking_uri and not has_study(storage, study):
-        say(report_from_mlflow(study, tracking_uri, out))
+        report_from_mlflow(study, tracking_uri, out)
         return
     if out or watch:
         raise invalid("study", study, "no value with --out or --watch, which build the whole site")

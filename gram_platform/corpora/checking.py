@@ -1,6 +1,8 @@
 """Opens one record of every source of a corpus and reports it, for `gram prepare --check`."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from gram_platform.config.endings import Unavailable
@@ -9,7 +11,7 @@ from gram_platform.corpora import stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
-from gram_platform.corpora.recipe import CorpusRecipe, HubRow, HubSource, StoriesSource
+from gram_platform.corpora.recipe import HubRow
 from gram_platform.corpora.recipe_file import described_corpus, text_units
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import core_labels, existing_path, stories_of
@@ -30,61 +32,51 @@ class CheckResult:
     found: str
 
 
-def check(corpus: CorpusRecipe | str | Path) -> list[CheckResult]:
-    """Opens one record of every source of a recipe, or of a corpus that a user names.
+def check(corpus: str | Path) -> list[CheckResult]:
+    """Opens one record of every source of a corpus that a user names.
 
     A source that cannot be read gives a result with `ok` False; an unknown corpus raises ValueError. A file of records
     may be empty, unless all are.
     """
-    results = [_check(source) for source in _sources(corpus)]
+    described = described_corpus(corpus)
+    if isinstance(described, HubCorpus):
+        results = [_check_row(row) for row in described.rows]
+    elif isinstance(described, StoriesCorpus):
+        told = stories.story_documents(stories_of(described, core_labels(None, stories.TOPICS)))
+        results = [_check("generated stories", "", "", partial(next, told))]
+    else:
+        units = _units(corpus, described)
+        results = [_check(str(unit.paths[0]), unit.label, "", partial(_first, unit)) for unit in units]
     if all(result.found == NO_RECORD for result in results):
         return [replace(result, ok=False) for result in results]
     return results
 
 
-def _sources(corpus: CorpusRecipe | str | Path) -> list[HubRow | Unit | StoriesSource]:
-    if isinstance(corpus, CorpusRecipe):
-        if isinstance(corpus.source, HubSource):
-            return list(corpus.source.rows)
-        return [corpus.source] if isinstance(corpus.source, StoriesSource) else list(corpus.units)
-    described = described_corpus(corpus)
-    if isinstance(described, HubCorpus):
-        return list(described.rows)
-    if isinstance(described, StoriesCorpus):
-        return [stories_of(described, core_labels(None, stories.TOPICS))]
-    if isinstance(described, TextCorpus):
-        return list(text_units(corpus))
-    return first_units() if str(corpus) == INSTALLED else list(find_units(existing_path(corpus)))
+def _units(corpus: str | Path, described: TextCorpus | None) -> Sequence[Unit]:
+    if described is not None:
+        return text_units(corpus)
+    return first_units() if str(corpus) == INSTALLED else find_units(existing_path(corpus))
 
 
-def _check(source: HubRow | Unit | StoriesSource) -> CheckResult:
-    name, label, mark = _name(source)
-    try:
-        label, text = _first(source)
-    except (ValueError, OSError, Unavailable) as error:
-        return CheckResult(name, label, False, mark, str(error))
-    return CheckResult(name, label, True, mark, _shown(text))
+def _check_row(row: HubRow) -> CheckResult:
+    name = row.files[0] if row.files else f"{row.dataset} {row.config or row.data_dir}".strip()
+    mark = "verified" if row.verified else "not verified"
+    return _check(name, row.label or row.label_field, mark, partial(first_record, row))
 
 
-def _name(source: HubRow | Unit | StoriesSource) -> tuple[str, str, str]:
-    """Returns a result's source, label and mark."""
-    if isinstance(source, HubRow):
-        name = source.files[0] if source.files else f"{source.dataset} {source.config or source.data_dir}".strip()
-        return name, source.label or source.label_field, "verified" if source.verified else "not verified"
-    if isinstance(source, Unit):
-        return str(source.paths[0]), source.label, ""
-    return "generated stories", "", ""
-
-
-def _first(source: HubRow | Unit | StoriesSource) -> tuple[str, str]:
-    if isinstance(source, HubRow):
-        return first_record(source)
-    found = next(read_unit(source) if isinstance(source, Unit) else stories.story_documents(source), None)
-    if found is None and isinstance(source, Unit) and source.label:
-        raise invalid("label", source.label, "text in at least one of its files")
+def _first(unit: Unit) -> tuple[str, str]:
+    """Returns the first record of a unit, or says that it has none."""
+    found = next(read_unit(unit), None)
+    if found is None and unit.label:
+        raise invalid("label", unit.label, "text in at least one of its files")
     return found or ("", NO_RECORD)
 
 
-def _shown(text: str) -> str:
+def _check(source: str, label: str, mark: str, read: Callable[[], tuple[str, str]]) -> CheckResult:
+    try:
+        label, text = read()
+    except (ValueError, OSError, Unavailable) as error:
+        return CheckResult(source, label, False, mark, str(error))
     one_line = " ".join(text.split())
-    return one_line if len(one_line) <= SHOWN_CHARS else one_line[: SHOWN_CHARS - 3] + "..."
+    shown = one_line if len(one_line) <= SHOWN_CHARS else one_line[: SHOWN_CHARS - 3] + "..."
+    return CheckResult(source, label, True, mark, shown)

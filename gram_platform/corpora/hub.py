@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -121,12 +121,11 @@ def row_id(row: HubRow) -> str:
 
 def first_record(row: HubRow) -> Record:
     """Returns the first record that passes the row's filters; ValueError naming the row if there is none."""
-    stream, fields = _open_row(row), _RequiredFields(row, from_start=True)
+    stream = _open_row(row)
     if row.label_field:
         _require_listed(row, stream.take(FIRST_RECORDS))
-    found = next(_records(row, stream, fields), None)
+    found = next(filter(None, _records(row, stream, is_start=True)), None)
     if found is None:
-        fields.require_seen()
         raise invalid(f"hub row {row.dataset}", row.keep, "filters that at least one record passes")
     return found
 
@@ -178,14 +177,9 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
                 break
             if stream is None:
                 stream = _open_row(row, state["position"], shard)
-                fields = _RequiredFields(row, from_start=number == 0 and shard[0] == 0)
-                found = _records(row, stream, fields)
-            before = fields.num_skipped
+                found = _records(row, stream, is_start=number == 0 and shard[0] == 0)
             part = _write_part(found, folder, number, part_bytes(done))
-            if number == 0 and shard[0] == 0:
-                fields.require_seen()
-            part["skipped"], ended = fields.num_skipped - before, part.pop("ended")
-            parts = [*state["parts"], part]
+            ended, parts = part.pop("ended"), [*state["parts"], part]
             if not part["documents"] and number:  # only records without a field followed the last part
                 parts = [*parts[:-2], {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]}]
             state = {"parts": parts, "position": None if ended else stream.state_dict(), "exhausted": ended}
@@ -199,20 +193,22 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     return [{**part, "path": str(place / part["name"])} for part in state["parts"][:number]]
 
 
-def _write_part(found: Iterator[Record], folder: Path, number: int, num_bytes: int) -> dict:
+def _write_part(found: Iterator[Record | None], folder: Path, number: int, num_bytes: int) -> dict:
     """Writes records until they hold `num_bytes` of text; renames the file to its name only when it is whole."""
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
-    documents = written = 0
+    documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
-        while written < num_bytes:
-            record = next(found, None)
+        for record in found:
             if record is None:
-                break
+                skipped += 1
+                continue
             line = json.dumps({"text": record.text, "label": record.label}, ensure_ascii=False)
             handle.write(line.encode() + b"\n")
             written += add_record(digest, record.label, record.text)
             documents += 1
-    counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest()}
+            if written >= num_bytes:
+                break
+    counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest(), "skipped": skipped}
     return {"name": name, **counts, "ended": written < num_bytes}
 
 
@@ -255,37 +251,23 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     return stream
 
 
-class _RequiredFields:
-    """Counts the records that lack a field of the row, and refuses a field that no record has."""
+def _records(row: HubRow, stream, is_start: bool) -> Iterator[Record | None]:
+    """Yields the records that pass the row's filters and have some text; None for one that lacks a field.
 
-    def __init__(self, row: HubRow, from_start: bool) -> None:
-        self._row = row
-        self._unseen = dict.fromkeys(row.fields if from_start else (), "")  # field -> fields that records have instead
-        self.num_records = self.num_skipped = 0
-
-    def has_all(self, record: dict) -> bool:
-        """Tells whether the row can use the record; ValueError once the first records all lack the same field."""
-        missing = [name for name in self._row.fields if _value(record, name) is None]
-        self.num_records += 1
-        self.num_skipped += bool(missing)
-        if self._unseen:
-            self._unseen = {name: ", ".join(sorted(record)) for name in self._unseen if name in missing}
-            if self.num_records == FIRST_RECORDS:
-                self.require_seen()
-        return not missing
-
-    def require_seen(self) -> None:
-        """Raises ValueError naming a field that no record had."""
-        for name, found in self._unseen.items() if self.num_records else ():
-            raise invalid(f"{self._row.dataset}: field", name, f"one of {found}: no record has it")
-
-
-def _records(row: HubRow, stream, fields: _RequiredFields) -> Iterator[Record]:
-    """Yields the records that have all fields, pass the row's filters and have some text."""
+    `is_start`: ValueError for a field that none of the first `FIRST_RECORDS` has, or none of fewer.
+    """
     keep = [(name, re.compile(pattern)) for name, pattern in row.keep]
     drop = [(name, re.compile(pattern)) for name, pattern in row.drop]
-    for record in _streamed(row, stream):
-        if not fields.has_all(record):
+    # Fields that no record had yet, each with those that the last record has instead.
+    unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}
+    number = 0
+    for number, record in enumerate(_streamed(row, stream), start=1):
+        missing = [name for name in row.fields if _value(record, name) is None]
+        unseen = {name: ", ".join(sorted(record)) for name in unseen if name in missing}
+        if number == FIRST_RECORDS:
+            _require_seen(row, unseen)
+        if missing:
+            yield None
             continue
         kept = all(pattern.search(_field(record, name)) for name, pattern in keep)
         if not kept or any(pattern.search(_field(record, name)) for name, pattern in drop):
@@ -293,6 +275,12 @@ def _records(row: HubRow, stream, fields: _RequiredFields) -> Iterator[Record]:
         found = _record(row, record)
         if found is not None:
             yield found
+    _require_seen(row, unseen if number else {})
+
+
+def _require_seen(row: HubRow, unseen: Mapping[str, str]) -> None:
+    for name, found in unseen.items():
+        raise invalid(f"{row.dataset}: field", name, f"one of {found}: no record has it")
 
 
 def _streamed(row: HubRow, stream) -> Iterator[dict]:

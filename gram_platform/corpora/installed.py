@@ -21,7 +21,7 @@ from gram_platform.config.crash_safe import require_plain
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.packed import new_staging
 from gram_platform.corpora.records import Record, Unit
-from gram_platform.corpora.sources import Progress
+from gram_platform.corpora.sources import Progress, silent
 
 INSTALLED = "installed"  # the corpus's name, and the folder of its files
 INSTALLED_VERSION = 1  # raise it when the same files would give other text
@@ -59,7 +59,7 @@ def installed_text(
     cache_dir: Path,
     folders: tuple[Path, ...] | None = None,
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Path:
     """Returns the corpus's .jsonl file in `cache_dir`; writes it, whole or not at all, if it is missing.
 
@@ -129,7 +129,7 @@ def _collected(
     files: list[InstalledFile],
     folders: tuple[Path, ...],
     bytes_of_label: Mapping[str, int],
-    progress: Progress | None,
+    progress: Progress,
 ) -> Iterator[Record]:
     """Yields distinct documents, label by label, until each label has enough bytes; reads no file after that."""
     seen: set[bytes] = set()
@@ -144,8 +144,7 @@ def _collected(
                 continue
             seen.add(digest)
             found += len(text.encode())
-            if progress:
-                progress("collecting installed text", done + min(found, wanted), total)
+            progress("collecting installed text", done + min(found, wanted), total)
             yield Record(label, text)
         if found < FEWEST_SHARE * wanted:
             raise _too_little(label, found, wanted, folders)

@@ -34,7 +34,7 @@ from gram_platform.corpora.recipe import (
 )
 from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
 from gram_platform.corpora.records import Unit
-from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units
+from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels, for rounding to
@@ -79,7 +79,7 @@ def resolve(
     ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
     domains with a single document, and a tokenizer file that does not fit.
     """
-    described = described_corpus(corpus)
+    described, progress = described_corpus(corpus), progress or silent
     flags = [name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value]
     with errors_located(corpus, flags):
         own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
@@ -146,7 +146,7 @@ def existing_path(corpus: str | Path) -> Path:
     return path
 
 
-def _installed_path(cache_dir: Path | None, progress: Progress | None) -> Path:
+def _installed_path(cache_dir: Path | None, progress: Progress) -> Path:
     if cache_dir is None:
         raise invalid("cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there")
     return installed_text(cache_dir, progress=progress)

@@ -98,7 +98,7 @@ def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]
     return files
 
 
-def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress | None) -> list[Unit]:
+def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent) -> list[Unit]:
     """Reads every unit that is not in the cache; returns the scanned units, sorted by digest.
 
     Sorting by contents, not by name, lets files move without changing anything. Raises ValueError (file and line) for
@@ -112,12 +112,11 @@ def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progre
         cache = cache_dir and _cache_path(unit, cache_dir)  # by the files' sizes and times before they are read
         found = cache and _cached(unit, cache)
         if not found:
-            found = _scan(unit, lambda n, base=done: progress and progress("reading", min(base + n, total), total))
+            found = _scan(unit, lambda n, base=done: progress("reading", min(base + n, total), total))
             if cache:
                 _store(found, cache)
         done += size
-        if progress:
-            progress("reading", done, total)
+        progress("reading", done, total)
         scanned.append(found)
     return sorted(scanned, key=lambda unit: unit.digest)
 

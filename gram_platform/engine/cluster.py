@@ -259,10 +259,8 @@ def require_ray() -> None:
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
     """Finds the raylet with this id, and the head of its Ray."""
-    found = []
-    for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] in ("raylet", "gcs_server"):
-            found.append((process, " ".join(process.info["cmdline"] or ())))
+    listed = (p for p in psutil.process_iter(["name", "cmdline"]) if p.info["name"] in ("raylet", "gcs_server"))
+    found = [(process, " ".join(process.info["cmdline"] or ())) for process in listed]
     raylets = [(process, SESSION.search(words)) for process, words in found if node_id in words]
     sessions = {session[0] for _, session in raylets if session}
     heads = [p for p, words in found if p.info["name"] == "gcs_server" and any(s in words for s in sessions)]

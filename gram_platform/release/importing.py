@@ -19,9 +19,9 @@ from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.model.transformer import parameter_shapes
-from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
 from gram_platform.release.stock_config import checked_fields, native_config
+from gram_platform.release.stock_tensors import CheckpointWeights
 from gram_platform.store import Store
 from gram_platform.store.directories import ImportDirectory, import_id
 from gram_platform.store.tensors import hash_named, write_stream

@@ -1,18 +1,22 @@
-"""Names and orders the tensors of our dense model as Hugging Face's StarCoder2 and Llama do."""
+"""Names and orders the tensors of our dense model as those of StarCoder2 or Llama, and reads a checkpoint's as ours."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from gram_platform.config import ModelConfig
+from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
 from gram_platform.model.merge import Weights, merged_mlp
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
+from gram_platform.store.tensors import DiskTensors
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # our qkv_proj stacks their rows in this order
 OF_MODEL = {"wte": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
 OF_BLOCK = {"ln_1": "input_layernorm", "attn.o_proj": "self_attn.o_proj", "ln_2": "post_attention_layernorm"}
+ROTARY = ".rotary_emb.inv_freq"  # older Llama checkpoints have the positions' frequencies, which follow from theta
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
@@ -80,3 +84,88 @@ def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, f
 def projection_rows(model: ModelConfig) -> list[int]:
     """Returns the numbers of rows of the three projections in our qkv_proj."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
+
+
+class CheckpointWeights(Mapping):
+    """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
+
+    A tied unembedding is the embedding. Linear layers of a StarCoder2 model without biases (`has_biases` False) get
+    zeros. ValueError for a
+    tensor that is missing, has another shape, or holds NaN or infinity, and for more layers than the checkpoint has.
+    """
+
+    def __init__(self, model: ModelConfig, foreign: DiskTensors, is_tied: bool, has_biases: bool) -> None:
+        self._model, self._foreign, self._is_tied, self._has_biases = model, foreign, is_tied, has_biases
+        layers = {name.split(".")[2] for name in foreign if name.startswith("model.layers.")}
+        if model.num_layers > len(layers):
+            allowed = f"at most {len(layers)}, the layers that the checkpoint's tensors name"
+            raise invalid("config.json: num_hidden_layers", model.num_layers, allowed)
+        self._shapes = parameter_shapes(model)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape = self._shapes[name]
+        if name.endswith("qkv_proj.weight"):
+            layer = f"model.layers.{name.split('.')[1]}.self_attn"
+            rows = projection_rows(self._model)
+            pairs = zip(PROJECTIONS, rows, strict=True)
+            return torch.cat([self._read(f"{layer}.{p}.weight", (n, self._model.d_model)) for p, n in pairs])
+        return self._read(self._foreign_name(name), shape)
+
+    def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
+        """Reads the rows [first, stop) of an embedding or unembedding."""
+        return self._foreign.rows(self._foreign_name(name), first, stop).float()
+
+    def _foreign_name(self, name: str) -> str:
+        module, _, part = name.rpartition(".")
+        if module == "lm_head" and self._is_tied:
+            module = "wte"
+        if module in OF_MODEL:
+            return f"{OF_MODEL[module]}.{part}"
+        _, layer, rest = module.split(".", 2)
+        return f"model.layers.{layer}.{of_layer(self._model)[rest]}.{part}"
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name not in self._foreign:
+            if not self._has_biases and _is_linear_bias(name):
+                return torch.zeros(shape)
+            raise invalid(name, "nothing", f"a tensor of shape {shape}")
+        tensor = self._foreign[name]
+        if tuple(tensor.shape) != shape or not tensor.is_floating_point():
+            found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            raise invalid(name, found, f"{shape} of a floating type, as config.json says")
+        tensor = tensor.float()
+        if not all(
+            map(math.isfinite, tensor.aminmax())
+        ):  # the minimum is NaN if any element is; no tensor-sized temporary
+            raise invalid(name, "NaN or infinity", "finite numbers, in float32 too")
+        return tensor
+
+    def require_zero_biases(self) -> None:
+        """ValueError for an attention bias of StarCoder2 that is missing or not zero: ours has none."""
+        for name, shape in foreign_shapes(self._model).items():
+            if ".self_attn." in name and name.endswith(".bias"):
+                largest = float(self._read(name, shape).abs().max())
+                if largest:
+                    raise invalid(name, f"up to {largest:.3g}", "zero, because attention here has no biases")
+
+    def require_no_others(self) -> None:
+        """ValueError for tensors without a place in our model: they would be lost."""
+        known = {name for name in foreign_shapes(self._model) if self._has_biases or not _is_linear_bias(name)}
+        if strays := sorted(name for name in self._foreign if name not in known and not name.endswith(ROTARY)):
+            kind = f"a {STOCKS[self._model.architecture].title} model"
+            kind += "" if self._has_biases else " whose use_bias is false"
+            raise invalid("tensors", strays[:4], f"those of {kind} and no others")
+
+
+def _is_linear_bias(name: str) -> bool:
+    """Tells whether `use_bias` covers this tensor of a checkpoint; norms always have biases."""
+    return name.endswith(".bias") and (".mlp." in name or ".self_attn." in name)

@@ -22,10 +22,9 @@ from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.model.merge import Weights
 from gram_platform.model.transformer import Block, Rotary, make_norm
-from gram_platform.release.checkpoint_weights import CheckpointWeights
 from gram_platform.release.files import open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
-from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
+from gram_platform.release.stock_tensors import CheckpointWeights, foreign_shapes, foreign_weights
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import DiskTensors, stream_bytes

@@ -37,7 +37,8 @@ def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTenso
         opened = {run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids}
         holders = {name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)}
         for domain, run_id in view.origins.items():
-            holders |= {name: held for name, held in opened[run_id].holders.items() if _is_of(domain, name)}
+            of_run, of_domain = opened[run_id].holders.items(), module_set(domain)
+            holders |= {name: held for name, held in of_run if parameter_set(name) == of_domain}
         yield config, DiskTensors(holders)
 
 
@@ -82,8 +83,3 @@ def model_config(store: Store, run_id: str) -> ModelConfig:
 def view_model(store: Store, view: View) -> ModelConfig:
     """Reads the model's config with only the view's modules. ValueError when a run lacks a module."""
     return view.model(functools.partial(model_config, store))
-
-
-def _is_of(domain: str, name: str) -> bool:
-    """Returns whether a parameter belongs to the domain's module."""
-    return parameter_set(name) == module_set(domain)

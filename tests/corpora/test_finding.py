@@ -123,12 +123,12 @@ def test_a_file_that_goes_away_or_cannot_be_read_is_named(tmp_path, corpus, othe
     units = find_units(corpus)
     recipe = resolve(corpus, **settings)
     (corpus / "part.jsonl").rename(tmp_path / "elsewhere")
-    for work in (lambda: scan_units(units, tmp_path, None), lambda: prepare(recipe, tmp_path / "data")):
+    for work in (lambda: scan_units(units, tmp_path), lambda: prepare(recipe, tmp_path / "data")):
         with pytest.raises(ValueError, match=r"part\.jsonl: .*No such file"):
             work()
     (corpus / "part.jsonl").mkdir()  # stands for an error of the disk: it can be opened by nobody
     with pytest.raises(ValueError, match=r"part\.jsonl: .*Is a directory"):
-        scan_units(units, None, None)
+        scan_units(units, None)
 
 
 def test_names_of_any_bytes(tmp_path, records, settings, jsonl):
