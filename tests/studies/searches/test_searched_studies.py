@@ -60,10 +60,10 @@ def test_the_ranges_are_the_papers_and_the_authors():
 def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(tmp_path, study, preset):
     needed = needed_search(study, flags_of(study, tmp_path, preset="paper"))
     own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
-    assert needed.search_id == SEARCH.of_preset(preset).identify(build_search(SEARCH, own))
-    assert [setting.seed for setting in needed.graph.settings] == [0]
+    assert needed.search_id == build_search(SEARCH, own).search_id
+    assert [setting.seed for setting in needed.settings] == [0]
     nodes = {node.id for node in build_graph(study, flags_of(study, tmp_path, preset="paper")).nodes}
-    assert {node.id for node in needed.search.prerequisites(needed.graph)} <= nodes
+    assert {node.id for node in needed.prerequisites()} <= nodes
 
 
 def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
@@ -97,7 +97,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
         assert needed.search_id not in known
         known.add(needed.search_id)
         baselines = {node.id for node in method_nodes("baseline", build_graph(STUDY, flags).settings[0])}
-        assert {node.id for node in needed.search.prerequisites(needed.graph)} == baselines
+        assert {node.id for node in needed.prerequisites()} == baselines
 
 
 # ------------------------------------------------------------------------------------------------------ dry runs
@@ -173,7 +173,7 @@ def require_whole(storage) -> None:
     assert record.params["maxent"] == needed.search_id
     own = load_best(Store(storage), needed.search_id, needed.graph.recipe.data_id)
     assert {profile for profile, _ in own} == {(), ("airport",)}
-    setting = needed.graph.settings[0]
+    setting = needed.settings[0]
     best = plan("maxent", replace(setting, options=replace(setting.options, maxent_profiles=own))).runs
     tried = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
     assert {best["core"].run_id, best["core+airport"].run_id} <= tried & record.ids
