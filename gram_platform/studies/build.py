@@ -314,14 +314,6 @@ def require_memory(nodes: Iterable[Node], ranks: Ranks) -> None:
 # ---------------------------------------------------------------------------------------------- best trials
 
 
-def is_complete(store: Store, search_id: str, num_trials: int) -> bool:
-    """Returns whether a stored MaxEnt search has this many trials, and a best one, of every profile."""
-    plain = _read_best(store, search_id)
-    # Absent in files of earlier versions.
-    counts = (plain or {}).get("num_trials", {}).values()
-    return bool(counts) and not plain["missing"] and min(counts) >= num_trials
-
-
 def load_best(
     store: Store, search_id: str, data_id: str = "", maxent: Unlearning = DEFAULT_MAXENT
 ) -> tuple[tuple[Profile, Unlearning], ...]:
@@ -330,7 +322,7 @@ def load_best(
     They equal the best trial's, so that the study shares its runs; `maxent` fills in fields that the file lacks.
     ValueError naming `maxent` for an unknown search, one on data other than `data_id`, or one that lacks a profile.
     """
-    plain = _read_best(store, search_id)
+    plain = store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
     if plain is None:
         raise invalid("maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}")
     if data_id and plain["data_id"] != data_id:
@@ -340,7 +332,3 @@ def load_best(
         raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
     built = [from_plain(Unlearning, overlaid(maxent, trial["maxent"])) for trial in plain["profiles"]]
     return tuple((tuple(trial["retained"]), one) for trial, one in zip(plain["profiles"], built, strict=True))
-
-
-def _read_best(store: Store, search_id: str) -> dict | None:
-    return store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None

@@ -22,7 +22,7 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, is_complete
+from gram_platform.studies.build import BEST
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     search_figures,
@@ -127,8 +127,11 @@ class MaxEntWork(OptunaWork):
         return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in self.settings]}
 
     def is_complete(self) -> bool:
-        """Returns whether the storage has all trials of the preset."""
-        return is_complete(Store(self.flags.storage), self.search_id, self.preset.maxent_search.num_trials)
+        """Returns whether the storage has all trials of the preset, and a best one, of every profile."""
+        plain = self.folder(Store(self.flags.storage)).read_json(BEST) or {}
+        # Absent in files of earlier versions.
+        counts = plain.get("num_trials", {}).values()
+        return bool(counts) and not plain["missing"] and min(counts) >= self.preset.maxent_search.num_trials
 
     def groups(self) -> dict[str, Point]:
         return {name: {PROFILE: name} for name in searched_profiles(self.settings[0])}
@@ -165,13 +168,18 @@ class MaxEntWork(OptunaWork):
         """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
         groups, space = self.open(), self.space
         histories = [history_of(group.name, group.study, space) for group in groups]
-        best = [_best(history, self.settings[0]) for history in histories if history.best is not None]
+        best = [plain_best(history, self.settings[0]) for history in histories if history.best is not None]
         if not best:
             return None
         problem = self.problem(store)
         table = best_table(histories, space, default_objectives(problem, [h.profile for h in histories], store))
-        facts = {**self.facts, "num_trials": {group.name: group.num_complete for group in groups}}
-        content = best_json(self.search_id, facts, best, [h.profile for h in histories if h.best is None])
+        content = {
+            **self.facts,
+            "search_id": self.search_id,
+            "num_trials": {group.name: group.num_complete for group in groups},
+            "profiles": best,
+            "missing": [h.profile for h in histories if h.best is None],
+        }
         if store.writable:
             self.folder(store).write_json(BEST, content)
         links, about_links = run_links(tracker)
@@ -209,27 +217,6 @@ class MaxEntWork(OptunaWork):
 
 
 @dataclass(frozen=True)
-class BestTrial:
-    """The trial with the lowest objective of one profile."""
-
-    # A profile's name: core, core+virology.
-    profile: str
-    retained: Profile
-    trial: int
-    # The id of each seed's run.
-    runs: tuple[str, ...]
-    objective: float
-    maxent: Unlearning
-    # Complete trials of the profile.
-    num_complete: int
-
-
-def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
-    """Returns the content of best.json; `facts`: data_id, size, seeds, num_trials."""
-    return {"search_id": search_id, **facts, "profiles": [asdict(trial) for trial in best], "missing": list(missing)}
-
-
-@dataclass(frozen=True)
 class History:
     """The trials of one profile."""
 
@@ -252,17 +239,18 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 
 
-def _best(history: History, setting: Setting) -> BestTrial:
+def plain_best(history: History, setting: Setting) -> dict:
+    """Returns the entry of best.json: the trial with the lowest objective of a profile, with the run of each seed."""
     row = history.best
-    return BestTrial(
-        profile=history.profile,
-        retained=searched_profiles(setting)[history.profile],
-        trial=int(row[TRIAL]),
-        runs=tuple(row[RUNS].split()),
-        objective=float(row[METRIC]),
-        maxent=maxent_at(setting, row),
-        num_complete=history.count(State.COMPLETE),
-    )
+    return {
+        "profile": history.profile,
+        "retained": list(searched_profiles(setting)[history.profile]),
+        "trial": int(row[TRIAL]),
+        "runs": row[RUNS].split(),
+        "objective": float(row[METRIC]),
+        "maxent": asdict(maxent_at(setting, row)),
+        "num_complete": history.count(State.COMPLETE),
+    }
 
 
 def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:

@@ -27,11 +27,9 @@ from gram_platform.studies.searches.maxent import space_of
 from gram_platform.studies.searches.maxent_trials import (
     METRIC,
     PROFILE,
-    BestTrial,
     MaxEntProblem,
     at_edge,
     best_brief,
-    best_json,
     best_table,
     history_of,
     maxent_at,
@@ -154,9 +152,9 @@ def test_best_trials_at_an_end_of_their_range_are_named():
 def test_studies_read_what_a_search_wrote(tmp_path):
     store = Store(tmp_path).open_for_writing()
     own = Unlearning(num_steps=75, peak_lr=0.0017345678901234567, retain_weight=33.3)
-    best = [BestTrial("core", (), 3, ("r1",), 0.4, own, 5), BestTrial("core+lisp", ("lisp",), 1, ("r2",), 0.5, own, 5)]
+    best = [{"retained": retained, "maxent": dataclasses.asdict(own)} for retained in ([], ["lisp"])]
     folder = store.search_dir("abc")
-    folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best, []))
+    folder.write_json(BEST, {"data_id": "d", "profiles": best, "missing": []})
     assert load_best(store, "abc") == load_best(Store(tmp_path), "abc", "d") == (((), own), (("lisp",), own))
     early = [dict(entry) for entry in folder.read_json(BEST)["profiles"]]
     for entry in early:
@@ -170,7 +168,7 @@ def test_studies_read_what_a_search_wrote(tmp_path):
     for unknown in ("xyz", "", ".."):
         with pytest.raises(ValueError, match=r"^maxent="):
             load_best(store, unknown)
-    folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best[:1], ["core+lisp"]))
+    folder.write_json(BEST, {"data_id": "d", "profiles": best[:1], "missing": ["core+lisp"]})
     with pytest.raises(ValueError, match=r"^maxent='abc'.*none of core\+lisp"):
         load_best(store, "abc")
 

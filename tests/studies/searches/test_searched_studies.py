@@ -12,7 +12,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, build_graph, is_complete, load_best
+from gram_platform.studies.build import BEST, build_graph, load_best
 from gram_platform.studies.campaign import needed_search, run_campaign, run_searched
 from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
@@ -144,17 +144,18 @@ def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
 
 
 def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
-    store = Store(tmp_path).open_for_writing()
-    assert not is_complete(store, "abc", 3)
-    folder = store.search_dir("abc")
+    needed = needed_search(STUDY, flags_of(STUDY, tmp_path))
+    assert needed.target == 2
+    assert not needed.is_complete()
+    folder = needed.folder(Store(tmp_path).open_for_writing())
     for content, expected in (
         ({"missing": []}, False),  # of a version that did not count
-        ({"missing": [], "num_trials": {"core": 3, "core+lisp": 2}}, False),
-        ({"missing": ["core+lisp"], "num_trials": {"core": 3, "core+lisp": 3}}, False),  # all of them diverged
-        ({"missing": [], "num_trials": {"core": 3, "core+lisp": 4}}, True),
+        ({"missing": [], "num_trials": {"core": 2, "core+lisp": 1}}, False),
+        ({"missing": ["core+lisp"], "num_trials": {"core": 2, "core+lisp": 2}}, False),  # all of them diverged
+        ({"missing": [], "num_trials": {"core": 2, "core+lisp": 3}}, True),
     ):
         folder.write_json(BEST, content)
-        assert is_complete(store, "abc", 3) == expected
+        assert needed.is_complete() == expected
 
 
 # ------------------------------------------------------------------------------------------------------- running
