@@ -25,8 +25,9 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.searches.definition import longest_first, parse_search
+from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.searches.run import build_search
+from gram_platform.studies.searches.work import longest_first
 
 GRID = "--grid"
 NOTHING_ENDED = SimpleNamespace(ends=lambda nodes: {node.id: None for node in nodes})  # a lifecycle of no storage
@@ -85,9 +86,8 @@ def study_rows(nodes: Sequence[Node], seconds: Mapping[str, float], machine: Mac
 def grid_rows(arguments: list[str]) -> list[tuple[float, ...]]:
     """Returns the same from the predicted hours of the grid's trials, on one GPU each."""
     graph = build_search(SEARCH, parse_search(SEARCH, arguments))
-    search, machine = SEARCH.of_preset(graph.flags.preset), graph.flags.hardware
-    problem = search.problem(graph)
-    points = search.points(graph, Store(graph.flags.storage))[0]
+    machine, problem = graph.flags.hardware, graph.problem()
+    points = graph.points(Store(graph.flags.storage))[0]
     hours = {name: sum(expected_hours(node, machine) for node in problem.nodes(point)) for name, point in points}
     listed = list(hours.values())
     ordered = [hours[name] for name, _ in longest_first(points, problem, machine)]

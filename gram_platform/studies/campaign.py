@@ -5,7 +5,7 @@ study's runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 from gram_platform.config.endings import FAILED, worst
 from gram_platform.config.identity import invalid, require_choice
@@ -14,7 +14,7 @@ from gram_platform.methods.nodes import unique
 from gram_platform.planner import expected_hours
 from gram_platform.store import Store
 from gram_platform.studies import Study
-from gram_platform.studies.build import Graph, build_graph, is_complete, preset_of
+from gram_platform.studies.build import Graph, build_graph, preset_of
 from gram_platform.studies.device import price_line, settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flag_values import split_list
@@ -24,9 +24,8 @@ from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.run import lead_studies, run_study
 from gram_platform.studies.searches.definition import OptunaFlags, Search, SearchFlags, checked_flags
-from gram_platform.studies.searches.maxent import MaxEntSearch
-from gram_platform.studies.searches.maxent_trials import METHOD
-from gram_platform.studies.searches.run import build_search, planned_search, run_search
+from gram_platform.studies.searches.maxent_trials import METHOD, MaxEntWork
+from gram_platform.studies.searches.run import build_search, run_search
 
 NONE = "none"
 
@@ -54,46 +53,22 @@ def run_searched(study: Study, flags: Flags) -> int:
     return code
 
 
-@dataclass(frozen=True)
-class NeededSearch:
-    """A search whose best trials set MaxEnt's parameters in a study."""
-
-    search: MaxEntSearch
-    graph: Graph
-
-    @property
-    def flags(self) -> OptunaFlags:
-        return self.graph.flags
-
-    @property
-    def search_id(self) -> str:
-        return self.search.identify(self.graph)
-
-    @property
-    def named(self) -> str:
-        return f"{self.search.name} {self.search_id}"
-
-    def is_complete(self) -> bool:
-        """Returns whether the storage has all trials."""
-        return is_complete(Store(self.flags.storage), self.search_id, self.search.num_trials[self.flags.preset])
-
-
-def _with_search(graph: Graph, needed: NeededSearch) -> tuple[Graph, ...]:
+def _with_search(graph: Graph, needed: MaxEntWork) -> tuple[Graph, ...]:
     """Returns a study with the search that it begins with, unless that is complete."""
-    return (graph,) if needed.is_complete() else (graph, planned_search(needed.search, needed.flags))
+    return (graph,) if needed.is_complete() else (graph, needed.planned())
 
 
-def needed_search(study: Study, flags: Flags) -> NeededSearch | None:
+def needed_search(study: Study, flags: Flags) -> MaxEntWork | None:
     """Returns the search that a study needs first; None if its preset has none, --maxent names one, or no method is
     MaxEnt. ValueError for several sizes, since each has its own best parameters.
     """
     preset, flags, _ = preset_of(study, flags)
     if preset.maxent_search is None or flags.maxent or METHOD not in flags.methods:
         return None
-    search = replace(SEARCH, presets={flags.preset: searched(preset)}).of_preset(flags.preset)
+    search = replace(SEARCH, presets={flags.preset: searched(preset)})
     common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
     search_flags = checked_flags(search, OptunaFlags(**{**common, "seeds": NUM_SEEDS, "changes": ()}))
-    return NeededSearch(search, build_search(search, search_flags))
+    return build_search(search, search_flags)
 
 
 def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple[Study, Flags]], set[str], int]:
@@ -110,7 +85,7 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
             continue
         if not needed.is_complete() and needed.search_id not in ids:
             say(f"{study.name} begins with the search {needed.named}: {num_trials(needed)}\n")
-            code = worst(code, run_search(needed.search, needed.flags))
+            code = worst(code, run_search(needed.study, needed.flags))
         ids.add(needed.search_id)
         if needed.is_complete():
             say(f"MaxEnt's parameters in {study.name}: the best trials of {needed.named}, which is complete\n")
@@ -132,21 +107,20 @@ def _require_ray(flags: Flags, named: str) -> None:
             raise invalid(name, value, expected)
 
 
-def num_trials(needed: NeededSearch) -> str:
+def num_trials(needed: MaxEntWork) -> str:
     """Returns the length of a search in words."""
-    number, profiles = needed.search.num_trials[needed.flags.preset], needed.search.groups(needed.graph)
-    seeds = ", ".join(str(setting.seed) for setting in needed.graph.settings)
-    return f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
+    seeds = ", ".join(str(setting.seed) for setting in needed.settings)
+    return f"{needed.target} trials of each of {len(needed.groups())} profiles on seed {seeds}"
 
 
-def what_follows(needed: NeededSearch, graph: Graph) -> str:
+def what_follows(needed: MaxEntWork, graph: Graph) -> str:
     """Returns the number and cost of the MaxEnt runs that a study has after its search."""
-    machine, seeds = graph.flags.hardware, {str(setting.seed) for setting in needed.graph.settings}
+    machine, seeds = graph.flags.hardware, {str(setting.seed) for setting in needed.settings}
     trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
     unlearning = [node for node in trained if node.method == METHOD]
     new = [node for node in unlearning if node.names["seed"] not in seeds]
     hours = sum(expected_hours(node, machine) for node in new)
-    preset, num_best = needed.graph.settings[0].options.maxent, len(unlearning) - len(new)
+    preset, num_best = needed.settings[0].options.maxent, len(unlearning) - len(new)
     return (
         f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
         f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
@@ -176,8 +150,7 @@ def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: Ca
         code, ids = (_describe_studies if flags.dry_run else _run_studies)(of_study, graphs)
         codes.append(code)
     for search, search_flags in of_search:
-        named = search.of_preset(search_flags.preset)
-        if named.identify(build_search(named, search_flags)) in ids:
+        if build_search(search, search_flags).search_id in ids:
             # A study has begun with it.
             continue
         say(f"\n{search.title}")
@@ -192,8 +165,9 @@ def _planned(
 ) -> tuple[Graph, ...]:
     """Returns all that is submitted: the studies' graphs, the searches that they begin with, and the other searches."""
     needed = [found for study, flags in of_study if (found := needed_search(study, flags)) and not found.is_complete()]
-    submitted = {found.search_id: (found.search, found.flags) for found in needed}
-    return (*graphs, *(planned_search(*each) for each in (*submitted.values(), *of_search)))
+    submitted = {work.search_id: work for work in needed}
+    searches = (*submitted.values(), *(build_search(*each) for each in of_search))
+    return (*graphs, *(work.planned() for work in searches))
 
 
 def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:

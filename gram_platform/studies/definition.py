@@ -20,7 +20,6 @@ from gram_platform.methods.measurements import Losses
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Setup
 from gram_platform.planner import AUTO, Ranks
-from gram_platform.store import Folder, Store
 
 LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
@@ -219,14 +218,6 @@ class Study(Description):
     methods: tuple[str, ...] = ()
     # In figures against the variants, such as "core" or "mean"; "": the compared one.
     profile: str = ""
-
-    def folder(self, graph: Any, store: Store) -> Folder:
-        """Gives the folder of the study's record. `graph`: the study on its corpora, on which a search's id depends."""
-        return store.study_dir(self.name)
-
-    def share_left(self, graph: Any) -> float:
-        """Returns the share of the graph's missing nodes that will be executed: fewer where Optuna chose others."""
-        return 1.0
 
     @property
     def about(self) -> str:

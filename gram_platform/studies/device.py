@@ -85,14 +85,14 @@ def _undecided(work: Sequence[Work]) -> ValueError:
 
 def began_on(graph: Graph, store: Store) -> str:
     """Reads the device on which the study or search began with this preset and corpus; "" if it has not begun."""
-    return graph.study.folder(graph, store).read_or_set_aside(FILE, DEVICES_SHAPE).get(_key(graph.flags), "")
+    return graph.folder(store).read_or_set_aside(FILE, DEVICES_SHAPE).get(_key(graph.flags), "")
 
 
 def _require_same(graph: Graph, store: Store, device: str) -> None:
     """ValueError for another device than the study or search began on."""
     if not (began := began_on(graph, store)) or began == device:
         return
-    place = f"{graph.study.folder(graph, store).path}/{FILE}"
+    place = f"{graph.folder(store).path}/{FILE}"
     expected = f"{began}, on which {graph.study.name} ({_key(graph.flags)}) began: results of two devices are "
     expected += f"not comparable. For {device} give another --storage, or remove {place} to mix them"
     raise invalid("device", device, expected)
@@ -109,7 +109,7 @@ def note_device(graph: Graph, store: Store, device: str) -> None:
     """Stores the device on which a study or search begins. ValueError if another driver has begun it on another one."""
     if began_on(graph, store) == device:
         return
-    folder = graph.study.folder(graph, store)
+    folder = graph.folder(store)
     with folder.lock("devices"):
         _require_same(graph, store, device)
         folder.write_json(FILE, {**folder.read_or_set_aside(FILE, DEVICES_SHAPE), _key(graph.flags): device})

@@ -66,7 +66,7 @@ def work_left(graphs: Iterable[Graph], done: Collection[str]) -> list[Work]:
     for graph in graphs:
         ids = {node.id for node in graph.nodes} - seen
         seen |= ids
-        if ids and (share := graph.study.share_left(graph)):
+        if ids and (share := graph.share_left()):
             found.append(Work(graph, frozenset(ids), share))
     return found
 

@@ -27,7 +27,7 @@ from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.searches.definition import Search, checked_flags
-from gram_platform.studies.searches.run import planned_search
+from gram_platform.studies.searches.run import build_search
 
 ROOT = Path(__file__).resolve().parents[2]
 Section = tuple[str, list[str]]  # heading, lines
@@ -61,7 +61,7 @@ def graph_of(name: str, preset: str, storage: str) -> Graph:
     corpus = EVERYWHERE.get(study.presets[preset].corpus, "")
     given = {"preset": preset, "storage": storage, "corpus": corpus}
     if isinstance(study, Search):
-        return planned_search(study, checked_flags(study, study.flags_type(**given)))
+        return build_search(study, checked_flags(study, study.flags_type(**given))).planned()
     return build_graph(study, checked(study, Flags(**given)))
 
 
@@ -89,7 +89,7 @@ def ids(wanted: Wanted) -> Iterator[Section]:
             of_kind[node.size, "attack" if node.is_attack else node.kind].append(node)
         lines = [f"data {graph.data_id}"]
         if isinstance(graph.study, Search):
-            lines.append(f"search {graph.study.identify(graph)}")
+            lines.append(f"search {graph.search_id}")
         for (size, kind), nodes in of_kind.items():
             found = sorted(node.id for node in unique(nodes))
             tags = sorted(f"{node.id} {node.tags}" for node in nodes)

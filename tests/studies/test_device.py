@@ -19,7 +19,7 @@ from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import predicted, work_left
 from gram_platform.studies.run import run_study
 from gram_platform.studies.searches.definition import parse_search
-from gram_platform.studies.searches.run import planned_search, run_search
+from gram_platform.studies.searches.run import build_search, run_search
 
 SMALL = ("--preset", "paper", "--sizes", "50M", "--seeds", "1")
 ASKED = r"^device='': expected --device cuda or --device cpu.*on demand.* h100 hours.* cpu hours"
@@ -30,7 +30,7 @@ def study_graph(*arguments, preset=SMALL):
 
 
 def search_graph(*arguments, preset=SMALL):
-    return planned_search(SEARCH, parse_search(SEARCH, [*preset, *arguments]))
+    return build_search(SEARCH, parse_search(SEARCH, [*preset, *arguments])).planned()
 
 
 GRAPHS = {"study": study_graph, "search": search_graph}

@@ -38,7 +38,7 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
 
 def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
     setup = build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments]))
-    return SEARCH.write(setup, Store(storage).open_for_writing(), None, "abc").figures
+    return setup.write(Store(storage).open_for_writing(), None).figures
 
 
 def test_marks_that_must_not_be_are_found():
@@ -97,7 +97,7 @@ def test_every_figure_of_a_grid(tmp_path, num_seeds):
     """Of two sizes, one of them with its minimum at an edge."""
     setup = setup_of(tmp_path, "--seeds", str(num_seeds))
     store, losses = Store(setup.flags.storage).open_for_writing(), {"tiny": bowl(setup, 1.1, 0.4)}
-    for _, point in SEARCH.points(setup, store)[0]:
+    for _, point in setup.points(store)[0]:
         complete(setup, store, point, losses.get(point["size"], bowl(setup, 4.0, 0.4))(point))
     figures = grid_figures(str(tmp_path), "--seeds", str(num_seeds))
     assert set(figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}

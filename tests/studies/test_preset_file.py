@@ -142,7 +142,7 @@ def test_a_search_takes_the_changes_too(tmp_path):
     graph = build_search(lr_bs_grid.SEARCH, flags)
     assert graph.settings[0].size.peak_lr == 2e-3
     assert graph.study.presets["smoke"].sizes["tiny"].peak_lr == 2e-3
-    assert {node.config.optimizer.peak_lr for node in graph.study.example(graph) if node.is_run} >= {1e-3, 4e-3}
+    assert {node.config.optimizer.peak_lr for node in graph.example() if node.is_run} >= {1e-3, 4e-3}
 
 
 def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import planned_hours, price, work_left
 from gram_platform.studies.searches.command import campaign_main, main
 from gram_platform.studies.searches.definition import parse_search
-from gram_platform.studies.searches.run import planned_search
+from gram_platform.studies.searches.run import build_search
 
 SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")
 DEAR = ("--preset", "paper", "--sizes", "400M", "--seeds", "1", "--device", "cuda")  # 177 H100 hours
@@ -51,14 +51,14 @@ def test_what_is_not_done_is_priced_once(storage):
 
 
 def test_a_search_of_optuna_has_the_trials_that_are_not_complete_left(storage):
-    graph = planned_search(MAXENT, parse_search(MAXENT, ["--preset", "smoke"]))
-    assert graph.study.share_left(graph) == 1.0
+    graph = build_search(MAXENT, parse_search(MAXENT, ["--preset", "smoke"])).planned()
+    assert graph.share_left() == 1.0
     assert not (storage / "optuna.db").exists()  # a price that is refused leaves nothing
-    first, *_ = groups = graph.study.open(graph, graph.study.identify(graph))
+    first, *_ = groups = graph.open()
     value = [0.0] * len(first.study.directions)
     first.study.add_trial(optuna.trial.create_trial(values=value))
     total = sum(group.num_trials for group in groups)
-    assert graph.study.share_left(graph) == pytest.approx(1 - 1 / total)
+    assert graph.share_left() == pytest.approx(1 - 1 / total)
 
 
 def ending(capsys, start, *arguments) -> tuple[int, str]:
@@ -92,7 +92,8 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
 
 
 def test_the_default_limit_is_500_dollars(storage, capsys):
-    dear = lambda *more: settled((planned_search(SEARCH, parse_search(SEARCH, [*DEAR, *more])),), Store(storage))
+    work = lambda *more: build_search(SEARCH, parse_search(SEARCH, [*DEAR, *more])).planned()
+    dear = lambda *more: settled((work(*more),), Store(storage))
     with pytest.raises(ValueError, match=r"^yes=False: expected --yes.*\$530\.53 .* 500"):
         dear()
     for allowed in (["--yes"], ["--max-cost", "100"], ["--confirm-above", "531"]):

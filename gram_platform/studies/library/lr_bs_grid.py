@@ -5,7 +5,8 @@ import dataclasses
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
-from gram_platform.studies.searches.lr_batch import GridShape, LiteralGrids, LrBatchGrid
+from gram_platform.studies.searches.cells import GridShape, LiteralGrids
+from gram_platform.studies.searches.lr_batch import LrBatchGrid
 
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")

@@ -17,10 +17,10 @@ from gram_platform.analysis.tables import (
     table_csv,
 )
 from gram_platform.config import State
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, short_hash
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
-from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
@@ -32,21 +32,20 @@ from gram_platform.pages.results.results import Brief, count_verdicts, with_valu
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import explained
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
-from gram_platform.studies.searches.definition import setting_at
-from gram_platform.studies.searches.knobs import KNOB
+from gram_platform.studies.searches.knobs import KNOB, Values, chosen_values
 from gram_platform.studies.searches.report import (
     SearchOutput,
     attack_frame,
+    baseline_frames,
     counts_text,
     curve_frame,
     declared_frame,
     result_frame,
-    search_output,
     trial_state,
     view_frame,
 )
+from gram_platform.studies.searches.work import GridWork, setting_at
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
@@ -97,57 +96,87 @@ def trial_name(point: Point) -> str:
     return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
 
 
-# -------------------------------------------------------------------------------------------------------------- report
-
-
 Trial = tuple[Point, list[Node]]
 
 
-def sweep_report(
-    values: Mapping[str, Sequence[float]],
-    points: Sequence[Point],
-    graph: Graph,
-    store: Store,
-    tracker: Tracker | None,
-    search_id: str,
-) -> SearchOutput | None:
-    """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`; None without an evaluated trial.
+class SweepWork(GridWork):
+    """Runs every value of every knob, at every size and seed."""
 
-    `values` are those of each knob.
-    """
-    search, flags, problem, baselines = graph.study, graph.flags, SweepProblem(graph.settings), graph.baselines
-    trials = [(point, problem.nodes(point)) for point in points]
-    ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
-    of_baselines = [node.id for node in baselines if node.is_run]
-    frame, curves, source = final_frames(store, tracker, ids, of_baselines)
-    curves = curve_frame(baselines, curves)
-    sweep = _analysed(trials, baselines, frame, curves, flags.sizes)
-    if sweep is None:
-        return None
-    claims = explained(sweep_claims(sweep.per_seed), search.name, flags.preset)
-    rows = _trial_rows(trials, frame, sweep, store, f"{search.name}-{search_id}")
-    links, about_links = run_links(tracker)
-    record = {"knobs": values, "sizes": flags.sizes, "seeds": graph.num_seeds}
-    tables = {"table.csv": sweep.profiles, "trials.csv": rows}
-    files = {name: table_csv(frame).encode() for name, frame in tables.items()}
-    setting = graph.settings[0]
-    fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOB.items())
-    facts = (
-        f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), {graph.num_seeds} seeds. "
-        f"While one knob moves the others stay at {fixed}. {counts_text(rows)} "
-        f"Read from {source}. {about_links}"
-    )
-    sections = [
-        terms_section([*RATIO_TERMS, ELICITED_TERM]),
-        *_knob_sections(sweep),
-        *judged_sections(claims, SWEEP_RULE),
-        *missing_sections(sweep.missing),
-        _learning_curves(curves, sweep, flags.sizes),
-        Section("Trials", table=_readable_trials(rows, links)),
-    ]
-    figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-    shown = _text(sweep, claims, source), _brief(sweep, claims), TrialColumns(("value",), CLASSES)
-    return search_output(graph, search_id, facts, sections, files, record, figures, *shown, claims)
+    @property
+    def values(self) -> Values:
+        """The values of each knob."""
+        return chosen_values(self.flags.knobs, self.study.values[self.flags.preset])
+
+    def prerequisites(self) -> list[Node]:
+        return self.baselines
+
+    def identity(self) -> dict:
+        """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset fixes."""
+        ids = [node.id for node in (*self.prerequisites(), *self.example())]
+        values = {knob: list(values) for knob, values in self.values.items()}
+        return {"data_id": self.data_id, "knobs": values, "nodes": short_hash(ids)}
+
+    def trials(self) -> list[Trial]:
+        """Returns every point with its nodes, by knob, value, size and seed."""
+        problem = SweepProblem(self.settings)
+        points = [
+            {"knob": knob, "value": value, "size": setting.size.name, "seed": setting.seed}
+            for knob, values in self.values.items()
+            for value in values
+            for setting in self.settings
+        ]
+        return [(point, problem.nodes(point)) for point in points]
+
+    def points(self, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+        """Returns every point; those that share another point's runs come last and reuse them."""
+        seen, first, again = set(), [], []
+        for point, (run, *_) in self.trials():
+            (again if run.id in seen else first).append((trial_name(point), point))
+            seen.add(run.id)
+        return first + again, []
+
+    def problem(self, store: Store) -> SweepProblem:
+        evaluations, curves = baseline_frames(store, self.baselines)
+        return SweepProblem(self.settings, evaluations.assign(knob=None, value=math.nan), curves)
+
+    def example(self) -> list[Node]:
+        return unique(node for _, nodes in self.trials() for node in nodes)
+
+    def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
+        """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`; None without an evaluation."""
+        flags, baselines, trials = self.flags, self.baselines, self.trials()
+        ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
+        frame, curves, source = final_frames(store, tracker, ids, [node.id for node in baselines if node.is_run])
+        curves = curve_frame(baselines, curves)
+        sweep = _analysed(trials, baselines, frame, curves, flags.sizes)
+        if sweep is None:
+            return None
+        claims = explained(sweep_claims(sweep.per_seed), self.study.name, flags.preset)
+        rows = _trial_rows(trials, frame, sweep, store, self.full_name)
+        links, about_links = run_links(tracker)
+        record = {"knobs": self.values, "sizes": flags.sizes, "seeds": self.num_seeds}
+        tables = {"table.csv": sweep.profiles, "trials.csv": rows}
+        files = {name: table_csv(frame).encode() for name, frame in tables.items()}
+        fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
+        facts = (
+            f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {self.data_id}), {self.num_seeds} seeds. "
+            f"While one knob moves the others stay at {fixed}. {counts_text(rows)} "
+            f"Read from {source}. {about_links}"
+        )
+        sections = [
+            terms_section([*RATIO_TERMS, ELICITED_TERM]),
+            *_knob_sections(sweep),
+            *judged_sections(claims, SWEEP_RULE),
+            *missing_sections(sweep.missing),
+            _learning_curves(curves, sweep, flags.sizes),
+            Section("Trials", table=_readable_trials(rows, links)),
+        ]
+        figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
+        shown = _text(sweep, claims, source), _brief(sweep, claims), TrialColumns(("value",), CLASSES)
+        return self.output(facts, sections, files, record, figures, *shown, claims)
+
+
+# -------------------------------------------------------------------------------------------------------------- report
 
 
 def _analysed(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from gram_platform.analysis.lr_extension import Cell
+from gram_platform.analysis.lr_extension import Cell, Grid, extension
 from gram_platform.analysis.lr_grid import ENDED, POOLED
 from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
 from gram_platform.analysis.ratios import BASELINE
@@ -16,7 +16,7 @@ from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
-from gram_platform.config.layout import MACHINE_RANKS
+from gram_platform.config.space import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
@@ -25,19 +25,20 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import shown_place
-from gram_platform.studies.searches.definition import setting_at
+from gram_platform.studies.searches.cells import at, why_not
 from gram_platform.studies.searches.report import (
     SearchOutput,
     counts_text,
     json_file,
-    search_output,
+    result_frame,
     trial_state,
     with_run_links,
 )
+from gram_platform.studies.searches.work import GridWork, setting_at
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
+from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
 
 # Core's weight in the objective; the other half is the mean over auxiliary domains.
@@ -93,24 +94,6 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
     return {"loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary, "core": core, "auxiliary": auxiliary}
 
 
-def at(size: Size, cell: Cell) -> Size:
-    """Returns the size at a cell's rate and batch; the micro-batch is `micro_batch_at`."""
-    lr, batch = cell
-    return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
-
-
-def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch if it divides the batch, else the largest smaller number that does.
-
-    Prefers multiples of 8, the GPUs of a machine, so that 8 ranks can share it: 264 sequences at 200M (micro-batch 72)
-    are trained in parts of 24, not 66.
-    """
-    if batch % size.micro_batch == 0:
-        return size.micro_batch
-    divisors = [part for part in range(1, size.micro_batch) if batch % part == 0]
-    return max(divisors, key=lambda part: (part % MACHINE_RANKS == 0, part))
-
-
 def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store) -> pd.DataFrame:
     """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid` takes them.
 
@@ -129,45 +112,113 @@ def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.Dat
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
 
 
+class GridsWork(GridWork):
+    """Runs the grids of all sizes at once; each grows by itself."""
+
+    minimised = SearchObjective("loss", math.inf)
+
+    @property
+    def sizes(self) -> list[Size]:
+        return [self.preset.sizes[name] for name in self.flags.sizes]
+
+    def problem(self, store: Store | None = None) -> LrBatchProblem:
+        return LrBatchProblem(self.settings)
+
+    def identity(self) -> dict:
+        """Hashes the runs of the first grids, which depend on data, sizes, cells and seeds."""
+        return {"runs": [node.id for node in self.example()], "core_weight": CORE_WEIGHT}
+
+    def example(self) -> list[Node]:
+        """Returns the nodes of the first grids; their growth is not known yet."""
+        grids = {size: self.study.grid(self.flags, size) for size in self.sizes}
+        return [node for size, grid in grids.items() for node in self.cell_nodes(size, grid).values()]
+
+    def points(self, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+        """Returns the cells of every size's grid, grown as far as the results demand."""
+        points, messages = [], []
+        for size in self.sizes:
+            grid, said = self.grown(store, size)
+            points += self.cell_points(size, grid)
+            messages += said
+        return points, messages
+
+    def grown(self, store: Store, size: Size) -> tuple[Grid, list[str]]:
+        """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended."""
+        flags, messages = self.flags, []
+        grid = self.study.grid(flags, size)
+        while True:
+            nodes = self.cell_nodes(size, grid)
+            done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
+            frame = result_frame([node for node in nodes.values() if node.id in done], done)
+            trials = trial_rows(size, nodes, frame, store)
+            if not set(trials["state"]) <= set(ENDED):
+                return grid, messages
+            allowed = lambda batch: why_not(flags.ranks, self.preset, size, batch)  # noqa: E731
+            step = extension(trials, grid, flags.max_extensions, flags.window or None, allowed)
+            messages += step.messages
+            if not step.new_cells:
+                return step.grid, messages
+            grid = step.grid
+
+    def cell_points(self, size: Size, grid: Grid) -> list[tuple[str, Point]]:
+        """Returns a named point for each seed of each cell, a cell's seeds together."""
+        cells = [{"size": size.name, "lr": lr, "batch": batch} for lr, batch in grid.cells]
+        seeds = [setting.seed for setting in self.settings if setting.size.name == size.name]
+        points = [{**cell, "seed": seed} for cell in cells for seed in seeds]
+        return [("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points]
+
+    def cell_nodes(self, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
+        """Returns the run of every cell and seed of one size's grid."""
+        problem = self.problem()
+        return {
+            ((point["lr"], point["batch"]), point["seed"]): problem.nodes(point)[0]
+            for _, point in self.cell_points(size, grid)
+        }
+
+    def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
+        """Returns files, figures and text from every trial; None without a complete one."""
+        nodes = {size: self.cell_nodes(size, self.grown(store, size)[0]) for size in self.sizes}
+        ids = {node.id for of_size in nodes.values() for node in of_size.values()}
+        frame, _, source = final_frames(store, tracker, ids, ())
+        rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
+        seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
+        trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
+        is_done = trials[STATE] == State.COMPLETE
+        return self._report(trials, is_done, source, tracker) if is_done.any() else None
+
+    def _report(self, trials: pd.DataFrame, is_done: pd.Series, source: str, tracker: Tracker | None) -> SearchOutput:
+        flags, seq_len = self.flags, self.preset.seq_len
+        sizes = dict(zip(flags.sizes, self.sizes, strict=True)) | PAPER_SIZES
+        analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, flags.window or None)
+        measured = f"{self.study.name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {self.search_id}"
+        law = fitted_law(analysis.laws, f"{flags.preset}-{self.search_id}", seq_len, measured)
+        tables = {
+            "optima": analysis.optima,
+            "laws": analysis.laws,
+            "windows": analysis.windows,
+            "predictions": predictions(law, list(sizes.values())),
+            "cells": analysis.cells,
+        }
+        links, about_links = run_links(tracker)
+        figures = grid_figures(analysis, links)
+        facts = f"Search {self.search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)} (data "
+        facts += f"{self.data_id}), {self.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from "
+        facts += f"{source}. {about_links}"
+        # With trials.csv, `seq_len` is all that a fit needs.
+        record = {"objective": OBJECTIVE, "window": flags.window or None, "seq_len": seq_len}
+        record["trials"] = trials["run_id"].tolist()
+        files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, self.full_name)}
+        files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
+        data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
+        data["law.json"] = json_file(law_json(law, analysis.laws))
+        sizes_done = tuple(size for size in flags.sizes if size in set(trials[is_done]["size"]))
+        columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
+        shown = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis), columns
+        sections = _sections(trials, tables, figures, links)
+        return self.output(facts, sections, data, record, figures, *shown)
+
+
 # -------------------------------------------------------------------------------------------------------------- report
-
-
-def grid_report(
-    graph: Graph, trials: pd.DataFrame, source: str, tracker: Tracker | None, search_id: str
-) -> SearchOutput | None:
-    """Returns files, figures and text from every trial (TRIAL_COLUMNS, `elapsed_s`); None without a complete one."""
-    if not (trials[STATE] == State.COMPLETE).any():
-        return None
-    flags, name = graph.flags, graph.study.name
-    analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], graph.preset.seq_len, flags.window or None)
-    measured = f"{name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {search_id}"
-    law = fitted_law(analysis.laws, f"{flags.preset}-{search_id}", graph.preset.seq_len, measured)
-    sizes = {size: graph.preset.sizes[size] for size in flags.sizes} | PAPER_SIZES
-    tables = {
-        "optima": analysis.optima,
-        "laws": analysis.laws,
-        "windows": analysis.windows,
-        "predictions": predictions(law, list(sizes.values())),
-        "cells": analysis.cells,
-    }
-    links, about_links = run_links(tracker)
-    figures = grid_figures(analysis, links)
-    facts = f"Search {search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {graph.data_id}), "
-    facts += f"{graph.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
-    record = {"objective": OBJECTIVE, "window": flags.window or None, "trials": trials["run_id"].tolist()}
-    # With trials.csv it is all that a fit needs.
-    record["seq_len"] = graph.preset.seq_len
-    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, f"{name}-{search_id}")}
-    files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
-    data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
-    data["law.json"] = json_file(law_json(law, analysis.laws))
-    text = _text(trials, analysis, tables["predictions"])
-    sections = _sections(trials, tables, figures, links)
-    is_done = trials[STATE] == State.COMPLETE
-    sizes_done = tuple(size for size in flags.sizes if size in set(trials[is_done]["size"]))
-    columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
-    brief = _brief(trials, analysis)
-    return search_output(graph, search_id, facts, sections, data, record, figures, text, brief, columns)
 
 
 def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:

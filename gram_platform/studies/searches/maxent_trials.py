@@ -7,40 +7,40 @@ from dataclasses import asdict, dataclass, replace
 import optuna
 import pandas as pd
 
-from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective
+from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective, references_of
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
-from gram_platform.config.space import Parameter, Space
+from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, Graph
+from gram_platform.studies.build import BEST
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     search_figures,
+    spread_points,
     trials_frame,
     why_no_importances,
 )
 from gram_platform.studies.searches.report import (
     SearchOutput,
+    baseline_frames,
     json_file,
-    search_output,
     with_run_links,
 )
+from gram_platform.studies.searches.work import OptunaWork
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import TrialColumns
 
 METHOD, PROFILE = "maxent", "profile"
-PEAK_LR, RETAIN_WEIGHT = "peak_lr", "retain_weight"
-MAXENT_LIMITS = (Parameter(PEAK_LR, 1e-8, 1.0), Parameter(RETAIN_WEIGHT, 0.0, 1e6))
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
 # The report names a best trial this close to an end of its range, as a share of the range.
 EDGE_SHARE = 0.05
@@ -67,7 +67,7 @@ class MaxEntProblem:
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
     """Returns MaxEnt's parameters at a point; those that are not searched are the setting's."""
-    return replace(setting.options.maxent, **{name: float(point[name]) for name in (PEAK_LR, RETAIN_WEIGHT)})
+    return replace(setting.options.maxent, peak_lr=float(point["peak_lr"]), retain_weight=float(point["retain_weight"]))
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
@@ -78,8 +78,8 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     at_point = replace(setting, profiles=(retained_by(setting, point[PROFILE]),), options=options)
-    parameters = {PEAK_LR: f"{maxent.peak_lr:g}", RETAIN_WEIGHT: f"{maxent.retain_weight:g}"}
-    return [node.tagged(**parameters) for node in method_nodes(METHOD, at_point) if node.needs]
+    nodes = [node for node in method_nodes(METHOD, at_point) if node.needs]
+    return [node.tagged(peak_lr=f"{maxent.peak_lr:g}", retain_weight=f"{maxent.retain_weight:g}") for node in nodes]
 
 
 def searched_profiles(setting: Setting) -> dict[str, Profile]:
@@ -101,31 +101,119 @@ def retained_by(setting: Setting, name: str) -> Profile:
 
 def default_values(setting: Setting) -> Point:
     """Returns the preset's parameters."""
-    return {PEAK_LR: setting.options.maxent.peak_lr, RETAIN_WEIGHT: setting.options.maxent.retain_weight}
+    maxent = setting.options.maxent
+    return {"peak_lr": maxent.peak_lr, "retain_weight": maxent.retain_weight}
+
+
+class MaxEntWork(OptunaWork):
+    """Runs one Optuna study for each profile, all at once."""
+
+    @property
+    def minimised(self) -> SearchObjective:
+        return SearchObjective(METRIC, self.study.objective.worst)
+
+    @property
+    def space(self) -> Space:
+        return self.study.space(self.flags)
+
+    @property
+    def target(self) -> int:
+        return self.flags.trials or self.preset.maxent_search.num_trials
+
+    @property
+    def facts(self) -> dict:
+        """What the search is on."""
+        setting = self.settings[0]
+        return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in self.settings]}
+
+    def is_complete(self) -> bool:
+        """Returns whether the storage has all trials of the preset, and a best one, of every profile."""
+        plain = self.folder(Store(self.flags.storage)).read_json(BEST) or {}
+        # Absent in files of earlier versions.
+        counts = plain.get("num_trials", {}).values()
+        return bool(counts) and not plain["missing"] and min(counts) >= self.preset.maxent_search.num_trials
+
+    def groups(self) -> dict[str, Point]:
+        return {name: {PROFILE: name} for name in searched_profiles(self.settings[0])}
+
+    def prerequisites(self) -> list[Node]:
+        return self.baselines
+
+    def identity(self) -> dict:
+        """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
+        return {
+            "data_id": self.data_id,
+            "baselines": [node.id for node in self.baselines],
+            "unlearning": [node.id for node in self._nodes([default_values(self.settings[0])])],
+            "space": plain_space(self.space),
+            "objective": to_plain(self.study.objective),
+        }
+
+    def example(self) -> list[Node]:
+        """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
+        shares = [(index + 0.5) / self.target for index in range(self.target)]
+        return unique(self._nodes(spread_points(self.space, shares)))
+
+    def _nodes(self, points: Sequence[Point]) -> list[Node]:
+        """Returns the nodes of these points of every profile."""
+        problem = MaxEntProblem(self.settings, self.study.objective, {})
+        return [n for fixed in self.groups().values() for point in points for n in problem.nodes({**fixed, **point})]
+
+    def problem(self, store: Store) -> MaxEntProblem:
+        """ValueError unless the baselines are complete."""
+        references = references_of(*baseline_frames(store, self.baselines), self.settings[0].size.name)
+        return MaxEntProblem(self.settings, self.study.objective, references)
+
+    def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
+        """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
+        groups, space = self.open(), self.space
+        histories = [history_of(group.name, group.study, space) for group in groups]
+        best = [plain_best(history, self.settings[0]) for history in histories if history.best is not None]
+        if not best:
+            return None
+        problem = self.problem(store)
+        table = best_table(histories, space, default_objectives(problem, [h.profile for h in histories], store))
+        content = {
+            **self.facts,
+            "search_id": self.search_id,
+            "num_trials": {group.name: group.num_complete for group in groups},
+            "profiles": best,
+            "missing": [h.profile for h in histories if h.best is None],
+        }
+        if store.writable:
+            self.folder(store).write_json(BEST, content)
+        links, about_links = run_links(tracker)
+        linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
+        varied = [p for p in space.parameters if p.high > p.low]
+        drawn = {h.profile: search_figures(h.trials, h.study, METRIC, varied) for h in linked_histories}
+        record = {**self.facts, "studies": {history.profile: history.study.study_name for history in histories}}
+        record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
+        files = {
+            "table.csv": table_csv(table, None).encode(),
+            "trials.csv": table_csv(trials_table(histories), None).encode(),
+            BEST: json_file(content),
+        }
+        named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
+        named = {name.replace(" ", "_"): figure for name, figure in named.items()}
+        sections = _sections(linked_histories, drawn, table, links)
+        columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
+        shown = _text(table, self.search_id), best_brief(table, self.search_id), columns
+        return self.output(f"{self._about()} {about_links}", sections, files, record, named, *shown)
+
+    def _about(self) -> str:
+        objective, seeds = self.study.objective, ", ".join(str(setting.seed) for setting in self.settings)
+        return (
+            f"Search {self.search_id}: preset {self.flags.preset}, size {self.facts['size']}, corpus "
+            f"{shown_place(self.flags.corpus)} (data {self.facts['data_id']}), seeds {seeds}. Read from Optuna's "
+            f"database. Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to "
+            f"{objective.floor:g} of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and "
+            f"averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher and has no value "
+            "here. Trials are chosen on the validation sequences that studies report on, so a study on the same seeds "
+            "sees them a little too well."
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- report
-
-
-@dataclass(frozen=True)
-class BestTrial:
-    """The trial with the lowest objective of one profile."""
-
-    # A profile's name: core, core+virology.
-    profile: str
-    retained: Profile
-    trial: int
-    # The id of each seed's run.
-    runs: tuple[str, ...]
-    objective: float
-    maxent: Unlearning
-    # Complete trials of the profile.
-    num_complete: int
-
-
-def best_json(search_id: str, facts: Mapping[str, object], best: Sequence[BestTrial], missing: Sequence[str]) -> dict:
-    """Returns the content of best.json; `facts`: data_id, size, seeds, num_trials."""
-    return {"search_id": search_id, **facts, "profiles": [asdict(trial) for trial in best], "missing": list(missing)}
 
 
 @dataclass(frozen=True)
@@ -144,40 +232,6 @@ class History:
         return int((self.trials[STATE] == state).sum())
 
 
-def maxent_report(graph: Graph, store: Store, tracker: Tracker | None, search_id: str) -> SearchOutput | None:
-    """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
-    search, groups = graph.study, graph.study.open(graph, search_id)
-    histories = [history_of(group.name, group.study, search.space(graph)) for group in groups]
-    best = [_best(history, graph) for history in histories if history.best is not None]
-    if not best:
-        return None
-    problem = search.problem(graph, store)
-    space, defaults = search.space(graph), default_objectives(problem, [h.profile for h in histories], store)
-    table = best_table(histories, space, defaults)
-    facts = {**_facts(graph), "num_trials": {group.name: group.num_complete for group in groups}}
-    content = best_json(search_id, facts, best, [h.profile for h in histories if h.best is None])
-    if store.writable:
-        store.search_dir(search_id).write_json(BEST, content)
-    links, about_links = run_links(tracker)
-    linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
-    varied = [p for p in space.parameters if p.high > p.low]
-    drawn = {h.profile: search_figures(h.trials, h.study, METRIC, varied) for h in linked_histories}
-    record = {**_facts(graph), "studies": {history.profile: history.study.study_name for history in histories}}
-    record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
-    files = {
-        "table.csv": table_csv(table, None).encode(),
-        "trials.csv": table_csv(trials_table(histories), None).encode(),
-        BEST: json_file(content),
-    }
-    named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
-    named = {name.replace(" ", "_"): figure for name, figure in named.items()}
-    facts_text = _facts_text(problem.objective, graph, search_id, about_links)
-    sections = _sections(linked_histories, drawn, table, links)
-    columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
-    shown = _text(table, search_id), best_brief(table, search_id), columns
-    return search_output(graph, search_id, facts_text, sections, files, record, named, *shown)
-
-
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     """Returns a study's trials with a column for every parameter and metric, also before any trial has it."""
     trials = trials_frame(study, METRIC)
@@ -185,17 +239,18 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 
 
-def _best(history: History, graph: Graph) -> BestTrial:
-    row, setting = history.best, graph.settings[0]
-    return BestTrial(
-        profile=history.profile,
-        retained=searched_profiles(setting)[history.profile],
-        trial=int(row[TRIAL]),
-        runs=tuple(row[RUNS].split()),
-        objective=float(row[METRIC]),
-        maxent=maxent_at(setting, row),
-        num_complete=history.count(State.COMPLETE),
-    )
+def plain_best(history: History, setting: Setting) -> dict:
+    """Returns the entry of best.json: the trial with the lowest objective of a profile, with the run of each seed."""
+    row = history.best
+    return {
+        "profile": history.profile,
+        "retained": list(searched_profiles(setting)[history.profile]),
+        "trial": int(row[TRIAL]),
+        "runs": row[RUNS].split(),
+        "objective": float(row[METRIC]),
+        "maxent": asdict(maxent_at(setting, row)),
+        "num_complete": history.count(State.COMPLETE),
+    }
 
 
 def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
@@ -266,20 +321,6 @@ def _sections(
     return [best, *parts]
 
 
-def _facts_text(objective: MaxEntObjective, graph: Graph, search_id: str, about_links: str) -> str:
-    facts, seeds = _facts(graph), ", ".join(str(setting.seed) for setting in graph.settings)
-    sentences = (
-        f"Search {search_id}: preset {graph.flags.preset}, size {facts['size']}, corpus "
-        f"{shown_place(graph.flags.corpus)} (data {facts['data_id']}), seeds {seeds}. Read from Optuna's database.",
-        f"Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g} of "
-        f"the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and averaged over seeds. A diverged "
-        f"trial counts as {objective.worst:g} for the searcher and has no value here. Trials are chosen on the "
-        "validation sequences that studies report on, so a study on the same seeds sees them a little too well.",
-        about_links,
-    )
-    return " ".join(sentences)
-
-
 def _text(table: pd.DataFrame, search_id: str) -> str:
     """Returns the table of the best trials for a log, and how a study takes them."""
     return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{_use(search_id)}"
@@ -294,8 +335,3 @@ def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
 
 def _use(search_id: str) -> str:
     return f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
-
-
-def _facts(graph: Graph) -> dict:
-    setting = graph.settings[0]
-    return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in graph.settings]}

@@ -9,20 +9,15 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.maxent_objective import references_of
-from gram_platform.analysis.ratios import PREFIX, Reference
+from gram_platform.analysis.ratios import PREFIX
 from gram_platform.analysis.trials import RUNS, SEARCH, STATE, TRIAL
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, to_plain
-from gram_platform.config.provenance import SUBMISSION, submissions_text
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.page import Page, Section
-from gram_platform.pages.results.record import entries_of, sizes_text, tags_frame
+from gram_platform.pages.results.record import entries_of, tags_frame
 from gram_platform.pages.results.results import Brief, named, named_attacks
 from gram_platform.store import Store
-from gram_platform.store.machines import cordoned_lines
-from gram_platform.studies.build import Graph
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
@@ -42,36 +37,6 @@ class SearchOutput:
     text: str
     brief: Brief
     columns: TrialColumns
-
-
-def search_output(
-    graph: Graph,
-    search_id: str,
-    facts: str,
-    sections: list[Section],
-    tables: Mapping[str, bytes],
-    record: Mapping,
-    figures: Mapping[str, object],
-    text: str,
-    brief: Brief,
-    columns: TrialColumns,
-    claims: pd.DataFrame | None = None,
-) -> SearchOutput:
-    """Makes the files of a search: its tables, report.html, claims.csv if it judges claims, and search.json.
-
-    The report begins with the question and `facts`, how it was searched; `record` goes into search.json; `columns` of
-    trials.csv are shown by MLflow.
-    """
-    search, known = graph.study, {"search_id": search_id, "preset": graph.flags.preset, "data_id": graph.data_id}
-    facts = " ".join([facts, sizes_text(graph.parameters), *cordoned_lines(Store(graph.flags.storage), search.name)])
-    stored = Store(graph.flags.storage).search_dir(search_id).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]})
-    rows = stored.get("submissions", [])
-    source = submissions_text(rows)
-    page = Page(search.title, f"{search.question}\n\n{facts}", sections, claims=claims, source=source)
-    shown = {"title": search.title, "question": search.question, "varied": columns.parameters}
-    shown |= {"objectives": columns.objectives, "submissions": rows}
-    plain = json_file({"name": search.name, **known, **record, **shown})
-    return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, brief, columns)
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
@@ -173,11 +138,6 @@ def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, 
     done = [node for node in nodes if results.get(node.id) is not None]
     evaluations = view_frame(done, result_frame(done, results))
     return evaluations, curve_frame(nodes, load_store_curves(store, [n.id for n in nodes if n.is_run]))
-
-
-def stored_references(graph: Graph, store: Store) -> dict[str, Reference]:
-    """Returns every domain's reference from the stored baselines of one size; ValueError unless they are complete."""
-    return references_of(*baseline_frames(store, graph.baselines), graph.settings[0].size.name)
 
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -19,7 +18,7 @@ from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import publish_files
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph, resolve_corpora, settings_of
+from gram_platform.studies.build import resolve_corpora, settings_of
 from gram_platform.studies.definition import preset_params, with_changes
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
@@ -28,70 +27,61 @@ from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import SEARCH_FILE, trial_metrics, trial_tags
+from gram_platform.studies.searches.work import SearchWork
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import search_views
 
 
-def build_search(search: Search, flags: SearchFlags) -> Graph:
+def build_search(search: Search, flags: SearchFlags) -> SearchWork:
     """Returns the search on its corpora with the setting of every size and seed, without nodes."""
-    search = with_changes(search, flags.preset, flags.changes)
+    search = with_changes(search.of_preset(flags.preset), flags.preset, flags.changes)
     preset = search.presets[flags.preset]
     recipes = resolve_corpora(preset, flags, reporter())
     settings = settings_of(preset, flags, recipes)
-    return Graph(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
-
-
-def planned_search(search: Search, flags: SearchFlags) -> Graph:
-    """Returns the search on its corpora with the nodes of its trials, as far as they are known."""
-    graph = build_search(search.of_preset(flags.preset), flags)
-    return replace(graph, entries=(*graph.study.prerequisites(graph), *graph.study.example(graph)))
+    return search.work_type()(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
 
 
 def run_search(search: Search, flags: SearchFlags) -> int:
     """Runs the trials that are missing; returns the exit code. ValueError for bad input, before anything trains."""
-    graph = planned_search(search, flags)
-    search = graph.study
+    work = build_search(search, flags).planned()
     if flags.dry_run:
-        say(describe(graph))
+        say(describe(work))
         return 0
     store = Store(flags.storage).open_for_writing()
     if not flags.report_only:
-        (graph,) = settled((graph,), store)
-    provide_data((graph,), store)
-    search_id = search.identify(graph)
-    say(f"search {search.name} {search_id} on {flags.corpus} (data {graph.data_id})")
+        (work,) = settled((work,), store)
+    provide_data((work,), store)
+    say(f"search {work.named} on {flags.corpus} (data {work.data_id})")
     say(f"storage {store.root}")
     tracker = open_tracker(flags.tracking_uri)
     if flags.report_only:
-        work = SearchWork(graph, store, tracker, search_id)
-        return finish(work.submission, work.write())
-    lease = DriverLease(store.search_dir(search_id), search.name)
-    work = SearchWork(graph, store, tracker, search_id, lease.require)
+        driver = SearchDriver(work, store, tracker)
+        return finish(driver.submission, driver.write())
+    lease = DriverLease(work.folder(store), work.study.name)
+    driver = SearchDriver(work, store, tracker, lease.require)
     try:
-        return lead(work.submission, work.start, work.execute, work.write, lease)
+        return lead(driver.submission, driver.start, driver.execute, driver.write, lease)
     except StorageInternalError as error:
         say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
     return 1
 
 
-class SearchWork:
+class SearchDriver:
     """Executes the nodes that all trials need, then trials that the search's source proposes, and writes its report."""
 
     def __init__(
         self,
-        graph: Graph,
+        work: SearchWork,
         store: Store,
-        tracker: Tracker,
-        search_id: str,
+        tracker: Tracker | None,
         require_lead: Callable[[], None] = lambda: None,
     ):
         """`require_lead`: raises Stopped when another driver leads the search."""
-        self.submission = Submission((graph,), unique(graph.study.prerequisites(graph)), store, tracker)
-        self.search, self.graph, self.search_id = graph.study, graph, search_id
-        self.store, self.tracker, self.flags, self.view = store, tracker, graph.flags, self.submission.view
-        self.folder = store.search_dir(search_id)
+        self.submission = Submission((work,), unique(work.prerequisites()), store, tracker)
+        self.work, self.store, self.tracker, self.flags = work, store, tracker, work.flags
+        self.view, self.folder = self.submission.view, work.folder(store)
         self.outcomes: dict[str, Outcome] = {}
         # The nodes of each running trial.
         self.running: dict[str, Sequence[Node]] = {}
@@ -110,13 +100,13 @@ class SearchWork:
 
     def start(self) -> Workplace:
         """Starts the submission, and writes the record of the search."""
-        at = self.submission.start(unique(self.graph.entries), has_more=True)
+        at = self.submission.start(self.work.nodes, has_more=True)
         self._write_record()
         return at
 
     def _write_record(self) -> None:
-        plain = {"name": self.search.name, "title": self.search.title, "question": self.search.question}
-        plain |= {"identity": to_plain(self.search.identity(self.graph))}
+        study, identity = self.work.study, to_plain(self.work.identity())
+        plain = {"name": study.name, "title": study.title, "question": study.question, "identity": identity}
         plain |= preset_params(self.flags.preset, self.flags.changes)
         trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
         rows = self.submission.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
@@ -127,8 +117,8 @@ class SearchWork:
         self.submission.execute(self.submission.nodes, at)
         if self.submission.failures():
             return self._ended()
-        self.problem = self.search.problem(self.graph, self.store)
-        for following in self.search.rounds(self.graph, self.store, self.problem, self.search_id):
+        self.problem = self.work.problem(self.store)
+        for following in self.work.rounds(self.store, self.problem):
             self.hours_before += following.hours_before
             self.submission.ids.update(following.ids_before)
             if following.text:
@@ -142,9 +132,9 @@ class SearchWork:
         return self._ended()
 
     def _draw_from(self, source: Source, at: Workplace) -> None:
-        name, minimised = f"{self.search.name}-{self.search_id}", self.search.minimised
+        metric = self.work.minimised.metric if self.work.minimised else ""
         how = (self.flags.max_concurrent, self._may_start, self.require_lead, self.flags.retry_failed)
-        tuning = Tuning(name, *how, minimised.metric if minimised else "")
+        tuning = Tuning(self.work.full_name, *how, metric)
         self.view.begin_trials(source.num_left)
         where = (at.execution, at.resources)
         run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place)
@@ -184,12 +174,12 @@ class SearchWork:
     def write(self) -> int:
         """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
         self._write_record()
-        output = self.search.write(self.graph, self.store, self.tracker, self.search_id)
+        output = self.work.write(self.store, self.tracker)
         if output is None:
             self.view.say("no table: no trial is complete yet")
             return 1
-        params = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.graph.data_id}
-        name, trials = self.search.name, output.files.get("trials.csv", b"")
+        params = {"search_id": self.work.search_id, "preset": self.flags.preset, "data_id": self.work.data_id}
+        name, trials = self.work.study.name, output.files.get("trials.csv", b"")
         shown = {"node_tags": trial_tags(trials), "node_metrics": trial_metrics(trials, output.columns)}
         shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)

@@ -9,11 +9,11 @@ from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief
-from gram_platform.studies.build import Graph
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.command import main
-from gram_platform.studies.searches.definition import GridSearch, OptunaFlags, OptunaSearch
+from gram_platform.studies.searches.definition import OptunaFlags, Search
 from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.searches.work import GridWork, OptunaWork
 from gram_platform.tracking.views import TrialColumns
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -39,43 +39,60 @@ class Baselines:
         return {"loss": result["final"][f"validation/loss/{CORE}"]}
 
 
-class _Common:
-    def identity(self, graph: Graph):
-        return {"data": graph.recipe.data_id}
+class Planted:
+    """What both kinds share."""
 
-    def problem(self, graph: Graph, store):
-        return Baselines(graph.settings[0])
+    minimised = OBJECTIVE
 
-    def example(self, graph: Graph):
-        return Baselines(graph.settings[0]).nodes({"lr": 1e-3})
+    def identity(self):
+        return {"data": self.recipe.data_id}
 
-    def write(self, graph, store, tracker, search_id):
+    def problem(self, store):
+        return Baselines(self.settings[0])
+
+    def example(self):
+        return Baselines(self.settings[0]).nodes({"lr": 1e-3})
+
+    def write(self, store, tracker):
         runs = store.list_runs()
-        trials = ["search,trial,runs", *(f"{self.name}-{search_id},{number},{run}" for number, run in enumerate(runs))]
+        trials = ["search,trial,runs", *(f"{self.full_name},{number},{run}" for number, run in enumerate(runs))]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
         return SearchOutput(files, {}, f"{len(runs)} runs", Brief({}, text=f"{len(runs)} runs"), TrialColumns())
 
 
-@dataclass(frozen=True)
-class PlantedGrid(_Common, GridSearch):
-    def points(self, graph, store):
+class PlantedGrid(Planted, GridWork):
+    def points(self, store):
         return [(f"lr {lr:g}", {"lr": lr}) for lr in (1e-3, 2e-3, 4e-3, 8e-3)], []
 
 
-@dataclass(frozen=True)
-class PlantedSearch(_Common, OptunaSearch):
-    flags_type = OptunaFlags
+class PlantedTrials(Planted, OptunaWork):
+    @property
+    def space(self):
+        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(self.flags.space)
 
-    def space(self, graph):
-        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(graph.flags.space)
+    @property
+    def target(self):
+        return self.flags.trials or 4
 
-    def groups(self, graph):
+    def groups(self):
         return {"a": {"group": "a"}, "b": {"group": "b"}}
 
 
+class Grid(Search):
+    def work_type(self):
+        return PlantedGrid
+
+
+class Optuna(Search):
+    flags_type = OptunaFlags
+
+    def work_type(self):
+        return PlantedTrials
+
+
 WORDS = ("planted", "Planted", "Does it run?")
-GRID = PlantedGrid(*WORDS, {"demo": PRESET}, minimised=OBJECTIVE)
-SEARCH = PlantedSearch(*WORDS, {"demo": PRESET}, minimised=OBJECTIVE, num_trials={"demo": 4})
+GRID = Grid(*WORDS, {"demo": PRESET})
+SEARCH = Optuna(*WORDS, {"demo": PRESET})
 
 if __name__ == "__main__":
     main(GRID if sys.argv[1] == "grid" else SEARCH, sys.argv[2:])

@@ -15,7 +15,7 @@ from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
-from gram_platform.studies.searches.run import SearchWork, build_search
+from gram_platform.studies.searches.run import SearchDriver, build_search
 from gram_platform.studies.submission import Ended, Workplace, lead
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.searches.planted import GRID, SEARCH
@@ -27,28 +27,28 @@ def store(tmp_path):
 
 
 def test_limits_end_a_search(tmp_path):
-    graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"]))
-    store = Store(graph.flags.storage).open_for_writing()
-    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
-    work.hours_before = 1.5
-    assert work._may_start()
-    work.outcomes["0"] = Outcome("0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0)
-    assert not work._may_start()
+    work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"]))
+    store = Store(work.flags.storage).open_for_writing()
+    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
+    driver.hours_before = 1.5
+    assert driver._may_start()
+    driver.outcomes["0"] = Outcome("0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0)
+    assert not driver._may_start()
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
-    graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
-    store = Store(graph.flags.storage).open_for_writing()
-    problem = GRID.problem(graph, store)
+    work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    store = Store(work.flags.storage).open_for_writing()
+    problem = work.problem(store)
     (node,) = problem.nodes({"lr": 1e-3})
     with store.run(node.id).start_attempt("test") as attempt:
         attempt.complete({}, {"weight": torch.zeros(1)}, measured={"num_ranks": 4})
-    first = next(GRID.rounds(graph, store, problem, "s1"))
+    first = next(work.rounds(store, problem))
     assert [int(n) for n in re.findall(r"\d+", first.text)] == [4, 1]
     assert first.source.num_left == 3
-    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
-    work.hours_before += first.hours_before
-    assert work.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
+    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
+    driver.hours_before += first.hours_before
+    assert driver.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
 
 
 def test_one_driver_at_a_time(store, monkeypatch):
@@ -69,17 +69,17 @@ def test_one_driver_at_a_time(store, monkeypatch):
 def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys, monkeypatch):
     """The driver writes its report while it leads, and builds the site when it has ended to do so."""
     monkeypatch.setenv("GRAM_SITE", "1")
-    graph = build_search(GRID, parse(GRID, ["--storage", store.root]))
+    work = build_search(GRID, parse(GRID, ["--storage", store.root]))
     folder = store.search_dir("s1")
     folder.write_json("search.json", {"name": "planted", "preset": "demo"})
-    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
+    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
 
     def write() -> int:
         assert "led by" in search_lines(store)[0]
         return 0
 
     ended = Ended("4 trials", (), is_unfinished=False, hours=0.0, has_news=True)
-    assert lead(work.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "planted")) == 0
+    assert lead(driver.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "planted")) == 0
     assert "site/index.html" in capsys.readouterr().out
     assert "led by" not in Path(store.root, "site", "index.html").read_text()
 
@@ -107,29 +107,29 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
 
 def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to run."""
-    graph = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
-    store = Store(graph.flags.storage).open_for_writing()
-    problem = GRID.problem(graph, store)
-    nodes = [node for _, point in GRID.points(graph, store)[0] for node in problem.nodes(point)]
+    work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    store = Store(work.flags.storage).open_for_writing()
+    problem = work.problem(store)
+    nodes = [node for _, point in work.points(store)[0] for node in problem.nodes(point)]
     for node in nodes:
         store.run(node.id).ensure_config(node.config)
         with store.run(node.id).start_attempt("test") as attempt:
             attempt.complete({}, {"weight": torch.zeros(1)})
-    work = SearchWork(graph, store, Tracker(default_tracking_uri(store.root)), "s1")
-    submission, resources = work.submission, Resources()
+    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
+    submission, resources = driver.submission, Resources()
     with submission.mirror:
-        work.execute(Workplace(Execution(store.root), resources, Cordon(resources), lambda node: ON_ONE_RANK, {}))
+        driver.execute(Workplace(Execution(store.root), resources, Cordon(resources), lambda node: ON_ONE_RANK, {}))
     submission.mirror.finish(submission.ids)
     assert not submission.mirror.is_away
-    assert {run_id for _, run_id in work.tracker.runs()} == {node.id for node in nodes}
+    assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}
 
 
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
-    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
-    store = Store(graph.flags.storage).open_for_writing()
-    for group, nodes in zip(SEARCH.open(graph, "s1"), (["r1", "r2"], "no list"), strict=True):
+    work = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    store = Store(work.flags.storage).open_for_writing()
+    for group, nodes in zip(work.open(), (["r1", "r2"], "no list"), strict=True):
         trial = group.study.ask()
         trial.set_user_attr("nodes", nodes)
         group.study.tell(trial, 1.0)
-    (first,) = SEARCH.rounds(graph, store, SEARCH.problem(graph, store), "s1")
+    (first,) = work.rounds(store, work.problem(store))
     assert first.ids_before == {"r1", "r2"}

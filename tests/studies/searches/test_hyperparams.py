@@ -44,7 +44,7 @@ def setup(root):
 
 @pytest.fixture(scope="module")
 def points(setup):
-    return dict(SEARCH.points(setup, Store(setup.flags.storage))[0])
+    return dict(setup.points(Store(setup.flags.storage))[0])
 
 
 # ------------------------------------------------------------------------------------------------------- flags
@@ -78,14 +78,14 @@ def test_wrong_knobs(message, storage):
 
 def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
     with pytest.raises(ValueError, match=r"core_ratio=4"):
-        SEARCH.example(scene_of(root, "--knobs", "p_ca=4"))
+        scene_of(root, "--knobs", "p_ca=4").example()
 
 
 # ------------------------------------------------------------------------------------------------------- nodes
 
 
 def test_the_presets_own_values_are_the_studys_nodes(setup, points):
-    problem = SEARCH.problem(setup, Store(setup.flags.storage))
+    problem = setup.problem(Store(setup.flags.storage))
     for name, method in (("p_cr 0.5 tiny s0", "gram"), ("p_as 0.3 tiny s0", "gram"), ("p_ca 2 tiny s0", "ft_lora")):
         studys = method_nodes(method, setup.settings[0])
         assert [node.id for node in problem.nodes(points[name])] == [node.id for node in studys]
@@ -94,7 +94,7 @@ def test_the_presets_own_values_are_the_studys_nodes(setup, points):
 
 
 def test_a_value_changes_its_knob_and_nothing_else(setup, points):
-    problem = SEARCH.problem(setup, Store(setup.flags.storage))
+    problem = setup.problem(Store(setup.flags.storage))
     routings = [problem.nodes(points[f"p_cr {value} tiny s0"])[0].config for value in ("0.5", "1")]
     assert [run.routing.p_core_robust for run in routings] == [0.5, 1.0]
     assert {run.routing.p_aux_spread for run in routings} == {0.3}
@@ -109,16 +109,16 @@ def test_a_value_changes_its_knob_and_nothing_else(setup, points):
 
 def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
     assert list(points)[-1] == "p_as 0.3 tiny s0"
-    assert sorted(points) == sorted(trial_name(point) for point in SEARCH.all_points(setup))
-    wanted = {(knob, value) for knob, values in SEARCH.sweep_values(setup).items() for value in values}
+    assert sorted(points) == sorted(trial_name(point) for point, _ in setup.trials())
+    wanted = {(knob, value) for knob, values in setup.values.items() for value in values}
     assert {(point["knob"], point["value"]) for point in points.values()} == wanted
 
 
 def test_the_id_follows_the_question(root, setup):
     again = scene_of(root, "--knobs", "p_ca=2:0.5", "p_as=0.3", "p_cr=0.5:1", "--max-hours", "1")
-    assert SEARCH.identify(again) == SEARCH.identify(setup)
+    assert again.search_id == setup.search_id
     for other in (["--knobs", "p_as"], ["--seeds", "2", "--knobs", "p_cr=0.5:1", "p_as=0.3", "p_ca=0.5:2"]):
-        assert SEARCH.identify(scene_of(root, *other)) != SEARCH.identify(setup)
+        assert scene_of(root, *other).search_id != setup.search_id
 
 
 # ------------------------------------------------------------------------------------------- results and tables
@@ -175,7 +175,7 @@ def plant(setup, store, node, knob="", value=0.0):
 
 
 def written(setup, store):
-    return SEARCH.write(setup, store, None, "abc")
+    return setup.write(store, None)
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +183,10 @@ def store(setup, points, root):
     """A storage with all trials but one value of p_ca, of which the base has failed."""
     store = Store(root).open_for_writing(min_free_bytes=0)
     assert written(setup, store) is None
-    for node in SEARCH.prerequisites(setup):
+    for node in setup.prerequisites():
         plant(setup, store, node)
     assert written(setup, store) is None
-    problem = SEARCH.problem(setup, store)
+    problem = setup.problem(store)
     for name, point in points.items():
         if name != "p_ca 2 tiny s0" and not name.startswith("p_as"):
             for node in problem.nodes(point):
@@ -199,7 +199,7 @@ def store(setup, points, root):
 
 
 def test_a_score_is_the_tables_row(setup, points, store):
-    problem = pickle.loads(pickle.dumps(SEARCH.problem(setup, store)))
+    problem = pickle.loads(pickle.dumps(setup.problem(store)))
     point = points["p_cr 1 tiny s0"]
     results = {node.id: result_of(setup, node, "p_cr", 1.0) for node in problem.nodes(point)}
     full, partial, retain, forget, elicited = planted("p_cr", 1.0)
@@ -219,8 +219,8 @@ def test_a_score_is_the_tables_row(setup, points, store):
 
 def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
     trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
-    assert trials.index.tolist() == [trial_name(point) for point in SEARCH.all_points(setup)]
-    assert (trials["search"] == "hyperparams-abc").all()
+    assert trials.index.tolist() == [trial_name(point) for point, _ in setup.trials()]
+    assert (trials["search"] == setup.full_name).all()
     assert trials["state"].value_counts().to_dict() == {"complete": 4, "diverged": 1}
     assert trials.loc["p_ca 2 tiny s0", "message"].endswith("at step 3")
     assert trials.loc["p_ca 2 tiny s0", ["core", "forget"]].isna().all()
@@ -255,8 +255,8 @@ def test_tables_figures_and_report(setup, store):
 def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
     before, tracker = written(setup, store), Tracker(setup.flags.tracking_uri)
-    tracker.sync(store, {node.id for node in (*SEARCH.prerequisites(setup), *SEARCH.example(setup))})
-    after = SEARCH.write(setup, store, tracker, "abc")
+    tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
+    after = setup.write(store, tracker)
     assert "read from MLflow" in after.text
     assert after.files["table.csv"] == before.files["table.csv"]
     assert 'href="../../mlflow.html#/experiments/' in after.files["report.html"].decode()
@@ -264,7 +264,7 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")
     assert {run_id for runs in trials["runs"] for run_id in runs.split()} == set(tags)
     row = trials.iloc[0]
-    assert row["trial"] in tags[row["runs"].split()[0]]["gram.search.hyperparams-abc"].split(", ")
+    assert row["trial"] in tags[row["runs"].split()[0]][f"gram.search.{setup.full_name}"].split(", ")
 
 
 # -------------------------------------------------------------------------------------------------- end to end

@@ -25,9 +25,9 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY as SCALING
+from gram_platform.studies.searches.cells import GridShape, at, why_not
 from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.lr_batch import GridShape, why_not
-from gram_platform.studies.searches.lr_batch_trials import at, objective
+from gram_platform.studies.searches.lr_batch_trials import objective
 from gram_platform.studies.searches.run import build_search
 from tests import pseudo_terminal
 
@@ -42,7 +42,7 @@ def setup_of(tmp_path, *arguments, preset="smoke"):
 
 def complete(setup, store, point, loss) -> None:
     """The run of a point as if it had been trained to this loss on every domain."""
-    (node,) = SEARCH.problem(setup).nodes(point)
+    (node,) = setup.problem().nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     run.add_tags(node.names)
@@ -66,7 +66,7 @@ def run_all(setup, store, loss) -> list[str]:
     """Every cell that the grid asks for until it asks for no more; what it announced."""
     done: set[str] = set()
     while True:
-        points, messages = SEARCH.points(setup, store)
+        points, messages = setup.points(store)
         new = [(name, point) for name, point in points if name not in done]
         if not new:
             return messages
@@ -80,7 +80,7 @@ def run_all(setup, store, loss) -> list[str]:
 
 def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
     setup = setup_of(tmp_path)
-    problem = pickle.loads(pickle.dumps(SEARCH.problem(setup)))
+    problem = pickle.loads(pickle.dumps(setup.problem()))
     setting = next(s for s in setup.settings if s.size.name == "tiny")
     own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
     (node,) = problem.nodes(own)
@@ -100,7 +100,7 @@ def test_the_objective_is_half_core_and_half_the_auxiliary_mean():
 def test_a_score_takes_the_losses_at_the_end(tmp_path):
     setup = setup_of(tmp_path)
     result = {"final": {**FINAL, "train/loss": 9.0, "best/loss/core": 9.0}}
-    assert SEARCH.problem(setup).score({}, {"id": result})["loss"] == 2.75
+    assert setup.problem().score({}, {"id": result})["loss"] == 2.75
 
 
 def test_micro_batches_divide_the_batch():
@@ -159,18 +159,18 @@ def test_presets_have_their_cells():
 
 
 def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
-    plain = SEARCH.identify(setup_of(tmp_path))
-    assert plain == SEARCH.identify(setup_of(tmp_path, "--window", "0.05", "--max-extensions", "3"))
-    assert plain != SEARCH.identify(setup_of(tmp_path, "--seeds", "2"))
-    assert plain != SEARCH.identify(setup_of(tmp_path, "--lrs", "0.001,0.002,0.004"))
+    plain = setup_of(tmp_path).search_id
+    assert plain == setup_of(tmp_path, "--window", "0.05", "--max-extensions", "3").search_id
+    assert plain != setup_of(tmp_path, "--seeds", "2").search_id
+    assert plain != setup_of(tmp_path, "--lrs", "0.001,0.002,0.004").search_id
 
 
 def test_batches_that_ranks_or_data_cannot_serve(tmp_path):
     setup = setup_of(tmp_path)
     size = setup.preset.sizes["tiny"]
-    assert why_not(setup.flags, setup.preset, size, 8) == ""
-    assert "4 ranks" in why_not(replace(setup.flags, num_workers=("4",)), setup.preset, size, 2)
-    assert "in all" in why_not(setup.flags, setup.preset, size, 10_000)
+    assert why_not(setup.flags.ranks, setup.preset, size, 8) == ""
+    assert "4 ranks" in why_not(replace(setup.flags, num_workers=("4",)).ranks, setup.preset, size, 2)
+    assert "in all" in why_not(setup.flags.ranks, setup.preset, size, 10_000)
 
 
 # ------------------------------------------------------------------------------------------------------- growth
@@ -179,9 +179,9 @@ def test_batches_that_ranks_or_data_cannot_serve(tmp_path):
 def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
     store = Store(setup.flags.storage).open_for_writing()
-    assert len(SEARCH.points(setup, store)[0]) == 9
+    assert len(setup.points(store)[0]) == 9
     messages = run_all(setup, store, bowl(setup, 1.0, 2.0))
-    points, _ = SEARCH.points(setup, store)
+    points, _ = setup.points(store)
     assert sorted({point["batch"] for _, point in points}) == [4, 8, 16, 32, 64]
     assert [re.fullmatch(r"tiny: .*upper .*\bbatch: .* (\d+)", message)[1] for message in messages] == ["32", "64"]
     assert len({name for name, _ in points}) == len(points) == 15
@@ -190,10 +190,10 @@ def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
 def test_a_grid_waits_for_all_its_trials(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
     store = Store(setup.flags.storage).open_for_writing()
-    points, _ = SEARCH.points(setup, store)
+    points, _ = setup.points(store)
     for _, point in points[:-1]:
         complete(setup, store, point, bowl(setup, 1.0, 4.0)(point))
-    assert SEARCH.points(setup, store) == (points, [])
+    assert setup.points(store) == (points, [])
 
 
 def test_sizes_grow_apart(tmp_path):
@@ -201,7 +201,7 @@ def test_sizes_grow_apart(tmp_path):
     store = Store(setup.flags.storage).open_for_writing()
     losses = {"tiny": bowl(setup, 1.0, 0.5), "small": bowl(setup, 4.0, 0.5)}
     messages = run_all(setup, store, lambda point: losses[point["size"]](point))
-    points, _ = SEARCH.points(setup, store)
+    points, _ = setup.points(store)
     assert sum(point["size"] == "tiny" for _, point in points) == 9
     assert sum(point["size"] == "small" for _, point in points) == 12
     assert all(message.startswith("small: ") for message in messages)
@@ -211,7 +211,7 @@ def test_sizes_grow_apart(tmp_path):
 
 
 def diverged(setup, store, point) -> None:
-    (node,) = SEARCH.problem(setup).nodes(point)
+    (node,) = setup.problem().nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     with run.start_attempt("a test") as attempt:
@@ -222,12 +222,12 @@ def diverged(setup, store, point) -> None:
 def written(tmp_path_factory):
     setup = setup_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
     store = Store(setup.flags.storage).open_for_writing()
-    points, _ = SEARCH.points(setup, store)
+    points, _ = setup.points(store)
     loss = bowl(setup, 1.1, 0.9)
     for _, point in points:
         is_hot = point["size"] == "tiny" and point["lr"] == 0.016 and point["batch"] == 8
         diverged(setup, store, point) if is_hot else complete(setup, store, point, loss(point))
-    return setup, SEARCH.write(setup, store, None, "abc")
+    return setup, setup.write(store, None)
 
 
 def table(written, name) -> pd.DataFrame:
@@ -236,7 +236,7 @@ def table(written, name) -> pd.DataFrame:
 
 def test_nothing_is_written_before_a_trial_is_complete(tmp_path):
     setup = setup_of(tmp_path)
-    assert SEARCH.write(setup, Store(setup.flags.storage).open_for_writing(), None, "abc") is None
+    assert setup.write(Store(setup.flags.storage).open_for_writing(), None) is None
 
 
 def test_every_trial_is_in_trials_csv(written):
@@ -303,7 +303,7 @@ def test_a_law_of_three_sizes_is_a_studys_law(tmp_path):
     setup = setup_of(tmp_path, "--seeds", "1", preset="demo")
     store = Store(setup.flags.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.1, 0.35))
-    output = SEARCH.write(setup, store, None, "abc")
+    output = setup.write(store, None)
     assert "law.json" in output.text
     (tmp_path / "law.json").write_bytes(output.files["law.json"])
     law = load_law(str(tmp_path / "law.json"))
@@ -327,14 +327,14 @@ def test_the_report_and_the_text_say_what_was_done(written):
     assert lines[lines.index("optima") + 1].split() == ["size", "lr", "batch", "loss", "notes"]
     assert "36 trials: 34 complete, 2 diverged." in lines
     assert set(written[1].figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}
-    assert json.loads(written[1].files["search.json"])["search_id"] == "abc"
+    assert json.loads(written[1].files["search.json"])["search_id"] == written[0].search_id
 
 
 def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     setup = setup_of(tmp_path, "--sizes", "tiny")
     store = Store(setup.flags.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.0, 1.0))
-    left = SEARCH.write(setup, store, None, "abc")
+    left = setup.write(store, None)
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
     with pytest.raises(ValueError, match=r"^law=.*lacks name.*: 1"):
         load_law(str(tmp_path / "law.json"))

@@ -27,11 +27,9 @@ from gram_platform.studies.searches.maxent import space_of
 from gram_platform.studies.searches.maxent_trials import (
     METRIC,
     PROFILE,
-    BestTrial,
     MaxEntProblem,
     at_edge,
     best_brief,
-    best_json,
     best_table,
     history_of,
     maxent_at,
@@ -154,9 +152,9 @@ def test_best_trials_at_an_end_of_their_range_are_named():
 def test_studies_read_what_a_search_wrote(tmp_path):
     store = Store(tmp_path).open_for_writing()
     own = Unlearning(num_steps=75, peak_lr=0.0017345678901234567, retain_weight=33.3)
-    best = [BestTrial("core", (), 3, ("r1",), 0.4, own, 5), BestTrial("core+lisp", ("lisp",), 1, ("r2",), 0.5, own, 5)]
+    best = [{"retained": retained, "maxent": dataclasses.asdict(own)} for retained in ([], ["lisp"])]
     folder = store.search_dir("abc")
-    folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best, []))
+    folder.write_json(BEST, {"data_id": "d", "profiles": best, "missing": []})
     assert load_best(store, "abc") == load_best(Store(tmp_path), "abc", "d") == (((), own), (("lisp",), own))
     early = [dict(entry) for entry in folder.read_json(BEST)["profiles"]]
     for entry in early:
@@ -170,7 +168,7 @@ def test_studies_read_what_a_search_wrote(tmp_path):
     for unknown in ("xyz", "", ".."):
         with pytest.raises(ValueError, match=r"^maxent="):
             load_best(store, unknown)
-    folder.write_json(BEST, best_json("abc", {"data_id": "d", "size": "0.3M", "seeds": [0]}, best[:1], ["core+lisp"]))
+    folder.write_json(BEST, {"data_id": "d", "profiles": best[:1], "missing": ["core+lisp"]})
     with pytest.raises(ValueError, match=r"^maxent='abc'.*none of core\+lisp"):
         load_best(store, "abc")
 
@@ -183,21 +181,22 @@ def setup_of(*arguments: str):
 
 
 def test_the_searchs_id_is_its_question(storage):
-    ids = {SEARCH.identify(setup_of(*more)) for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
+    ids = {setup_of(*more).search_id for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
     assert len(ids) == 1
     others = [("--seeds", "2"), ("--space", "retain_weight=log:5:50"), ("--retain", "airport")]
     heavier = dataclasses.replace(SEARCH, objective=MaxEntObjective(penalty_weight=20.0))
-    ids |= {SEARCH.identify(setup_of(*more)) for more in others}
-    assert len(ids | {heavier.identify(setup_of())}) == 5
-    assert heavier.minimised.worst > SEARCH.minimised.worst
+    ids |= {setup_of(*more).search_id for more in others}
+    other = dataclasses.replace(setup_of(), study=heavier)
+    assert len(ids | {other.search_id}) == 5
+    assert other.minimised.worst > setup_of().minimised.worst
 
 
 def test_the_dry_run_has_every_trial(storage):
     setup = setup_of("--trials", "3")
-    assert list(SEARCH.groups(setup)) == ["core", *(f"core+{d}" for d in setup.settings[0].auxiliary)]
-    assert len(SEARCH.example(setup)) == 3 * 5 * 2
+    assert list(setup.groups()) == ["core", *(f"core+{d}" for d in setup.settings[0].auxiliary)]
+    assert len(setup.example()) == 3 * 5 * 2
     study = {node.id for node in method_nodes("baseline", setup.settings[0])}
-    assert {node.id for node in SEARCH.prerequisites(setup)} == study
+    assert {node.id for node in setup.prerequisites()} == study
 
 
 def test_bad_flags_are_refused_before_anything_starts(storage):
@@ -220,7 +219,7 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
     assert running.run_search(SEARCH, parse(SEARCH, arguments)) == 0
     setup = setup_of(*arguments[2:])
-    search_id = SEARCH.identify(setup)
+    search_id = setup.search_id
     folder = storage / "studies" / "maxent_search"
     trials = pd.read_csv(folder / "trials.csv")
     assert list(trials["profile"]) == ["core", "core+airport"]

@@ -12,7 +12,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, build_graph, is_complete, load_best
+from gram_platform.studies.build import BEST, build_graph, load_best
 from gram_platform.studies.campaign import needed_search, run_campaign, run_searched
 from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
@@ -60,10 +60,10 @@ def test_the_ranges_are_the_papers_and_the_authors():
 def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(tmp_path, study, preset):
     needed = needed_search(study, flags_of(study, tmp_path, preset="paper"))
     own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
-    assert needed.search_id == SEARCH.of_preset(preset).identify(build_search(SEARCH, own))
-    assert [setting.seed for setting in needed.graph.settings] == [0]
+    assert needed.search_id == build_search(SEARCH, own).search_id
+    assert [setting.seed for setting in needed.settings] == [0]
     nodes = {node.id for node in build_graph(study, flags_of(study, tmp_path, preset="paper")).nodes}
-    assert {node.id for node in needed.search.prerequisites(needed.graph)} <= nodes
+    assert {node.id for node in needed.prerequisites()} <= nodes
 
 
 def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
@@ -97,7 +97,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
         assert needed.search_id not in known
         known.add(needed.search_id)
         baselines = {node.id for node in method_nodes("baseline", build_graph(STUDY, flags).settings[0])}
-        assert {node.id for node in needed.search.prerequisites(needed.graph)} == baselines
+        assert {node.id for node in needed.prerequisites()} == baselines
 
 
 # ------------------------------------------------------------------------------------------------------ dry runs
@@ -144,17 +144,18 @@ def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
 
 
 def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
-    store = Store(tmp_path).open_for_writing()
-    assert not is_complete(store, "abc", 3)
-    folder = store.search_dir("abc")
+    needed = needed_search(STUDY, flags_of(STUDY, tmp_path))
+    assert needed.target == 2
+    assert not needed.is_complete()
+    folder = needed.folder(Store(tmp_path).open_for_writing())
     for content, expected in (
         ({"missing": []}, False),  # of a version that did not count
-        ({"missing": [], "num_trials": {"core": 3, "core+lisp": 2}}, False),
-        ({"missing": ["core+lisp"], "num_trials": {"core": 3, "core+lisp": 3}}, False),  # all of them diverged
-        ({"missing": [], "num_trials": {"core": 3, "core+lisp": 4}}, True),
+        ({"missing": [], "num_trials": {"core": 2, "core+lisp": 1}}, False),
+        ({"missing": ["core+lisp"], "num_trials": {"core": 2, "core+lisp": 2}}, False),  # all of them diverged
+        ({"missing": [], "num_trials": {"core": 2, "core+lisp": 3}}, True),
     ):
         folder.write_json(BEST, content)
-        assert is_complete(store, "abc", 3) == expected
+        assert needed.is_complete() == expected
 
 
 # ------------------------------------------------------------------------------------------------------- running
@@ -173,7 +174,7 @@ def require_whole(storage) -> None:
     assert record.params["maxent"] == needed.search_id
     own = load_best(Store(storage), needed.search_id, needed.graph.recipe.data_id)
     assert {profile for profile, _ in own} == {(), ("airport",)}
-    setting = needed.graph.settings[0]
+    setting = needed.settings[0]
     best = plan("maxent", replace(setting, options=replace(setting.options, maxent_profiles=own))).runs
     tried = {run_id for trial in trials for run_id in trial.user_attrs["runs"]}
     assert {best["core"].run_id, best["core+airport"].run_id} <= tried & record.ids

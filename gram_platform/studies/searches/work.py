@@ -1,0 +1,239 @@
+"""Defines what a search does on its corpora: the nodes of its trials, the source of its points, and its report."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import pandas as pd
+
+from gram_platform.config.identity import short_hash
+from gram_platform.config.provenance import SUBMISSION, submissions_text
+from gram_platform.config.space import SearchObjective, Space
+from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
+from gram_platform.engine.trials import Point, Problem
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import Node
+from gram_platform.pages.report.page import Page, Section
+from gram_platform.pages.results.record import sizes_text
+from gram_platform.pages.results.results import Brief
+from gram_platform.planner import Machine, expected_hours
+from gram_platform.store import Folder, Store
+from gram_platform.store.machines import cordoned_lines
+from gram_platform.studies.build import Graph
+from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
+from gram_platform.studies.searches.report import SEARCH_FILE, SearchOutput, json_file
+from gram_platform.studies.session import machine_hours
+from gram_platform.tracking import Tracker
+from gram_platform.tracking.database import database_path
+from gram_platform.tracking.views import TrialColumns
+
+# Part of every search's id: raised when trials of before and after are not comparable.
+SEARCH_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Round:
+    """Trials to run before the search looks at results again."""
+
+    source: Source
+    # Machine hours of its trials that have ended before.
+    hours_before: float
+    # Ids of the nodes of these trials.
+    ids_before: Collection[str]
+    # What is announced; "" if there is nothing to say.
+    text: str
+
+
+@dataclass(frozen=True)
+class SearchWork(Graph):
+    """A search on its corpora; kinds are subclasses of `GridWork` or `OptunaWork`."""
+
+    @property
+    def minimised(self) -> SearchObjective | None:
+        """The metric of the best trial; None where trials are compared in other ways."""
+        return None
+
+    @cached_property
+    def search_id(self) -> str:
+        """The search's id: equal for equal questions on equal data."""
+        return short_hash({"version": SEARCH_VERSION, "search": self.study.name, **self.identity()})
+
+    @property
+    def named(self) -> str:
+        """The search's name and id, for people."""
+        return f"{self.study.name} {self.search_id}"
+
+    @property
+    def full_name(self) -> str:
+        """The search's name and id in tables, and in the names of Optuna's studies."""
+        return f"{self.study.name}-{self.search_id}"
+
+    def folder(self, store: Store) -> Folder:
+        return store.search_dir(self.search_id)
+
+    def planned(self) -> Self:
+        """Returns the search with the nodes of its trials, as far as they are known."""
+        return replace(self, entries=(*self.prerequisites(), *self.example()))
+
+    def prerequisites(self) -> list[Node]:
+        """Returns the nodes that all trials need, such as baselines."""
+        return []
+
+    def identity(self) -> Mapping:
+        """Returns the content of the search's id: equal for equal questions on equal data, however many trials."""
+        raise NotImplementedError
+
+    def problem(self, store: Store) -> Problem:
+        """Returns the nodes and score of trials; the prerequisites must be complete."""
+        raise NotImplementedError
+
+    def example(self) -> list[Node]:
+        """Returns the nodes of all trials, as far as they are known now, for `--dry-run` and to check the data."""
+        raise NotImplementedError
+
+    def rounds(self, store: Store, problem: Problem) -> Iterator[Round]:
+        """Yields sources of the trials that are missing; the next one is made when those of the last have ended."""
+        raise NotImplementedError
+
+    def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
+        """Returns tables, figures and report of the trials so far; None while there is nothing to report."""
+        raise NotImplementedError
+
+    def output(
+        self,
+        facts: str,
+        sections: list[Section],
+        tables: Mapping[str, bytes],
+        record: Mapping,
+        figures: Mapping[str, object],
+        text: str,
+        brief: Brief,
+        columns: TrialColumns,
+        claims: pd.DataFrame | None = None,
+    ) -> SearchOutput:
+        """Makes the search's files: its tables, report.html, claims.csv if it judges claims, and search.json.
+
+        The report begins with the question and `facts`, how it was searched; `record` goes into search.json; `columns`
+        of trials.csv are shown by MLflow.
+        """
+        study, store = self.study, Store(self.flags.storage)
+        known = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.data_id}
+        facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
+        rows = self.folder(store).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]}).get("submissions", [])
+        source = submissions_text(rows)
+        page = Page(study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source)
+        shown = {"title": study.title, "question": study.question, "varied": columns.parameters}
+        shown |= {"objectives": columns.objectives, "submissions": rows}
+        plain = json_file({"name": study.name, **known, **record, **shown})
+        return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, brief, columns)
+
+
+# --------------------------------------------------------------------------------------------------- a list of points
+
+
+class GridWork(SearchWork):
+    """Runs every point of a list, which may grow with the results."""
+
+    def points(self, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+        """Returns all named points, as far as the results demand them now, and announcements.
+
+        Called again after each round of trials, until no point is new.
+        """
+        raise NotImplementedError
+
+    def rounds(self, store: Store, problem: Problem) -> Iterator[Round]:
+        seen, said = set(), set()
+        while True:
+            points, announcements = self.points(store)
+            lines = [text for text in dict.fromkeys(announcements) if text not in said]
+            new = [(name, point) for name, point in points if name not in seen]
+            done = {name: nodes for name, point in new if (nodes := _done(problem.nodes(point), store))}
+            if new:
+                lines.append(f"{len(new)} trials, {len(done)} of them were done before")
+            hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
+            ids = {node.id for nodes in done.values() for node in nodes}
+            left = [(name, point) for name, point in new if name not in done]
+            source = PointList(longest_first(left, problem, self.flags.hardware))
+            yield Round(source, hours, ids, "\n".join(lines))
+            if not new:
+                return
+            seen |= {name for name, _ in new}
+            said |= set(announcements)
+
+
+def _done(nodes: Sequence[Node], store: Store) -> Sequence[Node]:
+    """Returns the nodes if all of them have results, else ()."""
+    lifecycle = NodeLifecycle(store)
+    return nodes if all(lifecycle.result(node) is not None for node in nodes) else ()
+
+
+def longest_first(points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine) -> list[tuple[str, Point]]:
+    """Orders named points by the predicted hours of their runs, so that no long trial starts when the others end.
+
+    Hours count to two digits: trials of about one length keep their order.
+    """
+
+    def hours(pair: tuple[str, Point]) -> float:
+        return float(f"{sum(expected_hours(node, machine) for node in problem.nodes(pair[1])):.2g}")
+
+    return sorted(points, key=hours, reverse=True)
+
+
+def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
+    """Returns the setting of a point's size and seed."""
+    return next(s for s in settings if (s.size.name, s.seed) == (point["size"], point["seed"]))
+
+
+# ------------------------------------------------------------------------------------------------------------- Optuna
+
+
+class OptunaWork(SearchWork):
+    """Runs points that Optuna chooses, in one Optuna study for each group."""
+
+    @property
+    def minimised(self) -> SearchObjective:
+        raise NotImplementedError
+
+    @property
+    def space(self) -> Space:
+        """The ranges of the preset, or those of `--space`."""
+        raise NotImplementedError
+
+    @property
+    def target(self) -> int:
+        """The number of trials to complete in each group."""
+        raise NotImplementedError
+
+    def groups(self) -> Mapping[str, Point]:
+        """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
+        raise NotImplementedError
+
+    def open(self) -> list[Group]:
+        """Opens the Optuna studies, named by the search's id and the group."""
+        storage, metric = open_storage(self.flags.optuna_uri), self.minimised.metric
+        return [
+            Group(name, fixed, open_study(storage, f"{self.full_name}-{name}", metric), self.target, storage)
+            for name, fixed in self.groups().items()
+        ]
+
+    def share_left(self) -> float:
+        """Returns the share of the trials that are not complete; creates nothing, and a dry run asks no server."""
+        path = database_path(self.flags.optuna_uri)
+        if not (path.exists() if path else not self.flags.dry_run):
+            return 1.0
+        storage = open_storage(self.flags.optuna_uri)
+        complete = [num_complete(storage, f"{self.full_name}-{group}") for group in self.groups()]
+        return sum(max(0, self.target - number) for number in complete) / (self.target * len(complete))
+
+    def rounds(self, store: Store, problem: Problem) -> Iterator[Round]:
+        groups = self.open()
+        source = OptunaSource(groups, self.space, self.minimised)
+        ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
+        num_resumed = sum(len(group.resumable) for group in groups)
+        facts = [attributes(trial) for trial in ended]
+        hours = sum(found.get("rank_s", 0.0) for found in facts) / 3600
+        ids = {node_id for found in facts for node_id in found.get("nodes", ())}
+        text = f"{len(ended)} trials ended before, {num_resumed} were left running and are resumed"
+        yield Round(source, hours, ids, text)
