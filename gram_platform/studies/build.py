@@ -18,7 +18,8 @@ from gram_platform.methods.nodes import Node, method_costs, method_nodes, requir
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study, Variant, with_changes
-from gram_platform.studies.flags import CommonFlags, Flags
+from gram_platform.studies.flag_values import Choice
+from gram_platform.studies.flags import Flags
 
 # A file in the folder of a MaxEnt search.
 BEST = "best.json"
@@ -115,13 +116,15 @@ class Graph:
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     """Returns the study's graph, before any data is packed; ValueError if the corpus cannot serve it."""
     preset, flags, doubts = preset_of(study, flags)
-    named = resolve_corpora(preset, flags, progress)
+    named = resolve_corpora(preset, flags.choice, progress)
     if flags.maxent:
         data_id = named[flags.sizes[0]].data_id
         best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
         preset = preset.with_options(maxent_profiles=best)
-    recipes = recipes_of(preset, flags, named, progress)
-    settings = tuple(s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags, of_size))
+    recipes = recipes_of(preset, flags.choice, named, progress)
+    settings = tuple(
+        s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags.choice, of_size)
+    )
     if flags.maxent:
         _require_searched(flags.maxent, settings[0])
     recipes_of_size = {size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named}
@@ -164,38 +167,38 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 
 
 def recipes_of(
-    preset: Preset, flags: CommonFlags, named: dict[str, CorpusRecipe], progress=None
+    preset: Preset, choice: Choice, named: dict[str, CorpusRecipe], progress=None
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
     `named` are the corpora without a change of labels. ValueError if there are too few labels for every variant.
     """
     recipe = next(iter(named.values()))
-    labels, found = _auxiliary_labels(recipe, flags), {}
+    labels, found = _auxiliary_labels(recipe, choice), {}
     for variant in preset.variants:
         auxiliary = labels[: variant.num_auxiliary]
         pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
         if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(labels):
             found[variant] = named
         elif variant.num_auxiliary <= len(labels) and pooled:
-            found[variant] = resolve_corpora(preset, flags, progress, pooled)
+            found[variant] = resolve_corpora(preset, choice, progress, pooled)
     if not found:
         fewest = min(variant.num_auxiliary for variant in preset.variants)
-        raise invalid("corpus", flags.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}")
+        raise invalid(
+            "corpus", choice.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}"
+        )
     return found
 
 
-def _auxiliary_labels(recipe: CorpusRecipe, flags: CommonFlags) -> list[str]:
+def _auxiliary_labels(recipe: CorpusRecipe, choice: Choice) -> list[str]:
     """Returns the labels that may be auxiliary domains, sorted: those outside core, or all if no label is core."""
     named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
-    is_given = bool(flags.core_label) or CORE in recipe.domain_of
+    is_given = bool(choice.core_label) or CORE in recipe.domain_of
     return sorted(named if is_given else recipe.domain_of)
 
 
-def _of_variant(
-    variant: Variant, preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]
-) -> list[Setting]:
-    settings = settings_of(preset, flags, recipes)
+def _of_variant(variant: Variant, preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> list[Setting]:
+    settings = settings_of(preset, choice, recipes)
     if variant.num_auxiliary:
         settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
     return [replace(variant.changed(setting), variant=variant.name) for setting in settings]
@@ -225,25 +228,23 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 
 
 def resolve_corpora(
-    preset: Preset, flags: CommonFlags, progress=None, core_labels: tuple[str, ...] = ()
+    preset: Preset, choice: Choice, progress=None, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
     """Returns the recipe of the named corpus in the preset's shape, for each chosen size.
 
     A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have one for all sizes.
     `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
-    if grows_with_size(flags.corpus):
-        return {name: _resolved(preset, flags, progress, core_labels, name) for name in flags.sizes}
-    return dict.fromkeys(flags.sizes, _resolved(preset, flags, progress, core_labels))
+    if grows_with_size(choice.corpus):
+        return {name: _resolved(preset, choice, progress, core_labels, name) for name in choice.sizes}
+    return dict.fromkeys(choice.sizes, _resolved(preset, choice, progress, core_labels))
 
 
-def _resolved(
-    preset: Preset, flags: CommonFlags, progress, core_labels: tuple[str, ...], size: str = ""
-) -> CorpusRecipe:
-    store = Store(flags.storage)
+def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, ...], size: str = "") -> CorpusRecipe:
+    store = Store(choice.storage)
     recipe = resolve(
-        flags.corpus,
-        core_label=core_labels or flags.core_label or None,
+        choice.corpus,
+        core_label=core_labels or choice.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.eval_sequences(size) if size else preset.most_eval_sequences,
@@ -251,13 +252,13 @@ def _resolved(
         aux_share=preset.aux_share if size else 0.0,
         tokenizer=preset.tokenizer or None,
         sample_bytes=preset.sample_bytes,
-        core_tokenizer=flags.core_tokenizer,
-        instructions=flags.instructions,
+        core_tokenizer=choice.core_tokenizer,
+        instructions=choice.instructions,
         cache_dir=store.data_root,
         progress=progress,
     )
     if not any(d != CORE for d in recipe.domains):
-        raise invalid("core_label", flags.core_label, "labels that leave at least one auxiliary domain in the corpus")
+        raise invalid("core_label", choice.core_label, "labels that leave at least one auxiliary domain in the corpus")
     return _as_packed(recipe, store)
 
 
@@ -267,19 +268,19 @@ def _as_packed(recipe: CorpusRecipe, store: Store) -> CorpusRecipe:
     return former if store.has_data(former.data_id) and not store.has_data(recipe.data_id) else recipe
 
 
-def settings_of(preset: Preset, flags: CommonFlags, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
+def settings_of(preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
     """Returns the setting of every size and seed, sizes first; ValueError for an unknown domain to retain."""
     recipe = next(iter(recipes.values()))
     domains = preset.trained(recipe.domains)
-    profiles = _profiles(flags.retain, preset, tuple(d for d in domains if d != CORE))
+    profiles = _profiles(choice.retain, preset, tuple(d for d in domains if d != CORE))
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
-    sizes = [preset.sizes[name] for name in flags.sizes]
+    sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
         _with_repeats(
             preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end), recipes[size.name]
         )
         for size in sizes
-        for seed in preset.seeds(size.name, flags.seeds, flags.first_seed)
+        for seed in preset.seeds(size.name, choice.seeds, choice.first_seed)
     )
 
 

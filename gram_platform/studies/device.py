@@ -34,7 +34,7 @@ def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
     device = _settled_device(graphs, store, work_left(graphs, ended), ended)
     graphs = tuple(replace(graph, flags=with_device(graph.flags, device)) for graph in graphs)
     if graphs:
-        require_approval(work_left(graphs, ended), graphs[0].flags)
+        require_approval(work_left(graphs, ended), graphs[0].flags.limits)
     return graphs
 
 

@@ -1,12 +1,44 @@
-"""Reads the values of flags that have a form of their own."""
+"""Reads the values of flags that have a form of their own, and holds together those that are passed together."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from gram_platform.config.identity import absolute_place, invalid
 from gram_platform.corpora import catalog_names
-from gram_platform.planner import AUTO
+from gram_platform.planner import AUTO, Budget
 from gram_platform.studies.definition import Preset
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which runs of a preset are wanted, and on which text; the flags of the same names say what each field means."""
+
+    sizes: tuple[str, ...]
+    seeds: int
+    first_seed: int
+    retain: tuple[str, ...]
+    corpus: str
+    core_label: str
+    core_tokenizer: bool
+    # Where fetched text is kept, and what earlier versions have packed.
+    storage: str
+    instructions: str = ""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a submission may cost: over all submissions, and predicted without the user's word."""
+
+    budget: Budget
+    # In dollars.
+    confirm_above: float
+    yes: bool
+
+    @property
+    def is_approved(self) -> bool:
+        """Whether the user has said that a high price is right, or where it ends."""
+        return self.yes or self.budget.max_cost > 0.0
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

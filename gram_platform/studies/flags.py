@@ -33,7 +33,14 @@ from gram_platform.studies.flag_groups import (
     StudyFlags,
     SubjectFlags,
 )
-from gram_platform.studies.flag_values import corpus_place, read_ranks, split_list, tracking_place
+from gram_platform.studies.flag_values import (
+    Choice,
+    Limits,
+    corpus_place,
+    read_ranks,
+    split_list,
+    tracking_place,
+)
 from gram_platform.studies.webhook import require_webhook
 
 AUTO_INTERVAL = "auto"
@@ -50,18 +57,30 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
     The properties say what checked flags mean; each is resolved once.
     """
 
-    # A flag of studies alone.
-    instructions = ""
-
     @cached_property
     def hardware(self) -> Machine:
         """What --machine names."""
         return MACHINES[self.machine]
 
     @cached_property
-    def budget(self) -> Budget:
-        """The limits of hours and cost, over all submissions."""
-        return Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
+    def limits(self) -> Limits:
+        """The limits of hours and cost."""
+        budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
+        return Limits(budget, self.confirm_above, self.yes)
+
+    @property
+    def choice(self) -> Choice:
+        """The chosen runs and their text."""
+        return Choice(
+            sizes=self.sizes,
+            seeds=self.seeds,
+            first_seed=self.first_seed,
+            retain=self.retain,
+            corpus=self.corpus,
+            core_label=self.core_label,
+            core_tokenizer=self.core_tokenizer,
+            storage=self.storage,
+        )
 
     @property
     def needs_ray(self) -> bool:
@@ -106,6 +125,10 @@ class Flags(StudyFlags, CommonFlags):
     @property
     def needs_ray(self) -> bool:
         return not self.in_process
+
+    @property
+    def choice(self) -> Choice:
+        return replace(super().choice, instructions=self.instructions)
 
     @property
     def sources(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Machine, evaluation_hours, expected_hours
 from gram_platform.studies.build import Graph
-from gram_platform.studies.flags import CommonFlags
+from gram_platform.studies.flag_values import Limits
 
 
 def amount(value: float) -> str:
@@ -92,7 +92,7 @@ def predicted(work: Sequence[Work]) -> str:
     return f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done, {price(work)[0]}"
 
 
-def require_approval(work: Sequence[Work], flags: CommonFlags) -> None:
+def require_approval(work: Sequence[Work], limits: Limits) -> None:
     """Prints the predicted price of what is left. ValueError above --confirm-above without --yes or --max-cost.
 
     Nobody is asked: a job and a restart have no terminal.
@@ -101,7 +101,7 @@ def require_approval(work: Sequence[Work], flags: CommonFlags) -> None:
         return
     dollars = price(work)[1]
     say(predicted(work))
-    if dollars > flags.confirm_above and not (flags.yes or flags.max_cost):
-        said = f"${dollars:,.2f} are more than --confirm-above {flags.confirm_above:g}"
+    if dollars > limits.confirm_above and not limits.is_approved:
+        said = f"${dollars:,.2f} are more than --confirm-above {limits.confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
-        raise invalid("yes", flags.yes, expected)
+        raise invalid("yes", limits.yes, expected)

@@ -121,7 +121,7 @@ class StudyWork:
         return Ended(one.counts(), one.failures(), one.num_left > 0, hours, has_news)
 
     def _may_start(self) -> bool:
-        return not self.flags.budget.reached(sum(self.hours.values()))
+        return not self.flags.limits.budget.reached(sum(self.hours.values()))
 
     def _count_hours(self, nodes: Iterable[Node]) -> None:
         """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""

@@ -282,7 +282,7 @@ def _led(
     for line in ended.failures:
         say(line)
     say(f"\n{ended.counts}")
-    limit = submission.flags.budget.reached(ended.hours) if ended.is_unfinished else ""
+    limit = submission.flags.limits.budget.reached(ended.hours) if ended.is_unfinished else ""
     if limit:
         say(f"limit: {limit}; submit again with a higher one to go on")
     return worst(TIME_IS_UP if limit else DONE, write(), FAILED if ended.failures else DONE), ended

@@ -38,8 +38,8 @@ def build_search(search: Search, flags: SearchFlags) -> SearchWork:
     """Returns the search on its corpora with the setting of every size and seed, without nodes."""
     search = with_changes(search.of_preset(flags.preset), flags.preset, flags.changes)
     preset = search.presets[flags.preset]
-    recipes = resolve_corpora(preset, flags, reporter())
-    settings = settings_of(preset, flags, recipes)
+    recipes = resolve_corpora(preset, flags.choice, reporter())
+    settings = settings_of(preset, flags.choice, recipes)
     return search.work_type()(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
 
 
@@ -96,7 +96,7 @@ class SearchDriver:
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
     def _may_start(self) -> bool:
-        return not self.flags.budget.reached(self.spent_hours())
+        return not self.flags.limits.budget.reached(self.spent_hours())
 
     def start(self) -> Workplace:
         """Starts the submission, and writes the record of the search."""
