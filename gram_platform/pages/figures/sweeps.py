@@ -48,14 +48,12 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     figure = go.Figure()
     if not len(rows) or rows[list(names)].isna().all(axis=None):
         return figure
-    has_paper = knob in PAPER_SWEEPS and PAPER_SWEEPS[knob].method == method
     for name in names:
-        if has_paper:
-            _add_paper(figure, paper_curve(knob, name), CLASS_STYLES[name])
+        _add_paper(figure, paper_curve(knob, name), CLASS_STYLES[name])
         _add_ours(figure, rows[rows[name].notna()], knob, name)
     reference_line(figure)
-    styled(figure, f"{CLASS_TITLES[value]}, {size}", _axis_title(knob), "compute ratio")
-    _scale(figure, rows, knob, has_paper)
+    styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
+    _scale(figure, rows, knob)
     columns = [name + end for name in names for end in ("", "_low", "_high")]
     return with_table(figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"]))
 
@@ -71,13 +69,9 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
 
 def _lines(knob: str, value: str) -> tuple[str, ...]:
     """Returns the classes of a panel: for core, the lines of the paper's figure."""
-    if value != "core" or knob not in PAPER_SWEEPS:
+    if value != "core":
         return (value,)
     return tuple(name for name in PAPER_SWEEPS[knob].classes if name.startswith("core"))
-
-
-def _axis_title(knob: str) -> str:
-    return PAPER_SWEEPS[knob].title if knob in PAPER_SWEEPS else knob
 
 
 def _add_ours(figure: go.Figure, line: pd.DataFrame, knob: str, name: str) -> None:
@@ -111,13 +105,12 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
     )
 
 
-def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str, has_paper: bool) -> None:
+def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
     """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's horizontal scale."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
     columns = [name + end for name in names for end in ("", "_low", "_high")]
-    given = PAPER_SWEEPS[knob].classes.values() if has_paper else ()
-    ends = [end for points in given for point in points for end in point]
+    ends = [end for points in PAPER_SWEEPS[knob].classes.values() for point in points for end in point]
     figure.update_yaxes(range=padded_range([*rows[columns].to_numpy(float).ravel(), *ends, 1.0]))
-    if knob in PAPER_SWEEPS and PAPER_SWEEPS[knob].is_log:
+    if PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})
         log_axis(figure.update_xaxes, ticks)

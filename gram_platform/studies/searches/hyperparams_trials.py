@@ -218,15 +218,14 @@ def _trial_rows(
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
-    """Returns a section for each knob and method: the panels, and the numbers beside the paper's."""
+    """Returns a section for each knob: the panels, and the numbers beside the paper's."""
     text = "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full is the core "
     text += "without any module, Core-Partial the core with one. Dashed with hollow markers: the paper's curves, set "
     text += "beside ours for reading; they are compared only at the paper's scale."
     sections = []
-    for (knob, method), rows in sweep.table.groupby(["knob", "method"], sort=False):
-        title = PAPER_SWEEPS[knob].title if knob in PAPER_SWEEPS else f"{method}: {knob}"
-        figures = sweep_figures(rows)
-        sections.append(Section(title, text, figures, table=beside_paper_sweeps(rows), table_is_open=True))
+    for knob, rows in sweep.table.groupby("knob", sort=False):
+        table = beside_paper_sweeps(rows)
+        sections.append(Section(PAPER_SWEEPS[knob].title, text, sweep_figures(rows), table=table, table_is_open=True))
     return sections
 
 

@@ -69,14 +69,6 @@ def test_one_seed_has_no_band_and_one_point_has_error_bars():
     assert named(sweep_figure(one_point, "p_cr", "gram", SIZE, "forget"), "Forget").error_y.array[0] == forget
 
 
-def test_another_method_or_knob_has_no_curve_of_the_papers(table):
-    lora = sweep_figure(table.assign(method="gram_lora"), "p_as", "gram_lora", SIZE, "retain")
-    assert [t.name for t in lora.data if t.fill is None] == ["Retain"]
-    other = sweep_figure(table[table["knob"] == "p_as"].assign(knob="p_new"), "p_new", "gram", SIZE, "core")
-    assert [t.name for t in other.data if t.fill is None] == ["Core"]
-    assert other.layout.xaxis.title.text == "p_new"
-
-
 def test_every_panel_by_name_and_none_that_is_empty(table):
     figures = sweep_figures(table)
     assert len(figures) == len(PAPER_SWEEPS) * len(PANELS)
