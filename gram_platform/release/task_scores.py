@@ -51,7 +51,8 @@ class Benchmark:
 
     def checked(self) -> "Benchmark":
         """Returns it with an absolute folder; ValueError without lm-eval, for an unknown task and a bad folder."""
-        require_harness(self.tasks)
+        if importlib.util.find_spec("lm_eval") is None:
+            raise invalid("tasks", ", ".join(self.tasks), "an installed lm-eval: pip install 'gram-platform[eval]'")
         from lm_eval.tasks import TaskManager
 
         folder = str(local_path("include_path", self.folder).resolve()) if self.folder else ""
@@ -68,12 +69,6 @@ class Benchmark:
         """`files_sha256`: as `contents_sha256` of the folder; "" without one."""
         asked = (self.num_fewshot, self.limit, precision)
         return TaskScores(view, data_id, self.tasks, version("lm_eval"), files_sha256, *asked)
-
-
-def require_harness(tasks: Sequence[str]) -> None:
-    """Raises ValueError unless lm-eval, which has the tasks, is installed."""
-    if importlib.util.find_spec("lm_eval") is None:
-        raise invalid("tasks", ", ".join(tasks), "an installed lm-eval: pip install 'gram-platform[eval]'")
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:

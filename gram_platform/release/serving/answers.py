@@ -12,20 +12,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from gram_platform.release.serving.batch import STOP, GenerationRequest
 from gram_platform.release.serving.engine import BUSY, FAILED, LATE, Delivery
 from gram_platform.release.serving.policy import Grant
-from gram_platform.release.serving.requests import (
-    Refusal,
-    busy,
-    interrupted,
-    late,
-    unavailable,
-    unconfirmed,
-    unknown_model,
-)
+from gram_platform.release.serving.requests import Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
 FORBIDDEN = "forbidden"  # the model's process found no grant in its copy of the policy
 UNCONFIRMED = "unconfirmed"  # nobody has confirmed that copy for too long
-REFUSALS = {BUSY: busy, LATE: late, FAILED: interrupted, FORBIDDEN: unknown_model, UNCONFIRMED: unconfirmed}
+REFUSALS = {BUSY: "busy", LATE: "deadline", FAILED: "interrupted", FORBIDDEN: "model_not_found"}
+REFUSALS |= {UNCONFIRMED: "policy_unconfirmed"}
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -49,12 +42,9 @@ class Metrics:
         self.policy_refused = Gauge(
             "gram_policy_refused", "Parts of the policy's file that have an error", **registered
         )
-        names = ("gram_first_token_seconds", "gram_completion_seconds")
-        texts = ("From a request to its first token", "From a request to its end")
-        self.first_token, self.whole = (
-            Histogram(name, text, by_profile, buckets=SECONDS, **registered)
-            for name, text in zip(names, texts, strict=True)
-        )
+        timed = {"labelnames": by_profile, "buckets": SECONDS, **registered}
+        self.first_token = Histogram("gram_first_token_seconds", "From a request to its first token", **timed)
+        self.whole = Histogram("gram_completion_seconds", "From a request to its end", **timed)
 
     def text(self, profiles: Collection[str]) -> bytes:
         """Writes the counts of these profiles, and those that name no profile."""
@@ -150,16 +140,16 @@ class Answer:
             raise ModelLost("the stream ended without a final delivery")
         except ModelLost:
             timed.end = FAILED
-            raise (interrupted() if is_accepted else unavailable()) from None
-        except Refusal as refusal:
-            timed.end = refusal.code
+            raise refusal("interrupted" if is_accepted else "unavailable") from None
+        except Refusal as refused:
+            timed.end = refused.code
             raise
         finally:
             timed.close()
 
     def _shown(self, delivery: Delivery) -> str:
         if delivery.end in REFUSALS:
-            raise REFUSALS[delivery.end]()
+            raise refusal(REFUSALS[delivery.end])
         self.num_drawn += len(delivery.tokens)
         text = self._text.add(delivery.tokens, last=bool(delivery.end))
         self.finish_reason = STOP if self._text.stopped else delivery.end

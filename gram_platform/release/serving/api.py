@@ -39,13 +39,9 @@ from gram_platform.release.serving.requests import (
     MODELS,
     PAGE,
     Refusal,
-    no_path,
     parse_request,
+    refusal,
     require_holder,
-    too_large,
-    unavailable,
-    unconfirmed,
-    unknown_model,
 )
 from gram_platform.release.serving.text import Vocabulary
 
@@ -86,7 +82,7 @@ class Api:
         try:
             grant = self.policy.grant(digest, wanted.profile)
         except NotGranted:
-            raise unknown_model() from None
+            raise refusal("model_not_found") from None
         prompt = self.vocabulary.prompt_ids(wanted)
         generation = GenerationRequest(prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed)
         answer = Answer(self.completions, digest, grant, generation, self.vocabulary, wanted.stop, self.metrics)
@@ -109,8 +105,8 @@ class Api:
             errors = f", but the policy's file has errors: {self.num_left_out} of its parts are not in force"
             text = f"ok{errors if self.num_left_out else ''}"
             return PlainTextResponse(text + "\n", headers=NO_STORE)
-        refusal = unavailable() if is_confirmed else unconfirmed()
-        return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
+        refused = refusal("unavailable" if is_confirmed else "policy_unconfirmed")
+        return JSONResponse(refused.body(), refused.status, NO_STORE | refused.headers())
 
     async def scrape(self, request: Request) -> Response:
         _, rule = self._caller(request)
@@ -128,10 +124,8 @@ class Api:
     # ------------------------------------------------------------------------------------------- the answers
 
     async def _at_once(self, answer: Answer) -> Response:
-        texts = []
         async with aclosing(answer.texts(whole=True)) as parts:
-            async for part in parts:
-                texts.append(part)
+            texts = [part async for part in parts]
         body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}
         return JSONResponse(body, headers=NO_STORE)
 
@@ -144,38 +138,37 @@ class Api:
                     if text:
                         yield _event(_body_of(answer, text, None))
                 yield _event(_body_of(answer, "", answer.finish_reason)) + "data: [DONE]\n\n"
-            except Refusal as refusal:
-                self._count(refusal, rule.name)
-                yield _event(refusal.body())
+            except Refusal as refused:
+                self._count(refused, rule.name)
+                yield _event(refused.body())
 
     # ------------------------------------------------------------------------------ authentication, refusals
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
         """Returns (the token's digest, its rule in the policy). Refusal 401 unless there is exactly one known token."""
         if not is_recent(self.confirmed_at):
-            raise unconfirmed()
+            raise refusal("policy_unconfirmed")
         digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
         request.state.holder = rule.name
         return digest, rule
 
-    async def _refused(self, request: Request, refusal: Refusal) -> Response:
-        self._count(refusal, getattr(request.state, "holder", "nobody known"))
-        return JSONResponse(refusal.body(), refusal.status, NO_STORE | refusal.headers())
+    async def _refused(self, request: Request, refused: Refusal) -> Response:
+        self._count(refused, getattr(request.state, "holder", "nobody known"))
+        return JSONResponse(refused.body(), refused.status, NO_STORE | refused.headers())
 
     async def _no_route(self, request: Request, error: HTTPException) -> Response:
-        refusal = no_path()
-        if error.status_code != refusal.status:
-            refusal = Refusal(error.status_code, *(WRONG_METHOD if error.status_code == 405 else OTHER_ERROR))
-        self._count(refusal, "nobody known")
-        return JSONResponse(refusal.body(), refusal.status, NO_STORE | dict(error.headers or {}))
+        refused = refusal("not_found")
+        if error.status_code != refused.status:
+            refused = Refusal(error.status_code, *(WRONG_METHOD if error.status_code == 405 else OTHER_ERROR))
+        self._count(refused, "nobody known")
+        return JSONResponse(refused.body(), refused.status, NO_STORE | dict(error.headers or {}))
 
     async def _failed(self, request: Request, _: Exception) -> Response:
-        refusal = Refusal(500, "internal", "internal error; the server's log has the cause")
-        return await self._refused(request, refusal)
+        return await self._refused(request, Refusal(500, "internal", "internal error; the server's log has the cause"))
 
-    def _count(self, refusal: Refusal, holder: str) -> None:
-        logger.warning("refused: holder=%s status=%d code=%s", holder, refusal.status, refusal.code)
-        self.metrics.refused.labels(str(refusal.status), refusal.code).inc()
+    def _count(self, refused: Refusal, holder: str) -> None:
+        logger.warning("refused: holder=%s status=%d code=%s", holder, refused.status, refused.code)
+        self.metrics.refused.labels(str(refused.status), refused.code).inc()
 
 
 def _require_json(request: Request) -> None:
@@ -191,12 +184,12 @@ async def _body(request: Request) -> bytes:
     """Reads the body. Refusal 413 as soon as it proves too large."""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
-        raise too_large()
+        raise refusal("body_too_large")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise too_large()
+            raise refusal("body_too_large")
     return bytes(body)
 
 

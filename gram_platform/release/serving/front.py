@@ -26,11 +26,9 @@ from gram_platform.release.serving.requests import (
     MAX_BODY_BYTES,
     PATHS,
     Refusal,
-    no_path,
     over_limit,
+    refusal,
     require_holder,
-    too_large,
-    unavailable,
 )
 
 LOOPBACK = "127.0.0.1"
@@ -113,8 +111,8 @@ class _Front:
                         await self._pass_on(request, reader, writer)
                         writer.close()
                         await writer.wait_closed()
-            except Refusal as refusal:
-                writer.write(_response(refusal))
+            except Refusal as refused:
+                writer.write(_response(refused))
                 async with asyncio.timeout(LINGER_S):
                     await _drop(reader)
         except (OSError, EOFError, TimeoutError):
@@ -155,7 +153,7 @@ class _Front:
         try:
             inner_reader, inner_writer = await asyncio.open_connection(LOOPBACK, self.inner_port)
         except OSError:
-            raise unavailable() from None
+            raise refusal("unavailable") from None
         inner_writer.write(request)
         has_begun, may_probe = asyncio.Event(), request.partition(b"\r\n")[0].endswith(b"HTTP/1.1")
         coming, left = _copy(inner_reader, writer, has_begun), _left(reader, writer, has_begun, may_probe)
@@ -202,7 +200,7 @@ def parse_head(text: bytes) -> Head:
         raise Refusal(400, "invalid_head", "the request's head is not HTTP/1.1's")
     path = first.split(b" ")[1].partition(b"?")[0]
     if path.decode() not in PATHS:  # the proxy answers others, such as /-/routes, to strangers
-        raise no_path()
+        raise refusal("not_found")
     pairs = [(field[1].lower(), field[2].strip(b" \t")) for field in fields]
     given = dict(pairs)
     if b"transfer-encoding" in given:
@@ -211,7 +209,7 @@ def parse_head(text: bytes) -> Head:
     if len(lengths) > 1 or not re.fullmatch(rb"[0-9]{1,15}", lengths[0]):
         raise Refusal(400, "invalid_head", "Content-Length is not one number")
     if (length := int(lengths[0])) > MAX_BODY_BYTES:
-        raise too_large()
+        raise refusal("body_too_large")
     kept = [first, *(b"%s: %s" % pair for pair in pairs if pair[0] in PASSED_ON)]
     kept += [b"content-length: %d" % length, b"connection: close"]
     authorization = tuple(value.decode("latin-1") for name, value in pairs if name == b"authorization")
@@ -247,9 +245,9 @@ async def _drop(source: asyncio.StreamReader) -> None:
             pass
 
 
-def _response(refusal: Refusal) -> bytes:
-    body = json.dumps(refusal.body()).encode()
+def _response(refused: Refusal) -> bytes:
+    body = json.dumps(refused.body()).encode()
     fields = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
-    lines = [f"HTTP/1.1 {refusal.status} {http.HTTPStatus(refusal.status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in (fields | dict(refusal.headers())).items()]
+    lines = [f"HTTP/1.1 {refused.status} {http.HTTPStatus(refused.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in (fields | dict(refused.headers())).items()]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -73,7 +73,8 @@ class ModelServer:
 
     def change_policy(self, policy: Policy) -> None:
         """Ends requests that it does not grant any more. ValueError for a module that is not in memory."""
-        policy.require_loaded(self.model.config.module_domains)
+        for error in policy.not_loaded(self.model.config.module_domains).values():
+            raise error
         self.policy = policy
 
     async def stream(

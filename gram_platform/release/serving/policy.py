@@ -115,11 +115,6 @@ class Policy:
                     allowed = one_of(module, available, "the run's modules: ") + ("" if available else "it has none")
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
-    def require_loaded(self, loaded: Collection[str]) -> None:
-        """ValueError for a granted module that a running server has not loaded."""
-        for error in self.not_loaded(loaded).values():
-            raise error
-
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
         """Returns an error for each profile of some token with a module that a running server has not loaded."""
         granted, errors = {name for rule in self.tokens for name in rule.profiles}, {}

@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
@@ -67,13 +68,13 @@ def parse_request(body: bytes) -> CompletionRequest:
     seed = _integer(fields, "seed", None, -(2**63), 2**63 - 1)
     return CompletionRequest(
         prompt=_prompt(fields),
-        profile=_profile(fields),
+        profile=_optional(fields, "model", str, "a text"),
         max_tokens=_integer(fields, "max_tokens", DEFAULT_MAX_TOKENS, 1, 2**31),
-        temperature=_real(fields, "temperature", 1.0, 0.0, 100.0),
+        temperature=_real(fields, "temperature", 100.0),
         top_p=_top_p(fields),
         seed=secrets.randbits(63) if seed is None else seed,
         stop=_stops(fields),
-        stream=_stream(fields),
+        stream=bool(_optional(fields, "stream", bool, "true or false")),
     )
 
 
@@ -115,11 +116,11 @@ def _prompt(fields: Mapping) -> str | tuple[int, ...]:
     raise bad_request("prompt", "a text, or a list of token ids; one prompt a request")
 
 
-def _profile(fields: Mapping) -> str | None:
-    profile = fields.get("model")
-    if profile is None or isinstance(profile, str):
-        return profile
-    raise bad_request("model", "a text")
+def _optional(fields: Mapping, name: str, kind: type, expected: str) -> Any:
+    value = fields.get(name)
+    if value is None or isinstance(value, kind):
+        return value
+    raise bad_request(name, expected)
 
 
 def _integer(fields: Mapping, name: str, default: int | None, low: int, high: int) -> int | None:
@@ -131,27 +132,20 @@ def _integer(fields: Mapping, name: str, default: int | None, low: int, high: in
     return value
 
 
-def _real(fields: Mapping, name: str, default: float, low: float, high: float) -> float:
+def _real(fields: Mapping, name: str, high: float) -> float:
     value = fields.get(name)
     if value is None:
-        return default
-    if type(value) not in (int, float) or not low <= value <= high or not math.isfinite(value):
-        raise bad_request(name, f"a number from {low:g} to {high:g}")
+        return 1.0
+    if type(value) not in (int, float) or not 0.0 <= value <= high or not math.isfinite(value):
+        raise bad_request(name, f"a number from 0 to {high:g}")
     return float(value)
 
 
 def _top_p(fields: Mapping) -> float:
-    top_p = _real(fields, "top_p", 1.0, 0.0, 1.0)
+    top_p = _real(fields, "top_p", 1.0)
     if top_p == 0.0:
         raise bad_request("top_p", "above 0; temperature 0 takes the likeliest token")
     return top_p
-
-
-def _stream(fields: Mapping) -> bool:
-    stream = fields.get("stream")
-    if stream is None or isinstance(stream, bool):
-        return bool(stream)
-    raise bad_request("stream", "true or false")
 
 
 def _stops(fields: Mapping) -> tuple[str, ...]:
@@ -168,64 +162,50 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
 # ------------------------------------------------------------------------------------------------------------ refusals
 
 
+# Refusals that several places raise: code -> status, message, and the field that is at fault.
+COMMON_REFUSALS = {
+    # Alike for a profile that does not exist and for one that the token lacks.
+    "model_not_found": (404, "this token has no such model; GET /v1/models lists its models", "model"),
+    "not_found": (404, "no such path"),
+    "body_too_large": (413, f"a body has at most {MAX_BODY_BYTES} bytes"),
+    "busy": (429, "too many requests wait for the model; try again later"),
+    "unavailable": (503, "the model is unavailable at the moment; try again later"),
+    "policy_unconfirmed": (503, "nobody has confirmed the policy for too long; ask the operator"),
+    "interrupted": (503, "the model's process ended during the request; send it again"),
+    "deadline": (504, "the model did not finish before the request's deadline"),
+}
+RETRY_AFTER_S = {429: "1", 503: "5"}
+
+
 class Refusal(Exception):
     """Refuses a request; becomes {"error": {"message", "type", "code", "param"}}, in the form of OpenAI's API.
 
     The message never repeats text of the caller.
     """
 
-    def __init__(self, status: int, code: str, message: str, param: str | None = None, retry_after_s: int = 0):
+    def __init__(self, status: int, code: str, message: str, param: str | None = None):
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
-        self.retry_after_s = retry_after_s
 
     def body(self) -> dict:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
 
     def headers(self) -> Mapping[str, str]:
-        headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s else {}
+        headers = {"Retry-After": RETRY_AFTER_S[self.status]} if self.status in RETRY_AFTER_S else {}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def refusal(code: str) -> Refusal:
+    """Makes one of the refusals that are listed above."""
+    status, *said = COMMON_REFUSALS[code]
+    return Refusal(status, code, *said)
 
 
 def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refusal:
     return Refusal(400, code, f"{param}: expected {expected}", param)
 
 
-def unknown_model() -> Refusal:
-    """Answers alike for a profile that does not exist and for one that the token lacks."""
-    return Refusal(404, "model_not_found", "this token has no such model; GET /v1/models lists its models", "model")
-
-
-def no_path() -> Refusal:
-    return Refusal(404, "not_found", "no such path")
-
-
-def busy() -> Refusal:
-    return Refusal(429, "busy", "too many requests wait for the model; try again later", retry_after_s=1)
-
-
-def too_large() -> Refusal:
-    return Refusal(413, "body_too_large", f"a body has at most {MAX_BODY_BYTES} bytes")
-
-
 def over_limit(max_requests: int) -> Refusal:
     message = f"this token has {max_requests} requests at work or waiting, and may have no more; wait for one to end"
-    return Refusal(429, "token_limit", message, retry_after_s=1)
-
-
-def late() -> Refusal:
-    return Refusal(504, "deadline", "the model did not finish before the request's deadline")
-
-
-def unavailable() -> Refusal:
-    return Refusal(503, "unavailable", "the model is unavailable at the moment; try again later", retry_after_s=5)
-
-
-def unconfirmed() -> Refusal:
-    message = "nobody has confirmed the policy for too long; ask the operator"
-    return Refusal(503, "policy_unconfirmed", message, retry_after_s=5)
-
-
-def interrupted() -> Refusal:
-    return Refusal(503, "interrupted", "the model's process ended during the request; send it again", retry_after_s=5)
+    return Refusal(429, "token_limit", message)
