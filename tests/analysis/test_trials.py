@@ -1,7 +1,6 @@
-"""Checks best trials, the frame of what Optuna remembers, and the importance of parameters."""
+"""Checks best trials, and the frame of what Optuna remembers."""
 
 import math
-import warnings
 
 import numpy as np
 import optuna
@@ -9,7 +8,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.trials import best_trial, linked, running_best
-from gram_platform.studies.searches.optuna_studies import MIN_TRIALS, importances, trials_frame, why_no_importances
+from gram_platform.studies.searches.optuna_studies import trials_frame
 
 PENALTY = 10.0
 
@@ -85,7 +84,6 @@ def test_attributes_of_a_trial_of_another_shape_count_as_absent(value):
     trials = trials_frame(study, "loss")
     assert trials["state"].tolist() == ["complete", "complete"]
     assert trials["loss"].tolist() == [1.5, 2.5]
-    assert "complete trials" in why_no_importances(study, "loss")
 
 
 def test_links_are_of_the_first_run_that_has_a_page():
@@ -130,63 +128,3 @@ def test_an_objective_without_stored_metrics_is_read_from_optuna():
     trials = trials_frame(study, "loss")
     assert list(trials["loss"]) == list(trials["x"])
     assert list(trials["state"]) == ["complete"] * 3
-
-
-# ------------------------------------------------------------------------------------------------- importances
-
-
-def searched(function, num_trials: int) -> optuna.Study:
-    """A searched study of a wide logarithmic parameter and two linear ones."""
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
-
-    def objective(trial):
-        point = {
-            "rate": trial.suggest_float("rate", 1e-5, 1e-1, log=True),
-            "share": trial.suggest_float("share", 0.0, 1.0),
-            "width": trial.suggest_float("width", 8, 128),
-        }
-        value = function(point)
-        trial.set_user_attr("state", "complete")
-        trial.set_user_attr("metrics", {"loss": value})
-        return value
-
-    study.optimize(objective, n_trials=num_trials)
-    return study
-
-
-def test_importances_find_the_logarithmic_parameter_that_matters():
-    study = searched(lambda p: (math.log10(p["rate"]) + 3.0) ** 2 + 0.3 * p["share"], 20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = importances(study, "loss")
-    assert next(iter(found)) == "rate"
-    assert found["rate"] > 0.5 > 2 * max(share for name, share in found.items() if name != "rate")
-    assert set(found) == {"rate", "share", "width"}
-    assert 0.0 < sum(found.values()) <= 1.0 + 1e-9
-    assert found == importances(study, "loss")
-
-
-def test_importances_do_not_follow_penalties():
-    study = searched(lambda p: p["share"], MIN_TRIALS)
-    before = importances(study, "loss")
-    trial = study.ask()
-    trial.suggest_float("rate", 1e-5, 1e-1, log=True)
-    trial.suggest_float("share", 0.0, 1.0)
-    trial.suggest_float("width", 8, 128)
-    trial.set_user_attr("state", "diverged")
-    study.tell(trial, 1e6)
-    assert importances(study, "loss") == before
-    assert next(iter(before)) == "share"
-
-
-def test_no_importances_without_enough_trials_or_any_variance():
-    few = searched(lambda p: p["share"], MIN_TRIALS - 1)
-    assert importances(few, "loss") == {}
-    assert why_no_importances(few, "loss").startswith("9 complete trials")
-    flat = searched(lambda p: 1.0, MIN_TRIALS)
-    assert importances(flat, "loss") == {}
-    assert "same in all" in why_no_importances(flat, "loss")
-    assert why_no_importances(flat, "speed").startswith("0 complete trials")
-    fixed = optuna.create_study()
-    fixed.optimize(lambda trial: trial.suggest_float("x", 1, 1) + trial.number, n_trials=MIN_TRIALS)
-    assert "no parameter" in why_no_importances(fixed, "loss")

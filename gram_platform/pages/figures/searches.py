@@ -1,6 +1,6 @@
-"""Draws a search: trials in order, the objective against each parameter, and the importance of parameters."""
+"""Draws a search: trials in order, and the objective against each parameter."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -71,23 +71,12 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> 
     return _with_edge(with_table(figure, rows, None))
 
 
-def importance_figure(importances: Mapping[str, float], objective: str, num_trials: int) -> go.Figure:
-    """Draws a bar for each parameter, the most important on top; empty without importances."""
-    figure = go.Figure()
-    if not importances:
-        return figure
-    names = sorted(importances, key=importances.get)
-    figure.add_bar(
-        x=[importances[name] for name in names],
-        y=names,
-        orientation="h",
-        marker={"color": BLUE},
-        hovertemplate="%{y}: %{x:.1%}<extra></extra>",
-        showlegend=False,
-    )
-    styled(figure, f"What {objective} depends on ({num_trials} trials)", "share of the variance explained alone", "")
-    figure.update_xaxes(range=[0, 1], tickformat=".0%")
-    return with_table(figure, pd.DataFrame({"parameter": names, "importance": [importances[n] for n in names]}), None)
+def search_figures(trials: pd.DataFrame, objective: str, parameters: Sequence[Parameter]) -> dict[str, go.Figure]:
+    """Returns the history of the objective and a slice for each parameter, by name."""
+    figures = {f"history-{objective}": history_figure(trials, objective)}
+    for parameter in parameters:
+        figures[f"slice-{objective}-{parameter.name}"] = slice_figure(trials, parameter, objective)
+    return figures
 
 
 def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:

@@ -18,6 +18,7 @@ from gram_platform.engine.trials import Point
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.pages.figures.searches import search_figures
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
@@ -25,10 +26,8 @@ from gram_platform.store import Store
 from gram_platform.studies.build import BEST
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
-    search_figures,
     spread_points,
     trials_frame,
-    why_no_importances,
 )
 from gram_platform.studies.searches.report import (
     SearchOutput,
@@ -185,8 +184,8 @@ class MaxEntWork(OptunaWork):
         links, about_links = run_links(tracker)
         linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
         varied = [p for p in space.parameters if p.high > p.low]
-        drawn = {h.profile: search_figures(h.trials, h.study, METRIC, varied) for h in linked_histories}
-        record = {**self.facts, "studies": {history.profile: history.study.study_name for history in histories}}
+        drawn = {h.profile: search_figures(h.trials, METRIC, varied) for h in linked_histories}
+        record = {**self.facts, "studies": {history.profile: history.study for history in histories}}
         record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
         files = {
             "table.csv": table_csv(table, None).encode(),
@@ -221,7 +220,8 @@ class History:
     """The trials of one profile."""
 
     profile: str
-    study: optuna.Study
+    # The name of the Optuna study.
+    study: str
     trials: pd.DataFrame
 
     @property
@@ -236,7 +236,7 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> History:
     """Returns a study's trials with a column for every parameter and metric, also before any trial has it."""
     trials = trials_frame(study, METRIC)
     absent = [name for name in (*space.names, *MAXENT_METRICS) if name not in trials]
-    return History(profile, study, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
+    return History(profile, study.study_name, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
 
 
 def plain_best(history: History, setting: Setting) -> dict:
@@ -316,8 +316,7 @@ def _sections(
     parts = []
     for history in histories:
         trials = history.trials.drop(columns=["search", "started", "url", PROFILE])
-        why = why_no_importances(history.study, METRIC)
-        parts.append(Section(history.profile, why, figures[history.profile], table=with_run_links(trials, links)))
+        parts.append(Section(history.profile, "", figures[history.profile], table=with_run_links(trials, links)))
     return [best, *parts]
 
 

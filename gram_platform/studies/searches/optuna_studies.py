@@ -1,14 +1,11 @@
-"""Opens the database of a search, and reads its trials as a frame and the importance of each parameter."""
+"""Opens the database of a search, and reads its trials as a frame."""
 
 import math
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import optuna
 import pandas as pd
-import plotly.graph_objects as go
-from optuna.distributions import FloatDistribution
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -17,7 +14,6 @@ from gram_platform.config import State
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import has_shape, invalid
 from gram_platform.config.space import Parameter, Space
-from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.database import database_path, database_uri, require_regular
@@ -70,8 +66,6 @@ ATTRIBUTES = {
     "nodes": [str],
     **dict.fromkeys(("elapsed_s", "rank_s"), float),
 }
-# With fewer complete trials importances would be noise [ours].
-MIN_TRIALS = 10
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
@@ -111,52 +105,6 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     return frame.astype({**dict.fromkeys([*metrics, ELAPSED], float), STARTED: "datetime64[ns]"})
 
 
-def importances(study: optuna.Study, target: str) -> dict[str, float]:
-    """Returns the share of the variance of the metric `target` that each parameter explains alone, largest first.
-
-    fANOVA (Hutter and others, 2014) on a forest with a fixed seed, over the searched ranges, on the logarithm of
-    logarithmic ones; interactions explain the rest. Counts complete trials only; {} if `why_no_importances` has a
-    reason. Optuna's default, PED-ANOVA, would look at only the best two or three of tens of trials.
-    """
-    if why_no_importances(study, target):
-        return {}
-    trials = _complete(study, target)
-    space = _linear_space(trials)
-    copy = optuna.create_study()
-    copy.add_trials([_on_linear_scales(trial, space, value) for trial, value in trials])
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        # `normalize` warns.
-        found = optuna.importance.get_param_importances(copy, evaluator=evaluator, normalize=False)
-    return {name: float(share) for name, share in found.items()}
-
-
-def why_no_importances(study: optuna.Study, target: str) -> str:
-    """Returns the reason for which there are no importances; "" if there are."""
-    trials = _complete(study, target)
-    if len(trials) < MIN_TRIALS:
-        return f"{len(trials)} complete trials; importances need {MIN_TRIALS}"
-    if len({value for _, value in trials}) == 1:
-        return f"{target} is the same in all {len(trials)} complete trials"
-    if not _linear_space(trials):
-        return "no parameter was varied in all complete trials"
-    return ""
-
-
-def search_figures(
-    trials: pd.DataFrame, study: optuna.Study, metric: str, parameters: Sequence[Parameter]
-) -> dict[str, go.Figure]:
-    """Returns the history of a metric, a slice for each parameter, and the importances if there are any, by name."""
-    figures = {f"history-{metric}": history_figure(trials, metric)}
-    for parameter in parameters:
-        figures[f"slice-{metric}-{parameter.name}"] = slice_figure(trials, parameter, metric)
-    if shares := importances(study, metric):
-        num_complete = int((trials[STATE] == State.COMPLETE).sum())
-        figures[f"importances-{metric}"] = importance_figure(shares, metric, num_complete)
-    return figures
-
-
 def _state(trial: FrozenTrial) -> str:
     """Returns the state that the engine noted when the trial ended, else Optuna's."""
     return attributes(trial).get("state", OPTUNA_STATES[trial.state])
@@ -168,32 +116,6 @@ def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
         return {}
     value = {} if trial.value is None else {metric: trial.value}
     return attributes(trial).get("metrics", value)
-
-
-def _complete(study: optuna.Study, target: str) -> list[tuple[FrozenTrial, float]]:
-    """Returns (trial, finite metric) of complete trials."""
-    pairs = [(trial, _metrics(trial, target).get(target, math.nan)) for trial in study.get_trials(deepcopy=False)]
-    return [(trial, value) for trial, value in pairs if math.isfinite(value)]
-
-
-def _linear_space(trials: Sequence[tuple[FrozenTrial, float]]) -> dict[str, FloatDistribution]:
-    """Returns the ranges of the parameters that vary in all trials, on scales that fANOVA may take as linear."""
-    shared = set.intersection(*(set(trial.distributions) for trial, _ in trials)) if trials else set()
-    found = {}
-    for name in sorted(shared):
-        ranges = [trial.distributions[name] for trial, _ in trials]
-        low, high = min(d.low for d in ranges), max(d.high for d in ranges)
-        found[name] = FloatDistribution(_linear(ranges[0], low), _linear(ranges[0], high))
-    return {name: distribution for name, distribution in found.items() if not distribution.single()}
-
-
-def _linear(distribution: FloatDistribution, value: float) -> float:
-    return math.log(value) if distribution.log else value
-
-
-def _on_linear_scales(trial: FrozenTrial, space: dict[str, FloatDistribution], value: float) -> FrozenTrial:
-    params = {name: _linear(trial.distributions[name], trial.params[name]) for name in space}
-    return optuna.trial.create_trial(params=params, distributions=space, value=value)
 
 
 def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float]]:

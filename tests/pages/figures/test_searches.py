@@ -10,7 +10,7 @@ import pytest
 
 from gram_platform.analysis.trials import linked
 from gram_platform.config.space import Parameter
-from gram_platform.pages.figures.searches import history_figure, importance_figure, slice_figure
+from gram_platform.pages.figures.searches import history_figure, slice_figure
 from gram_platform.pages.report.page import Page, Section
 from tests.pages.site.browser import running_browser
 from tests.pages.site.pages import DRAWN
@@ -96,13 +96,6 @@ def test_hovers_say_the_point_and_the_runs_and_carry_the_page(trials):
     assert "elapsed_s" not in text
 
 
-def test_importances_are_bars_from_the_most_important_down():
-    (bars,) = importance_figure({"rate": 0.7, "share": 0.1, "kind": 0.15}, "loss", 12).data
-    assert list(bars.y) == ["share", "kind", "rate"]  # plotly draws from below
-    assert list(bars.x) == [0.1, 0.15, 0.7]
-    assert len(importance_figure({}, "loss", 3).data) == 0
-
-
 @pytest.mark.parametrize("state", ["diverged", "running"])
 def test_a_search_without_any_finished_trial_draws_no_value(trials, state):
     began = trials.assign(state=state, loss=math.nan)
@@ -129,7 +122,6 @@ OPENED = "document.body.getAttribute('data-opened')"
 def test_a_browser_draws_them_and_a_click_opens_the_run(trials, tmp_path):
     best = trials.assign(url="http://127.0.0.1:5000/#/best")
     figures = [history_figure(best, "loss"), slice_figure(best, RATE, "loss")]
-    figures += [importance_figure({"rate": 0.7, "share": 0.1}, "loss", 12)]
     page = tmp_path / "page.html"
     section = Section("Trials", "", {str(i): figure for i, figure in enumerate(figures)})
     page.write_text(Page("Search", "", [section]).html(), encoding="utf-8")
