@@ -15,8 +15,7 @@ from benchmarks.step_shares import OVERHEADS, Stopwatch, watched_steps
 from benchmarks.timing import clock_of, interleaved
 from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, stories_26m
 from gram_platform.config.flops import hardware_flops
-from gram_platform.engine.process import freed_memory_kept
-from gram_platform.model.kernels import CPU_CODE, PLAIN_TORCH, has_fast_code
+from gram_platform.model import cpu
 from gram_platform.train.learner import DTYPES
 from gram_platform.train.loop import StepRecord, training_steps
 
@@ -31,7 +30,7 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     reason = why_no_peer()
     if reason:
         print(reason, file=sys.stderr)
-    with logging(workload, settings.storage) as log, freed_memory_kept():
+    with logging(workload, settings.storage) as log, cpu.freed_memory_kept():
         return compare(workload, log, with_peer=not reason)
 
 
@@ -69,8 +68,8 @@ def compare(workload: Workload, log: Callable[[StepRecord], object], with_peer: 
         for precision in PEERS[workload.size.precision]
         if with_peer
     }
-    if workload.device == "cpu" and has_fast_code():
-        peers[PLAIN_TORCH] = WorkerProcess(_plain_steps, workload)
+    if workload.device == "cpu" and cpu.has_fast_code():
+        peers[cpu.PLAIN] = WorkerProcess(_plain_steps, workload)
     actions = {name: functools.partial(next, each) for name, each in (steps | peers).items()} | {MATMULS: matmuls}
     try:
         seconds = interleaved(actions, workload.num_rounds, clock_of(workload.device))
@@ -80,9 +79,9 @@ def compare(workload: Workload, log: Callable[[StepRecord], object], with_peer: 
     measured = [_against_matmuls(workload, seconds[DENSE], matmuls)]
     if with_peer:
         measured = [*_against_peers(workload, seconds), *measured]
-    if PLAIN_TORCH in peers:
+    if cpu.PLAIN in peers:
         against = "plain torch for the kernels and the memory"
-        plain = _against_dense(workload, seconds | {GRAM: seconds[DENSE], DENSE: seconds[PLAIN_TORCH]}, GRAM, 1.0)
+        plain = _against_dense(workload, seconds | {GRAM: seconds[DENSE], DENSE: seconds[cpu.PLAIN]}, GRAM, 1.0)
         measured.append(replace(plain, name=f"CPU code {workload.size.name}", against=against))
     measured += [_against_dense(workload, seconds, GRAM, 0.97), _against_dense(workload, seconds, GRAM_FROZEN, 1.0)]
     return [*measured, _step_overheads(workload, seconds[DENSE], stopwatch)]
@@ -96,8 +95,8 @@ def _peer_steps(workload: Workload, precision: str) -> Iterator[float]:
 
 def _plain_steps(workload: Workload) -> Iterator[float]:
     """Yields losses of the dense model's steps without the code for CPUs."""
-    os.environ[CPU_CODE] = PLAIN_TORCH
-    has_fast_code.cache_clear()
+    os.environ[cpu.VARIABLE] = cpu.PLAIN
+    cpu.has_fast_code.cache_clear()
     for record in training_steps(*loop_arguments(compared_runs(workload)[DENSE], workload)):
         yield record.losses[0]
 

@@ -11,7 +11,7 @@ from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
 from benchmarks.workloads import DENSE, Workload, compared_runs, random_tokens, stories_26m
 from gram_platform.config.routing import Plan
-from gram_platform.engine.process import freed_memory_kept
+from gram_platform.model.cpu import freed_memory_kept
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import StepRecord, training_steps

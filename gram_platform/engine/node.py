@@ -25,13 +25,13 @@ from gram_platform.engine.process import (
     OutOfMemory,
     ResourceUsage,
     StopRequest,
-    freed_memory_kept,
     is_out_of_memory,
     memory_advice,
     stop_on_signal,
 )
 from gram_platform.methods.budgets import plan_compute_units, run_flops
-from gram_platform.model.kernels import PLAIN_ON_CPU, kernel_in_use
+from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
+from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.store import LeaseHeld
 from gram_platform.store.attempts import Attempt

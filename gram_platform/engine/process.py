@@ -1,7 +1,6 @@
-"""Supports the training process: memory and advice on it, background writing, resource usage, SIGTERM and draining."""
+"""Supports the training process: out-of-memory advice, background writing, resource usage, SIGTERM and draining."""
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -9,12 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
 from gram_platform.engine.execution import Division
-from gram_platform.model.kernels import wants_plain_torch
 from gram_platform.train.data import gpu_of_this_thread, start_thread
 
 try:
@@ -43,32 +40,6 @@ def memory_advice(error: BaseException, division: Division) -> str:
     """Writes the message: what failed, what the planner counts for the run, and what would need less memory."""
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return f"out of memory ({failed}). {division.advice or 'Use a machine with more memory.'}"
-
-
-# Of glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# Larger blocks are mapped one by one; glibc's own adaptive threshold ends here.
-LARGEST_THRESHOLD = 32 * 2**20
-UNTRIMMED_BYTES = 2**31 - 1
-
-
-@contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """Keeps memory freed at the end of the heap in this process, and returns it when the block ends; glibc only.
-
-    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step uses. glibc does not
-    go back to its own thresholds: what is freed later is kept until the next block ends.
-    """
-    libc = ctypes.CDLL(None)
-    if wants_plain_torch() or not hasattr(libc, "mallopt"):
-        yield
-        return
-    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
-    libc.mallopt(M_TRIM_THRESHOLD, UNTRIMMED_BYTES)
-    try:
-        yield
-    finally:
-        libc.malloc_trim(0)
 
 
 class BackgroundJob:
@@ -174,7 +145,8 @@ def _gpu_use(device: torch.device) -> dict[str, float]:
 def resident_bytes() -> int:
     """Measures this process's memory; only systems without Linux's /proc need psutil."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:
         return psutil.Process().memory_info().rss
 

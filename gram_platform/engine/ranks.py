@@ -20,11 +20,11 @@ from gram_platform.engine.node import RunExecution, new_learner, starting_point
 from gram_platform.engine.process import (
     OutOfMemory,
     StopRequest,
-    freed_memory_kept,
     is_out_of_memory,
     memory_advice,
     stop_on_signal,
 )
+from gram_platform.model.cpu import freed_memory_kept
 from gram_platform.model.pieces import Piece
 from gram_platform.store import CorruptFile, Folder, LeaseHeld
 from gram_platform.store.attempts import Attempt

@@ -1,13 +1,11 @@
 """Computes GELU, rotary embedding and attention faster than torch on a CPU; calls torch on other devices.
 
-Each kernel is the same function as torch's, with similar rounding; FINDINGS.md reports the speed-ups. They need an
-operator of torch that is not public. Where it is missing, and with GRAM_CPU_CODE=torch, the plain form runs: the same
-functions with another rounding, slower. Shapes as in `transformer.py`; G = H / K query heads share a key-value head.
+Each kernel is the same function as torch's, with similar rounding; FINDINGS.md reports the speed-ups. Shapes as in
+`transformer.py`; G = H / K query heads share a key-value head.
 """
 
 import functools
 import math
-import os
 
 import torch
 import torch.nn.functional as F
@@ -24,11 +22,8 @@ from gram_platform.config.layout import (
     model_kernel,
     require_fast_attention,
 )
+from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
-CPU_CODE, PLAIN_TORCH = "GRAM_CPU_CODE", "torch"
-OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"  # in torch.ops.aten
-PLAIN_ON_CPU = "plain torch for CPUs"  # its name as an attention kernel
-BOUND = 1e-4  # of the difference to plain torch, in float32
 GELU_SMALL = 2**15  # numbers up to which torch's single pass is as fast as ours
 GELU_AT_ONCE = 2**18  # numbers in one chunk
 ROTATED_AT_ONCE = 2**18  # numbers in one chunk
@@ -36,28 +31,6 @@ QUERIES_AT_ONCE = 128  # queries in one block of the backward pass; scores above
 SCORES_AT_ONCE = 2**20  # scores of one matrix product, few enough to stay in a core's cache
 GELU_1 = 2 * (2 / math.pi) ** 0.5  # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3)
 GELU_3 = 0.044715 * GELU_1
-
-
-def wants_plain_torch() -> bool:
-    """Tells whether the user has forbidden code that rests on details of this machine."""
-    return os.environ.get(CPU_CODE) == PLAIN_TORCH
-
-
-@functools.cache
-def has_fast_code() -> bool:
-    """Tells whether the fast code runs in this process: nothing forbids it, and a try gives plain torch's numbers."""
-    operator = getattr(torch.ops.aten, OPERATOR, None)
-    if wants_plain_torch() or operator is None:
-        return False
-    x_BHTh = torch.linspace(-1.0, 1.0, 2 * 4 * 8, dtype=torch.float32, device="cpu").view(1, 2, 4, 8)
-    future = torch.ones(4, 4, dtype=torch.bool, device="cpu").triu(1)
-    scores_BHTT = (x_BHTh @ x_BHTh.transpose(2, 3) / 8**0.5).masked_fill(future, -torch.inf)
-    expected = F.scaled_dot_product_attention(x_BHTh, x_BHTh, x_BHTh, is_causal=True), scores_BHTT.logsumexp(-1)
-    try:
-        found = operator(x_BHTh, x_BHTh, x_BHTh, is_causal=True, attn_mask=None)
-        return all(torch.allclose(*pair, atol=BOUND) for pair in zip(found, expected, strict=True))
-    except (RuntimeError, TypeError, ValueError):  # other arguments or outputs than in the torch that we know
-        return False
 
 
 def require_first_order() -> None:

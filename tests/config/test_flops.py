@@ -19,7 +19,7 @@ from gram_platform.config.flops import (
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.config.training import ARCHITECTURES
-from gram_platform.model.kernels import has_fast_code
+from gram_platform.model.cpu import has_fast_code
 from gram_platform.model.transformer import Transformer, build, initial_weights, parameter_set
 from gram_platform.train.objectives import cross_entropy
 from tests import tiny

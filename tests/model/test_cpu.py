@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from gram_platform.model import kernels
+from gram_platform.model import cpu
 
 # Hides what macOS lacks: /proc, glibc's mallopt and boot clock, and torch's operator that is not public.
 HIDE = """
@@ -37,8 +37,8 @@ import torch
 from benchmarks.workloads import GRAM, Workload, compared_runs, loop_arguments
 from gram_platform.config.layout import (model_kernel)
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.engine.process import freed_memory_kept
-from gram_platform.model.kernels import has_fast_code, kernel_in_use
+from gram_platform.model.cpu import freed_memory_kept, has_fast_code
+from gram_platform.model.kernels import kernel_in_use
 from gram_platform.store import Store
 from gram_platform.train.loop import training_steps
 
@@ -74,7 +74,7 @@ def trained(storage, before: str = "", **variables: str) -> dict:
 def test_without_proc_and_private_operator_the_same_run_trains_in_plain_torch(tmp_path):
     fast, plain = trained(tmp_path / "fast"), trained(tmp_path / "plain", before=HIDE)
     assert (fast["fast"], plain["fast"]) == (True, False)
-    assert plain["kernel"] == kernels.PLAIN_ON_CPU != fast["kernel"]
+    assert plain["kernel"] == cpu.PLAIN_ON_CPU != fast["kernel"]
     assert plain["status"] == fast["status"] == "complete"
     assert plain["losses"].keys() == fast["losses"].keys()
     for name, losses in fast["losses"].items():
@@ -82,12 +82,12 @@ def test_without_proc_and_private_operator_the_same_run_trains_in_plain_torch(tm
 
 
 def test_the_variable_chooses_plain_torch(monkeypatch):
-    monkeypatch.setenv(kernels.CPU_CODE, kernels.PLAIN_TORCH)
-    kernels.has_fast_code.cache_clear()
-    assert not kernels.has_fast_code()
-    monkeypatch.delenv(kernels.CPU_CODE)
-    kernels.has_fast_code.cache_clear()
-    assert kernels.has_fast_code()
+    monkeypatch.setenv(cpu.VARIABLE, cpu.PLAIN)
+    cpu.has_fast_code.cache_clear()
+    assert not cpu.has_fast_code()
+    monkeypatch.delenv(cpu.VARIABLE)
+    cpu.has_fast_code.cache_clear()
+    assert cpu.has_fast_code()
 
 
 @pytest.mark.parametrize("wrong", [lambda *_, **__: torch.zeros(1), lambda *_, **__: (torch.zeros(1, 2, 4, 8),) * 2])
@@ -97,7 +97,7 @@ def test_an_operator_that_answers_something_else_is_not_used(monkeypatch, wrong)
             return wrong
 
     monkeypatch.setattr(torch.ops, "aten", Others())
-    kernels.has_fast_code.cache_clear()
-    assert not kernels.has_fast_code()
+    cpu.has_fast_code.cache_clear()
+    assert not cpu.has_fast_code()
     monkeypatch.undo()
-    kernels.has_fast_code.cache_clear()
+    cpu.has_fast_code.cache_clear()
