@@ -142,12 +142,14 @@ class LiveView:
         return [(n, b) for n, b in beats if b and b["time"] >= started[n.id] and not b.get("released")]
 
     def _ended_line(self, progress: Progress, node: Node) -> str:
-        count = _share_text(len(progress.done) + len(progress.failed), len(self.nodes))
         if node.id in progress.failed:
-            return f"{count} {node.name} FAILED: {progress.failed[node.id]}"
+            return f"{self._count(progress)} {node.name} FAILED: {progress.failed[node.id]}"
         timing = self.store.run(node.id).timing()
         rate = f"{timing.get('tokens_per_second', 0.0):,.0f} tokens/s"
-        return f"{count} {node.name} trained in {timing.get('elapsed_s', 0.0):.0f} s, {rate}"
+        return f"{self._count(progress)} {node.name} trained in {timing.get('elapsed_s', 0.0):.0f} s, {rate}"
+
+    def _count(self, progress: Progress) -> str:
+        return _share_text(len(progress.done) + len(progress.failed), len(self.nodes))
 
     def _num_nodes(self, progress: Progress, running: list[tuple[Node, dict]]) -> dict[str, int]:
         """Counts nodes by state: done, failed, blocked, training, waiting."""
