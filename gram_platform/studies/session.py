@@ -20,6 +20,7 @@ from gram_platform.engine.local_cluster.head import num_cpus
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
+from gram_platform.studies.flag_values import Destination
 from gram_platform.studies.flags import CommonFlags
 
 
@@ -123,13 +124,13 @@ SITE_VARIABLE = "GRAM_SITE"
 SITE_TIMEOUT_S = 600.0
 
 
-def refresh_site(storage: str, tracking_uri: str, say: Callable[[str], None]) -> None:
+def refresh_site(destination: Destination, say: Callable[[str], None]) -> None:
     """Updates the storage's site in a separate process; announces its address, or the failure."""
     if os.environ.get(SITE_VARIABLE) == "0":
         return
     package = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "gram_platform.pages.site", storage, tracking_uri]
+    command = [sys.executable, "-m", "gram_platform.pages.site", destination.storage, destination.tracking_uri]
     try:
         done = subprocess.run(
             command,

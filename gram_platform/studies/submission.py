@@ -291,6 +291,6 @@ def _led(
 def finish(submission: Submission, code: int, has_news: bool = True) -> int:
     """Updates the site, if it has news; returns the exit code."""
     if has_news:
-        refresh_site(submission.flags.storage, submission.flags.tracking_uri, submission.view.say)
+        refresh_site(submission.flags.destination, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
     return code
