@@ -25,7 +25,7 @@ from gram_platform.studies.live import LiveView
 from gram_platform.studies.run import run_study
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.engine import conftest as cells
-from tests.record.subjects import graphs
+from tests.record.ids import graphs
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process", "--device", "cpu")
