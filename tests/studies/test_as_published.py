@@ -26,6 +26,7 @@ from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
 from gram_platform.studies.record import record_of
 from gram_platform.studies.searches.hyperparams_trials import KNOB
+from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT.parent / "shared" / "data" / "published" / "settings.jsonl"
@@ -434,6 +435,6 @@ def test_flags_of_as_run_are_checked_like_any():
     flags = checked(study("scaling"), Flags(preset="as_run", storage="/tmp/none", sizes=("50M",)))
     assert flags.sizes == ("50M",)
     assert flags.seeds == 0
-    with pytest.raises(ValueError, match="as_run"):
+    with refused("preset", "as_ran"):
         checked(study("scaling"), Flags(preset="as_ran", storage="/tmp/none"))
     assert list(dataclasses.replace(scaling.AS_RUN, num_seeds=1, first_seed=100).seeds("50M")) == [100]

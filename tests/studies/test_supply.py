@@ -55,9 +55,8 @@ def test_the_papers_data_alone_stops_at_the_second_size(storage):
     graph = graph_of(STUDY, "--corpus", "dual-use-papers")
     (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
     assert re.match("shortage: domain core: .*1,1", line)
-    assert "100M needs 2,100," in line
     assert line.endswith("100M, 200M, 400M, 800M, 2B, 5B")
-    with pytest.raises(ValueError, match=r"dual-use-papers.*(?s:.*)domain core: .*100M"):
+    with pytest.raises(ValueError, match="domain core: "):
         settled((graph,), Store(storage).open_for_writing())
     assert not (storage / "data").exists()
 

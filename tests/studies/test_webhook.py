@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gram_platform.config.endings import Unavailable
+from gram_platform.config.identity import InvalidField
 from gram_platform.config.terminal import masked
 from gram_platform.studies import submission, webhook
 from gram_platform.studies.flags import parse
@@ -166,8 +167,9 @@ def test_a_webhook_that_is_not_there_is_a_reason(server):
     ],
 )
 def test_another_address_is_bad_input_whose_error_has_no_key(url):
-    with pytest.raises(ValueError, match=r"^notify='.*': expected .*https://host/path") as found:
+    with pytest.raises(InvalidField) as found:
         parse(STUDY, ["--notify", url])
+    assert found.value.field == "notify"
     assert KEY.split("/")[-1] not in str(found.value)
     assert "pa55word" not in str(found.value)
 

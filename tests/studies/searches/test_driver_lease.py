@@ -18,6 +18,7 @@ from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost,
 from gram_platform.studies.searches.run import SearchDriver, build_search
 from gram_platform.studies.submission import Ended, Workplace, lead
 from gram_platform.tracking import Tracker, default_tracking_uri
+from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
 
 
@@ -56,7 +57,7 @@ def test_one_driver_at_a_time(store, monkeypatch):
     folder = store.search_dir("s1")
     folder.write_json("search.json", {"name": "planted", "preset": "demo"})
     with DriverLease(folder, "planted"):
-        with pytest.raises(ValueError, match=r"^search='planted': "):
+        with refused("search", "planted"):
             DriverLease(folder, "planted").__enter__()
         assert "planted" in search_lines(store)[0]
         assert "led by" in search_lines(store)[0]

@@ -21,6 +21,7 @@ from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search, run_search
 from gram_platform.studies.session import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
+from tests.refused import refused
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines
 
@@ -188,6 +189,6 @@ def test_a_finished_grid_starts_no_trial(ray_cluster, tmp_path, capsys):
 )
 def test_bad_input_starts_nothing(tmp_path, flags, field):
     storage = tmp_path / "storage"
-    with pytest.raises(ValueError, match=f"^{field}"):
+    with refused(field):
         run_search(SEARCH, parse(SEARCH, ["--storage", str(storage), *flags]))
     assert not (storage / "runs").exists()

@@ -30,6 +30,7 @@ from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.lr_batch_trials import objective
 from gram_platform.studies.searches.run import build_search
 from tests import pseudo_terminal
+from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
@@ -93,7 +94,7 @@ def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
 
 def test_the_objective_is_half_core_and_half_the_auxiliary_mean():
     assert objective(FINAL) == {"loss": 0.5 * 4.0 + 0.5 * 1.5, "core": 4.0, "auxiliary": 1.5}
-    with pytest.raises(ValueError, match=r"^loss="):
+    with refused("loss"):
         objective({**FINAL, "validation/loss/a": math.nan})
 
 
@@ -134,7 +135,7 @@ def test_micro_batches_divide_the_batch():
     ],
 )
 def test_grids_that_cannot_work_are_refused_by_name(tmp_path, arguments, field):
-    with pytest.raises(ValueError, match=f"^{field}="):
+    with refused(field):
         setup_of(tmp_path, *arguments)
 
 
@@ -154,7 +155,7 @@ def test_presets_have_their_cells():
     numbers = {name: len(SEARCH.grids["paper"].of(size).cells) for name, size in SEARCH.presets["paper"].sizes.items()}
     assert numbers == {"50M": 12, "100M": 12, "200M": 16, "400M": 12}
     assert SEARCH.presets["demo"].sizes == GRID_DEMO_SIZES
-    with pytest.raises(ValueError, match=r"^batches="):
+    with refused("batches"):
         GridShape((0.5, 1.0, 2.0), (0.3, 1.0, 2.0), 0).of(GRID_DEMO_SIZES["0.2M"])
 
 
@@ -289,7 +290,7 @@ def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(writ
     store.study_dir("lr_bs_grid").write("law.json", written[1].files["law.json"])
     path = store.study_dir("lr_bs_grid").file("law.json")
     given = ["--preset", "smoke", "--storage", setup.flags.storage, "--law", path]
-    with pytest.raises(ValueError, match=f"^law=.*law.json.*no law: {WHY}"):
+    with refused("law"):
         build_graph(SCALING, parse_study(SCALING, given))
     trusted = build_graph(SCALING, parse_study(SCALING, [*given, "--trust-law"]))
     assert trusted.law_doubts == (f"no law: {WHY}",)
@@ -336,7 +337,7 @@ def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     run_all(setup, store, bowl(setup, 1.0, 1.0))
     left = setup.write(store, None)
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
-    with pytest.raises(ValueError, match=r"^law=.*lacks name.*: 1"):
+    with refused("law"):
         load_law(str(tmp_path / "law.json"))
     why = json.loads(left.files["law.json"])["no_law"]
     assert why.startswith(WHY.replace("2", "1"))

@@ -15,6 +15,7 @@ from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
 from gram_platform.studies.searches.optuna_studies import open_storage, trials_frame
 from gram_platform.studies.searches.run import trial_overheads
+from tests.refused import refused
 
 OBJECTIVE = SearchObjective("loss", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64)))
@@ -44,12 +45,12 @@ def test_a_range_is_replaced_held_or_refused():
     ],
 )
 def test_bad_ranges_are_refused_by_name(text, field):
-    with pytest.raises(ValueError, match=f"^{field}="):
+    with refused(field):
         SPACE.with_overrides([text])
 
 
 def test_a_space_is_not_empty_and_stays_within_its_limits():
-    with pytest.raises(ValueError, match=r"^space="):
+    with refused("space"):
         Space(())
     with pytest.raises(ValueError, match="within 0 and 1"):
         Space((Parameter("p", 0.0, 1.5),), limits=(Parameter("p", 0.0, 1.0),))
@@ -71,7 +72,7 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
     ],
 )
 def test_bad_flags_are_refused_by_name(flags, field):
-    with pytest.raises(ValueError, match=f"^{field}="):
+    with refused(field):
         flags.checked()
 
 
@@ -197,7 +198,7 @@ def test_a_list_of_points_is_proposed_once_each():
 
 def test_a_database_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "optuna.db").write_text("this is no database")
-    with pytest.raises(ValueError, match=r"^optuna_uri="):
+    with refused("optuna_uri"):
         open_storage(f"sqlite:///{tmp_path}/optuna.db")
 
 
