@@ -20,11 +20,10 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, MaxEntRanges
+from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
-from gram_platform.studies.record import record_of
 from gram_platform.studies.searches.hyperparams_trials import KNOB
 from tests.refused import refused
 
@@ -250,24 +249,6 @@ def test_studies_of_one_size_compare_every_profile(tmp_path, name):
     for kind in ("paper", "as_run"):
         graph = build_graph(study(name), checked(study(name), Flags(preset=kind, storage=str(tmp_path))))
         assert graph.settings[0].profiles == SINGLES
-
-
-def test_a_report_says_its_family_and_what_is_not_reproduced(tmp_path):
-    for kind, words in (("paper", "as the paper's text prints it"), ("as_run", "as the authors' published settings")):
-        flags = checked(study("accumulation"), Flags(preset=kind, storage=str(tmp_path)))
-        facts = " ".join(record_of(build_graph(study("accumulation"), flags)).facts)
-        assert words in facts
-        assert "LayerNorm" in facts
-    flags = checked(study("accumulation"), Flags(preset="smoke", storage=str(tmp_path)))
-    assert "LayerNorm" not in " ".join(record_of(build_graph(study("accumulation"), flags)).facts)
-
-
-def test_every_preset_says_its_family():
-    for name in ("scaling", "dual_use", "stories", "titration", "partial_labels", "architecture", "accumulation"):
-        presets = study(name).presets
-        assert presets["paper"].family == PAPER_FAMILY
-        assert presets["as_run"].family == AS_RUN_FAMILY
-        assert {own.family for kind, own in presets.items() if kind not in ("paper", "as_run")} == {"ours"}
 
 
 # ------------------------------------------------------------------------------------- the authors' settings

@@ -93,9 +93,7 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     note_device(make("--device", "cuda"), store, "cuda")
     (graph,) = settled((make(),), store)
     assert graph.flags.device == "cuda"
-    known, why = on_known_device(make(), store, ())
-    assert known == graph
-    assert why.startswith("cuda, ")
+    assert on_known_device(make(), store, ())[0] == graph
     with refused("device", "cpu"):
         settled((make("--device", "cpu"),), store)
     with refused("device", "cpu"):  # two that begin at once
@@ -110,9 +108,7 @@ def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage)
     store, graph = Store(storage).open_for_writing(), study_graph()
     note_device(graph, store, "cpu")
     (kept,) = settled((graph,), store)
-    said = describe(graph)
-    assert "device cpu" in said
-    assert price_line((kept,)) in said.splitlines()
+    assert price_line((kept,)) in describe(graph).splitlines()
     assert price_line((graph,)) == price_line((kept,)) != predicted(work_left((graph,), ()))
 
 

@@ -39,17 +39,14 @@ def started(monkeypatch) -> list[Node]:
     return nodes
 
 
-def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage, started, capsys):
+def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage, started):
     flags = (*FLAGS, "--sizes", "tiny", "small", "--max-gpus", "1")
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 3
     assert len(started) == 1  # then its hours are known
-    assert re.search(r"limit: \d\.\d\d .*max_hours .*1e-09", capsys.readouterr().out)
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-cost", "1e-9"])) == 3
     assert len(started) == 1  # of both submissions: nothing is left to spend
-    assert "max_cost is 1e-09" in capsys.readouterr().out
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1"])) == 0
     assert len(started) == len({node.id for node in started}) == 4
-    assert "limit: " not in capsys.readouterr().out
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0  # nothing is left to start
     began = json.loads((storage / "studies/scaling/devices.json").read_text())
     assert began == {"preset smoke, corpus stories-smoke": "cpu"}

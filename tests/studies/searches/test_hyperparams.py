@@ -21,7 +21,6 @@ from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.run import build_search
 from gram_platform.tracking import Tracker
-from tests import pseudo_terminal
 from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
 
@@ -233,9 +232,6 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
 def test_tables_figures_and_report(setup, store):
     result = written(setup, store)
     assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
-    lines = pseudo_terminal.in_short(result.brief)
-    assert lines[lines.index("means over profiles") + 1].split()[:5] == ["knob", "value", "method", "core", "retain"]
-    assert any(line.startswith("claims: ") for line in lines)
     table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])
@@ -244,12 +240,8 @@ def test_tables_figures_and_report(setup, store):
     assert "sweep-p_cr-gram-tiny-core" in result.figures
     page = result.files["report.html"].decode()
     assert pd.read_csv(io.BytesIO(result.files["claims.csv"])).columns[-1] == "explanation"
-    assert page.index("Claims: ") < page.index('id="claims"')
-    for text in ("GRAM: core robustness p_cr", "Missing", "p_ca 2: ft_lora tiny", "loss is not finite"):
-        assert text in page
+    assert "loss is not finite" in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
-    assert "cannot tell" in result.text
-    assert "from the storage" in result.text
     assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
 
 
@@ -258,9 +250,7 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     before, tracker = written(setup, store), Tracker(setup.flags.tracking_uri)
     tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
     after = setup.write(store, tracker)
-    assert "read from MLflow" in after.text
     assert after.files["table.csv"] == before.files["table.csv"]
-    assert 'href="../../mlflow.html#/experiments/' in after.files["report.html"].decode()
     tags = trial_tags(after.files["trials.csv"])
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")
     assert {run_id for runs in trials["runs"] for run_id in runs.split()} == set(tags)

@@ -104,16 +104,11 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
 # ------------------------------------------------------------------------------------------------------ dry runs
 
 
-def test_the_dry_run_prints_the_search_and_what_follows(tmp_path, capsys):
+def test_the_dry_run_has_the_search_before_the_study(tmp_path, capsys):
     text = dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper")
-    assert re.search("30 trials .* 5 profiles .*seed 0", text)
-    assert text.index("study maxent_search_dual_use, preset paper") < text.index("study dual_use, preset paper")
-    assert re.search("15 MaxEnt runs of dual_use .*: 5 .*, 10 ", text)
-    assert "stand in" in text
-    assert "h100 hours ($" in text
+    assert text.index("maxent_search_dual_use, preset paper") < text.index("study dual_use, preset paper")
     assert not (tmp_path / "s").exists()
-    cut = dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper", methods=("gram",))
-    assert "search" not in cut
+    assert "search" not in dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper", methods=("gram",))
 
 
 def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
@@ -122,7 +117,6 @@ def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
     text = capsys.readouterr().out
     for name in ("maxent_search", "maxent_search_dual_use"):
         assert text.count(f"study {name}, preset paper") == 1
-    assert re.search("5 MaxEnt .*samples .*: 5 .*, 0 ", text)
     assert not (tmp_path / "s").exists()
 
 
@@ -200,10 +194,7 @@ def test_one_submission_of_all_runs_the_search_then_the_study_and_the_next_finds
     assert "trials now" not in text
     assert "0 now" in text
     assert written(storage) == before
-    text = dry(STUDY, storage, capsys, retain=("airport",))
-    assert "which is complete" in text
-    assert "stand in" not in text
-    assert "6 runs, 6 done;" in text
+    assert "6 runs, 6 done;" in dry(STUDY, storage, capsys, retain=("airport",))
 
 
 @pytest.mark.ray
