@@ -5,8 +5,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.exceptions import OutOfMemoryError, RayActorError
 
 from gram_platform.corpora import prepare
 from gram_platform.engine import trial_process
@@ -86,6 +89,16 @@ def crash(machine: str, failure: str = "", error: Exception | None = None) -> di
     return plain_crash(error or RuntimeError(ILLEGAL)) | plain_probe(report(machine, failure))
 
 
+@pytest.mark.parametrize("error", [OutOfMemoryError("node memory 98%"), RayActorError()])
+def test_ray_tune_takes_a_kill_for_memory_as_the_end_of_a_process(error):
+    told = []
+    actor = SimpleNamespace(actor_id=0, _on_error=lambda actor, error: told.append(error))
+    manager = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda tracked_actor: None)
+    task = SimpleNamespace(_tracked_actor=actor, _on_error=None)
+    RayActorManager._actor_task_failed(manager, task, error)
+    assert told == [error]
+
+
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     step, cordoned = [0], []
     patience = Patience(Cordon(Resources(), cordoned.append), lambda point: step[0])
@@ -102,6 +115,14 @@ def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     lacks = OutOfMemory("out of memory. The planner counts 2 GiB")
     assert failure("m2", error=lacks, trial="b") == ""
     assert failure("m3", error=lacks, trial="b") == str(lacks)
+
+
+def test_a_trial_that_avoids_a_machine_shares_no_process():
+    cordon, bundle = Cordon(Resources()), {"CPU": 1.0}
+    assert TrialResources(bundle, cordon) == TrialResources(bundle, cordon)
+    assert hash(TrialResources(bundle, cordon)) == hash(TrialResources(bundle, cordon))
+    assert TrialResources(bundle, cordon, "m1") != TrialResources(bundle, cordon)
+    assert TrialResources(bundle, cordon) != TrialResources(bundle, cordon, "m1")
 
 
 def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
