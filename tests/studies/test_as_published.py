@@ -4,7 +4,6 @@ The paper's places are labels of its LaTeX source; rows are those of the authors
 beside the checkout.
 """
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -22,10 +21,8 @@ from gram_platform.methods.gram import modular_size
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
-from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
 from gram_platform.studies.searches.hyperparams_trials import KNOB
-from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT.parent / "shared" / "data" / "published" / "settings.jsonl"
@@ -410,12 +407,3 @@ def test_routes_of_800M_are_those_of_the_logs():
 def test_routed_runs_of_as_run_cost_what_the_baseline_costs(name):
     base = plan_compute_units(plan("baseline", cell(name, "as_run")).runs["all"])
     assert plan_compute_units(gram(name, "as_run")) == pytest.approx(base, rel=2e-3)
-
-
-def test_flags_of_as_run_are_checked_like_any():
-    flags = checked(study("scaling"), Flags(preset="as_run", storage="/tmp/none", sizes=("50M",)))
-    assert flags.sizes == ("50M",)
-    assert flags.seeds == 0
-    with refused("preset", "as_ran"):
-        checked(study("scaling"), Flags(preset="as_ran", storage="/tmp/none"))
-    assert list(dataclasses.replace(scaling.AS_RUN, num_seeds=1, first_seed=100).seeds("50M")) == [100]

@@ -18,7 +18,6 @@ from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
     aux_scaling,
     dual_use,
-    lr_bs_grid,
     partial_labels,
     samples,
     stories,
@@ -120,15 +119,6 @@ def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
     assert not (tmp_path / "s").exists()
 
 
-def test_the_dry_run_of_all_describes_searches_after_the_studies(tmp_path, capsys):
-    flags = CampaignFlags(preset="paper", storage=str(tmp_path / "s"), dry_run=True)
-    assert run_campaign((samples.STUDY,), (lr_bs_grid.SEARCH, SEARCH), flags) == 0
-    text = capsys.readouterr().out
-    assert text.index("all studies: ") < text.index("study lr_bs_grid, preset paper")
-    assert text.count("study maxent_search, preset paper") == 1  # the study begins with it
-    assert not (tmp_path / "s").exists()
-
-
 def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
     size = replace(STUDY.presets["smoke"].sizes["tiny"], core_tokens=10**9)  # more than the corpus has
     study = replace(STUDY, presets={"smoke": replace(STUDY.presets["smoke"], sizes={"tiny": size})})
@@ -144,7 +134,6 @@ def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
     assert not needed.is_complete()
     folder = needed.folder(Store(tmp_path).open_for_writing())
     for content, expected in (
-        ({"missing": []}, False),  # of a version that did not count
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 1}}, False),
         ({"missing": ["core+lisp"], "num_trials": {"core": 2, "core+lisp": 2}}, False),  # all of them diverged
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 3}}, True),
