@@ -22,7 +22,7 @@ MISSPELT = {
 def test_a_misspelt_value_gets_a_suggestion(arguments, storage):
     with pytest.raises(InvalidField) as refused:
         build_graph(STUDY, parse(STUDY, list(arguments)))
-    assert refused.value.expected.endswith(MISSPELT[arguments])
+    assert MISSPELT[arguments] in refused.value.expected.rpartition(":")[2]
 
 
 def test_a_misspelt_choice_gets_a_suggestion(capsys):
