@@ -77,7 +77,7 @@ def test_wrong_knobs(knobs, field, storage):
 
 
 def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
-    with refused("core_ratio", 4):
+    with refused("branching.core_ratio", 4):
         scene_of(root, "--knobs", "p_ca=4").example()
 
 
