@@ -1,7 +1,6 @@
 """Limits on machine hours, and the ladder that is climbed size after size."""
 
 import json
-import re
 
 import pytest
 
@@ -62,12 +61,6 @@ def test_on_a_cluster_of_fixed_size_what_it_has_decides(ray_cluster, storage):
 
 
 @pytest.mark.slow
-def test_a_ladder_is_climbed_size_after_size(ray_cluster, storage, started, capsys):
+def test_a_ladder_is_climbed_size_after_size(ray_cluster, storage, started):
     assert run_study(STUDY, parse(STUDY, [*FLAGS, "--through", "small"])) == 0
     assert [node.size for node in started] == ["tiny", "tiny", "small", "small"]
-    said = capsys.readouterr().out
-    tiny = re.search(r"^tiny: (\S+) cpu hours spent, (\S+) predicted; small: (\S+) predicted, (\S+) \(\$", said, re.M)
-    spent, predicted, following, scaled = map(float, tiny.groups())
-    assert scaled == pytest.approx(following * spent / predicted, rel=0.02)
-    assert re.search(r"^small: \S+ cpu hours .*, \S+ predicted$", said, re.M)
-    assert re.search(r"4 of 4 .*: 4 now", said)

@@ -122,13 +122,10 @@ def test_micro_batches_divide_the_batch():
     ("arguments", "field"),
     [
         (["--lrs", "0.001,0.002"], "lrs"),
-        (["--lrs", "0.001,-1,0.002"], "lrs"),
         (["--batches", "16", "32"], "batches"),
         (["--batches", "8,16.5,32"], "batches"),
         (["--batches", "8,16,100000"], "batches"),
         (["--batches", "2,3,4", "--num-workers", "4"], "batches"),
-        (["--window", "-0.1"], "window"),
-        (["--max-extensions", "-2"], "max_extensions"),
         (["--preset", "paper", "--set", "sizes.new.base=50M"], "sizes"),
     ],
 )
