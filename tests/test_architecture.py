@@ -1,4 +1,4 @@
-"""The rules of the layout, checked by reading the source: import direction, dependencies, sizes, bad constructs."""
+"""The rules of the layout, checked by reading the source: import direction, dependencies, bad constructs."""
 
 import ast
 import functools
@@ -6,8 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "gram_platform"
@@ -50,7 +48,6 @@ ROOMS = {
     ),
     "cli": ("pandas", "tyro", "rich"),
 }
-MAX_ROOMS = 16
 TRAINING_CORE = ("config", "methods", "model", "train", "corpora.packed")
 # what executes a node of one rank: modules of these rooms, and these of the engine
 WITHOUT_RAY = ("config", "methods", "model", "store", "train")
@@ -58,8 +55,6 @@ WITHOUT_RAY += tuple(
     f"engine.{name}" for name in ("devices", "evaluation", "handover", "in_process", "life", "node", "process")
 )
 NOT_IN_CORE = {library for libraries in ROOMS.values() for library in libraries} - {"torch", "numpy"}
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 350, 60  # hard; about 250 and 40 is what we aim at, and what is reported
-AIM_FILE_LINES, AIM_FUNCTION_LINES = 250, 40
 
 
 @functools.cache
@@ -117,13 +112,6 @@ def ours(modules: set[str]) -> set[str]:
 def test_every_file_has_a_room():
     strays = [p.name for p in python_files(PACKAGE) if room_of(module_name(p)) not in {*ROOMS, ""}]
     assert not strays, f"files outside the layout: {strays}"
-    assert len(ROOMS) <= MAX_ROOMS
-    assert "utils.py" not in {p.name for p in python_files(PACKAGE, "experiments", "dashboards", "tests")}
-
-
-def test_a_package_has_an_init_where_it_offers_names_alone():
-    offers = [path for path in python_files(PACKAGE) if path.name == "__init__.py" and len(tree_of(path).body) > 1]
-    assert offers == [path for path in python_files(PACKAGE) if path.name == "__init__.py"]
 
 
 def test_imports_go_one_way():
@@ -224,54 +212,6 @@ for module in {modules!r}:
     assert done.returncode == 0, done.stderr
 
 
-def functions_of(tree: ast.AST):
-    """(name, lines) of every function, its decorators and docstring not counted."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0]
-            is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-            docstring = first.end_lineno - first.lineno + 1 if is_docstring else 0
-            yield node.name, node.end_lineno - node.lineno + 1 - docstring
-
-
-def test_sizes(capsys):
-    files, functions = [], []
-    for path in python_files(PACKAGE, "experiments", "dashboards"):
-        text = path.read_text()
-        name = str(path.relative_to(ROOT))
-        files.append((len(text.splitlines()), name))
-        functions += [(lines, f"{name}:{function}") for function, lines in functions_of(tree_of(path))]
-    with capsys.disabled():
-        print(f"\n{len(files)} files, {sum(n for n, _ in files)} lines; longest function {max(functions)[0]} lines")
-        for aim, sizes in ((AIM_FILE_LINES, files), (AIM_FUNCTION_LINES, functions)):
-            for lines, name in sorted(sizes, reverse=True):
-                if lines > aim:
-                    print(f"  {lines} lines (aim {aim}): {name}")
-    too_long = [s for s in files if s[0] > MAX_FILE_LINES] + [s for s in functions if s[0] > MAX_FUNCTION_LINES]
-    assert not too_long, too_long
-
-
-def mentions_method(test: ast.expr) -> bool:
-    """Whether a condition compares something called `method` with strings."""
-    for node in ast.walk(test):
-        if isinstance(node, ast.Compare):
-            names = {getattr(n, "id", getattr(n, "attr", "")) for n in (node.left, *node.comparators)}
-            strings = [n for c in (node.left, *node.comparators) for n in ast.walk(c) if isinstance(n, ast.Constant)]
-            if "method" in names and any(isinstance(n.value, str) for n in strings):
-                return True
-    return False
-
-
-def test_nobody_asks_which_method_it_is():
-    wrong = []
-    for path in python_files(PACKAGE, "experiments"):
-        for node in ast.walk(tree_of(path)):
-            by_match = isinstance(node, ast.Match) and getattr(node.subject, "id", "") == "method"
-            if by_match or (isinstance(node, ast.If | ast.IfExp) and mentions_method(node.test)):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert not wrong, wrong
-
-
 FOREIGN_MESSAGES = {"gram_platform/engine/devices.py", "gram_platform/engine/process.py"}  # of torch and of CUDA
 
 
@@ -350,27 +290,6 @@ def test_nothing_of_a_storage_is_unpickled():
         if modules & UNPICKLING or calls & EXECUTING or arguments & SWITCHES:
             found.add(str(path.relative_to(ROOT)))
     assert found == {"gram_platform/engine/ray_private.py"}
-
-
-@pytest.mark.timeout(300)
-def test_every_experiment_says_what_it_is_and_builds():
-    paths = sorted((ROOT / "experiments").glob("*.py"))
-    for path in paths:
-        docstring = ast.get_docstring(tree_of(path)) or ""
-        assert f"experiments/{path.name}" in docstring, f"{path.name}: its docstring lacks the command"
-        assert "expect" in docstring.lower(), f"{path.name}: its docstring lacks the expected numbers"
-    code = """
-import contextlib, runpy, sys
-for path in sys.argv[1:]:
-    sys.argv, sys.path[0] = [path, "--help"], path.rpartition("/")[0]  # as `python path` has it
-    with contextlib.suppress(SystemExit):
-        runpy.run_path(path, run_name="__main__")
-    print("built", path)
-"""
-    command = [sys.executable, "-c", code, *map(str, paths)]  # one process: the libraries are imported once
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("usage:") == done.stdout.count("built ") == len(paths)
 
 
 def test_files_that_docstrings_name_exist():

@@ -16,6 +16,7 @@ from gram_platform.studies.searches.lr_batch_trials import trials_table
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from tests.analysis.test_lr_grid import laddered
 from tests.pages.results.test_results import study  # noqa: F401
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -81,5 +82,5 @@ def test_what_mlflow_lacks_is_named(uri, tmp_path):
         report_from_mlflow("stories", uri, "")
     (tmp_path / "elsewhere").mkdir()
     Tracker(uri).prepare_database()
-    with pytest.raises(ValueError, match="study='stories': "):
+    with refused("study", "stories"):
         report_from_mlflow("stories", uri, "")

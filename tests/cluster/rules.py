@@ -1,4 +1,4 @@
-"""What we ask of the files beyond their form. Every rule returns complaints, so that a test can also break a file."""
+"""What we ask of the files beyond their form. Every rule returns complaints."""
 
 import json
 import re

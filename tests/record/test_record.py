@@ -1,24 +1,14 @@
-"""The code is as the record says; a change that means to differ renews it with `python -m tests.record --write`."""
+"""Every id is as recorded; a change that means to differ renews them with `python -m tests.record --write`."""
 
 import builtins
-import csv
-import io
 import math
-import sys
 
 import pytest
 
-from tests.record.__main__ import main
-from tests.record.campaign import compared, hashes
-from tests.record.earlier import unpack
-from tests.record.files import differences, found, recorded, text_of
-from tests.record.subjects import OURS, SUBJECTS, flags_in, presets
+from tests.record.ids import differences, found_ids, presets, recorded_ids
 
-SAMPLES = {  # headings that take seconds together
-    "ids": {"titration paper", *(f"{name} {preset}" for name, preset in presets() if preset == "smoke")},
-    "flags": {"gram", "gram status", "gram serve", *(f"experiments/{n}.py" for n in ("scaling", "lr_bs_grid", "all"))},
-    "dry_runs": {"scaling smoke", "lr_bs_grid smoke"},
-}
+# These take seconds together.
+SAMPLE = {"titration paper", *(f"{name} {preset}" for name, preset in presets() if preset == "smoke")}
 
 
 @pytest.fixture(autouse=True)
@@ -34,74 +24,17 @@ def sum_of_later_pythons(monkeypatch):
     monkeypatch.setattr(builtins, "sum", compensated)
 
 
-def assert_equal(before, now) -> None:
-    lines = differences(before, now)
-    assert not lines, "the record differs (python -m tests.record --write renews it):\n" + "\n".join(lines)
-
-
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_a_sample_is_as_recorded(subject):
-    wanted = SAMPLES[subject].__contains__ if subject in SAMPLES else lambda heading: True
-    assert_equal(recorded(subject, wanted), now := found(subject, wanted))
-    assert now.keys() == SAMPLES.get(subject, now.keys())
+def test_a_sample_is_as_recorded():
+    now = found_ids(SAMPLE.__contains__)
+    assert not differences(recorded_ids(SAMPLE.__contains__), now)
+    assert now.keys() == SAMPLE
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("subject", SUBJECTS)
-def test_all_is_as_recorded(subject):
-    assert_equal(recorded(subject), found(subject))
+def test_all_is_as_recorded():
+    assert not differences(recorded_ids(), found_ids())
 
 
 def test_every_preset_is_recorded():
-    headings = {f"{name} {preset}" for name, preset in presets()}
-    assert set(recorded("ids")) == set(recorded("dry_runs")) == headings
-    assert {heading.split()[0] for heading in headings} == set(OURS)
-
-
-def test_a_difference_says_where_it_is():
-    before = {"scaling smoke": ["tiny run: 2", "small run: 2"], "gone": ["x"], "equal": ["y"]}
-    now = {"scaling smoke": ["tiny run: 2", "small run: 3"], "equal": ["y"], "new": []}
-    assert differences(before, now) == ["# scaling smoke", "-small run: 2", "+small run: 3", "# gone", "-x", "# new"]
-    assert not differences(now, now)
-    assert text_of({"a": ["1", "2"], "b": []}.items()) == "# a\n1\n2\n\n# b\n"
-
-
-def test_flags_are_read_from_a_help():
-    text = """usage: x
-╭─ options ─────────────────────────╮
-│ -h, --help   show this            │
-│ --seeds INT  number (0: some)     │
-│              of seeds (default: 0) │
-│ --sizes NAME ...                  │
-│              all of them          │
-╰───────────────────────────────────╯
-"""
-    assert flags_in(text) == ["--seeds INT (default: 0)", "--sizes NAME ..."]
-
-
-def test_a_campaign_names_each_file_that_differs(tmp_path):
-    now, before = (unpack(tmp_path / name) / "storage" for name in ("now", "before"))
-    assert {line.split()[0] for line in compared(hashes(before), hashes(now))} == {"equal"}
-    result, *_, gone = sorted(before.glob("evaluations/*/result.json"))
-    (weights,) = now.glob("runs/5f7254ecbbb5/attempts/*/weights.safetensors")
-    trials = now / "studies/hyperparams/trials.csv"
-    took = next(csv.DictReader(io.StringIO(trials.read_text())))["elapsed_s"]
-    trials.write_text(trials.read_text().replace(took, "9" + took))
-    result.write_bytes(result.read_bytes() + b" ")
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    gone.unlink()
-    assert [line for line in compared(hashes(before), hashes(now)) if not line.startswith("equal ")] == [
-        f"different {result.relative_to(before)}",
-        f"new {gone.relative_to(before)}",
-        "different runs/5f7254ecbbb5/weights.safetensors",
-    ]
-
-
-@pytest.mark.parametrize("words", [["idss"], ["campaign"], ["ids", "--against", "HEAD"]])
-def test_wrong_words_are_refused(words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["record", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert "campaign" in capsys.readouterr().err
+    assert set(recorded_ids()) == {f"{name} {preset}" for name, preset in presets()}

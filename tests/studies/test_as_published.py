@@ -4,7 +4,6 @@ The paper's places are labels of its LaTeX source; rows are those of the authors
 beside the checkout.
 """
 
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -20,11 +19,9 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.build import build_graph
-from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, MaxEntRanges
+from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.flags import Flags, checked
-from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
-from gram_platform.studies.record import record_of
 from gram_platform.studies.searches.hyperparams_trials import KNOB
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -251,24 +248,6 @@ def test_studies_of_one_size_compare_every_profile(tmp_path, name):
         assert graph.settings[0].profiles == SINGLES
 
 
-def test_a_report_says_its_family_and_what_is_not_reproduced(tmp_path):
-    for kind, words in (("paper", "as the paper's text prints it"), ("as_run", "as the authors' published settings")):
-        flags = checked(study("accumulation"), Flags(preset=kind, storage=str(tmp_path)))
-        facts = " ".join(record_of(build_graph(study("accumulation"), flags)).facts)
-        assert words in facts
-        assert "LayerNorm" in facts
-    flags = checked(study("accumulation"), Flags(preset="smoke", storage=str(tmp_path)))
-    assert "LayerNorm" not in " ".join(record_of(build_graph(study("accumulation"), flags)).facts)
-
-
-def test_every_preset_says_its_family():
-    for name in ("scaling", "dual_use", "stories", "titration", "partial_labels", "architecture", "accumulation"):
-        presets = study(name).presets
-        assert presets["paper"].family == PAPER_FAMILY
-        assert presets["as_run"].family == AS_RUN_FAMILY
-        assert {own.family for kind, own in presets.items() if kind not in ("paper", "as_run")} == {"ours"}
-
-
 # ------------------------------------------------------------------------------------- the authors' settings
 
 
@@ -428,12 +407,3 @@ def test_routes_of_800M_are_those_of_the_logs():
 def test_routed_runs_of_as_run_cost_what_the_baseline_costs(name):
     base = plan_compute_units(plan("baseline", cell(name, "as_run")).runs["all"])
     assert plan_compute_units(gram(name, "as_run")) == pytest.approx(base, rel=2e-3)
-
-
-def test_flags_of_as_run_are_checked_like_any():
-    flags = checked(study("scaling"), Flags(preset="as_run", storage="/tmp/none", sizes=("50M",)))
-    assert flags.sizes == ("50M",)
-    assert flags.seeds == 0
-    with pytest.raises(ValueError, match="as_run"):
-        checked(study("scaling"), Flags(preset="as_ran", storage="/tmp/none"))
-    assert list(dataclasses.replace(scaling.AS_RUN, num_seeds=1, first_seed=100).seeds("50M")) == [100]

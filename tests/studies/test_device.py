@@ -20,9 +20,9 @@ from gram_platform.studies.price import predicted, work_left
 from gram_platform.studies.run import run_study
 from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.searches.run import build_search, run_search
+from tests.refused import refused
 
 SMALL = ("--preset", "paper", "--sizes", "50M", "--seeds", "1")
-ASKED = r"^device='': expected --device cuda or --device cpu.*on demand.* h100 hours.* cpu hours"
 
 
 def study_graph(*arguments, preset=SMALL):
@@ -58,7 +58,7 @@ SUBMISSIONS = {
 
 @pytest.mark.parametrize("submit", SUBMISSIONS.values(), ids=SUBMISSIONS)
 def test_a_plan_for_gpus_asks_for_the_device_before_any_work(submit, growing_cluster, storage):
-    with pytest.raises(ValueError, match=ASKED):
+    with refused("device", ""):
         submit()
     assert not (storage / "data").exists()
     assert not (storage / "runs").exists()
@@ -70,7 +70,7 @@ def test_an_autoscaler_that_has_not_reported_yet_is_waited_for(growing_cluster, 
     monkeypatch.setattr(device, "await_report", lambda: reports.append("head"))
     monkeypatch.setattr(device, "has_fixed_size", lambda: not reports)
     monkeypatch.setattr(device.ray, "cluster_resources", dict)
-    with pytest.raises(ValueError, match=ASKED):
+    with refused("device", ""):
         settled((study_graph(),), Store(storage))
 
 
@@ -93,12 +93,10 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     note_device(make("--device", "cuda"), store, "cuda")
     (graph,) = settled((make(),), store)
     assert graph.flags.device == "cuda"
-    known, why = on_known_device(make(), store, ())
-    assert known == graph
-    assert why.startswith("cuda, ")
-    with pytest.raises(ValueError, match=r"^device='cpu': expected cuda.*preset paper.*--storage"):
+    assert on_known_device(make(), store, ())[0] == graph
+    with refused("device", "cpu"):
         settled((make("--device", "cpu"),), store)
-    with pytest.raises(ValueError, match=r"^device='cpu': expected cuda"):  # two that begin at once
+    with refused("device", "cpu"):  # two that begin at once
         note_device(make(), store, "cpu")
     other = make(preset=("--preset", "smoke"))
     assert began_on(other, store) == ""
@@ -110,9 +108,7 @@ def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage)
     store, graph = Store(storage).open_for_writing(), study_graph()
     note_device(graph, store, "cpu")
     (kept,) = settled((graph,), store)
-    said = describe(graph)
-    assert "device cpu" in said
-    assert price_line((kept,)) in said.splitlines()
+    assert price_line((kept,)) in describe(graph).splitlines()
     assert price_line((graph,)) == price_line((kept,)) != predicted(work_left((graph,), ()))
 
 
@@ -135,7 +131,7 @@ def test_studies_that_began_on_two_devices_are_not_one_submission(no_ray, storag
     store, graphs = Store(storage).open_for_writing(), (study_graph(), search_graph())
     for graph, began in zip(graphs, ("cuda", "cpu"), strict=True):
         note_device(graph, store, began)
-    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu.*lr_bs_grid"):
+    with refused("device", "cuda"):
         settled(graphs, store)
 
 
@@ -143,12 +139,12 @@ def test_studies_that_began_on_two_devices_are_not_one_submission(no_ray, storag
 def test_a_gpu_that_this_machine_lacks_is_refused_in_process(no_ray, storage):
     (graph,) = settled((study_graph("--in-process"),), Store(storage))
     assert graph.flags.device == "cpu"
-    with pytest.raises(ValueError, match=r"^device='cuda': expected cpu.*--in-process"):
+    with refused("device", "cuda"):
         settled((study_graph("--in-process", "--device", "cuda"),), Store(storage))
 
 
 def test_cpus_are_not_planned_as_another_machine(storage):
-    with pytest.raises(ValueError, match=r"^machine='h100': expected .*cpu"):
+    with refused("machine", "h100"):
         parse(STUDY, ["--device", "cpu", "--machine", "h100"])
     given = parse(STUDY, ["--preset", "paper", "--device", "cpu"])
     assert given == dataclasses.replace(parse(STUDY, ["--preset", "paper"]), device="cpu", machine="cpu")

@@ -13,6 +13,7 @@ from gram_platform.engine.handover import main, read_nodes
 from gram_platform.studies.campaign import run_searched
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import scaling, stories
+from tests.refused import refused
 from tests.studies.processes import ROOT, SMALL, attempts, results, submit, table, written
 from tests.test_architecture import NOT_IN_CORE
 
@@ -112,67 +113,57 @@ def export(storage: Path, folder: Path) -> Path:
 # ---------------------------------------------------------------------------------------------------- bad input
 
 
-def test_a_changed_file_is_refused(exported, tmp_path, capsys):
-    changed = tmp_path / "nodes.json"
-    changed.write_text(exported.read_text().replace('"seed": 0', '"seed": 1'))
-    numbers, deep = tmp_path / "numbers.json", tmp_path / "deep.json"
-    numbers.write_text(exported.read_text().replace('"tags": {', '"tags": {"number": 1,', 1))
-    deep.write_text("[" * 10**5)
-    wrong = [(changed, "other ids"), (numbers, "a field is missing or has another type"), (deep, "nested too deeply")]
-    wrong += [(ROOT / "README.md", "--export-nodes"), (tmp_path / "absent", "found nothing")]
-    for path, expected in wrong:
-        with pytest.raises(SystemExit) as ended:
-            main([str(path), "--storage", str(tmp_path / "storage")])
-        assert ended.value.code == 2
-        assert expected in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    "change",
     [
-        (lambda plain: "[" * 100_000, "nested too deeply"),
-        (lambda plain: [plain], "another type"),
-        (lambda plain: plain | {"nodes": 7}, "another type"),
-        (
-            lambda plain: plain | {"nodes": [n | {"tags": n["tags"] | {"seed": 0}} for n in plain["nodes"]]},
-            "another type",
-        ),
-        (lambda plain: plain | {"nodes": [n | {"tags": {}} for n in plain["nodes"]]}, "another type"),
-        (lambda plain: plain | {"nodes": plain["nodes"][1:]}, "all runs"),
+        lambda plain: "[" * 100_000,
+        lambda plain: [plain],
+        lambda plain: plain | {"nodes": 7},
+        lambda plain: plain | {"nodes": [n | {"tags": n["tags"] | {"seed": 0}} for n in plain["nodes"]]},
+        lambda plain: plain | {"nodes": [n | {"tags": {}} for n in plain["nodes"]]},
+        lambda plain: plain | {"nodes": plain["nodes"][1:]},
+        lambda plain: json.dumps(plain).replace('"seed": 0', '"seed": 1'),
     ],
-    ids=["deep", "list", "nodes", "number as a tag", "no tags", "without a run"],
+    ids=["deep", "list", "nodes", "number as a tag", "no tags", "without a run", "other ids"],
 )
-def test_a_file_of_another_shape_is_refused_before_anything_starts(exported, tmp_path, capsys, change, expected):
+def test_a_changed_file_is_refused_before_anything_starts(exported, tmp_path, change):
     changed, storage = tmp_path / "nodes.json", tmp_path / "storage"
     plain = change(json.loads(exported.read_text()))
     changed.write_text(plain if isinstance(plain, str) else json.dumps(plain))
     with pytest.raises(SystemExit) as ended:
         main([str(changed), "--storage", str(storage)])
     assert ended.value.code == 2
-    assert expected in capsys.readouterr().err
     assert not storage.exists()
 
 
-def test_text_that_is_elsewhere_is_asked_for(exported, tmp_path, capsys):
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "absent"])
+def test_what_is_no_file_of_nodes_is_refused(path, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main([str(path), "--storage", str(tmp_path / "storage")])
+    assert ended.value.code == 2
+
+
+def test_text_that_is_elsewhere_is_asked_for(exported, tmp_path):
     """Only generated stories are packed from a recipe."""
     changed = tmp_path / "nodes.json"
     changed.write_text(exported.read_text().replace('"StoriesSource"', '"FilesSource"'))
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         main([str(changed), "--storage", str(tmp_path / "storage")])
-    assert "copy it there" in capsys.readouterr().err
+    assert ended.value.code == 2
+    assert not list((tmp_path / "storage").glob("runs/*"))
 
 
 def test_flags_that_need_ray_are_refused(tmp_path):
     for wanted in ("2", "tiny=2", "auto"):
-        with pytest.raises(ValueError, match=r"^num_workers=.*1 .*--in-process"):
+        with refused("num_workers"):
             parse(scaling.STUDY, ["--preset", "smoke", "--in-process", "--num-workers", wanted])
-    with pytest.raises(ValueError, match=r"^export_nodes=.*without --start"):
+    with refused("export_nodes"):
         parse(scaling.STUDY, ["--preset", "smoke", "--sizes", "tiny", "--start", "imported-x", "--export-nodes", "f"])
     for wanted in (["--in-process"], ["--export-nodes", str(tmp_path / "f")]):
         flags = parse(stories.STUDY, ["--preset", "paper", "--storage", str(tmp_path), *wanted])
-        with pytest.raises(ValueError, match=r"search maxent_search \w+"):
+        with refused(wanted[0].removeprefix("--").replace("-", "_")):
             run_searched(stories.STUDY, flags)
     assert not [*tmp_path.iterdir()]
     flags = parse(stories.STUDY, ["--preset", "demo", "--export-nodes", str(tmp_path / "no folder" / "f")])
-    with pytest.raises(ValueError, match=r"^export_nodes="):
+    with refused("export_nodes"):
         run_searched(stories.STUDY, flags)

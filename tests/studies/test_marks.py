@@ -41,22 +41,6 @@ def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
     return setup.write(Store(storage).open_for_writing(), None).figures
 
 
-def test_marks_that_must_not_be_are_found():
-    """Each fault that the figures had: a list with NaN, bars without any interval, lines through two points."""
-    figure = go.Figure()
-    figure.add_scatter(x=[1, 2], y=[1, 2], name="list", error_y={"array": [np.nan, 1.0]})
-    figure.add_scatter(x=[1, 2], y=[1, 2], name="none", error_y={"array": np.array([np.nan, np.nan])})
-    figure.add_scatter(x=[1, 2, 3], y=[1, 2, 3], name="GRAM", legendgroup="GRAM", mode="lines+markers")
-    figure.add_scatter(x=[1, 3], y=[1, 3], name="GRAM, predicted", legendgroup="GRAM", mode="lines")
-    figure.add_scatter(x=[1, 2], y=[1, 2], name="our law", mode="lines")
-    assert [wrong.split(": ")[1] for wrong in wrong_marks({"f": figure})] == [
-        "list",
-        "none",
-        "GRAM, predicted",
-        "our law",
-    ]
-
-
 def test_whiskers_stand_where_an_interval_is():
     some = whiskers(pd.Series([1.0, 2.0]), [0.5, np.nan], [2.0, np.nan])
     assert [some["array"].tolist()[0], some["arrayminus"].tolist()[0]] == [1.0, 0.5]

@@ -2,14 +2,13 @@
 
 import dataclasses
 
-import pytest
-
 from gram_platform.config.flops import GIB
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import MACHINES, Ranks, merged_within, passes_within
 from gram_platform.planner.memory import rank_memory
 from gram_platform.studies.submission import placement_of
 from tests import tiny
+from tests.refused import refused
 
 SMALL_GPU = dataclasses.replace(MACHINES["h100"], memory_bytes=GIB)
 
@@ -41,5 +40,5 @@ def test_a_process_that_shares_a_gpu_has_its_share_of_the_memory():
 
 def test_a_run_that_fits_no_number_of_ranks_is_refused_before_it_starts():
     machine = dataclasses.replace(SMALL_GPU, memory_bytes=1.0)
-    with pytest.raises(ValueError, match=r"^machine='h100'"):
+    with refused("machine", "h100"):
         placement_of(Node.of(run_on_gpus(), {"size": "a size"}), Ranks(0, machine=machine), "cuda")

@@ -1,7 +1,6 @@
 """A study's record, report and runs in MLflow say which code, command and machine they are from."""
 
 import json
-import re
 
 import pytest
 
@@ -18,7 +17,6 @@ def test_record_report_and_every_run_in_mlflow_name_the_code(finished_study):
     assert (row["commit"], row["sources"]) == (code.commit, code.sources)
     assert "experiments/scaling.py" in row["command"]
     assert 0.0 < row["node_hours"] < 1.0
-    assert re.fullmatch(r"1 machine of Ray with \d+ CPUs", row["machine"])
     assert {"Python", "torch", "ray", "mlflow"} <= row["versions"].keys()
     report = (finished_study / "studies/scaling/report.html").read_text()
     assert row["started"] in report.split("<main")[0]

@@ -12,6 +12,7 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library import attack_kinds, finetuning, scaling, stories
 from gram_platform.studies.searches.command import main
 from tests.corpora.conftest import make_records, write_jsonl
+from tests.refused import refused
 
 
 def graph_of(study, storage, *flags):
@@ -42,7 +43,7 @@ def test_pretraining_never_sees_the_instructions_and_one_stage_follows_each_view
     assert all(n.names["variant"] == finetuning.AFTER and n.config.start for n in of_stage)
     assert all(INSTRUCTIONS not in n.config.domains for n in graph.nodes if not n.is_run)
     assert {n.names["variant"] for n in runs if n.is_attack} == {finetuning.BEFORE, finetuning.AFTER}
-    with pytest.raises(ValueError, match=r"options.finetuning.text='instructions'.*airport"):
+    with refused("options.finetuning.text", "instructions"):
         graph_of(finetuning.STUDY, tmp_path, "--corpus", "stories-smoke")
 
 
@@ -57,7 +58,7 @@ def test_instructions_of_a_user_are_trained_on_by_their_responses(tmp_path):
         texts[node.config.data.domains[0].name].add(node.config.objective.responses_after)
     assert texts.pop(INSTRUCTIONS) == {RESPONSE}
     assert set().union(*texts.values()) == {""}
-    with pytest.raises(ValueError, match=r"instructions=.scaling.: "):
+    with refused("instructions"):
         graph_of(scaling.STUDY, tmp_path, *given)
 
 

@@ -17,6 +17,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STUDY as STORIES
 from tests.engine import conftest as cells
+from tests.refused import refused
 from tests.release.planted import complete, exported
 from tests.studies.processes import SMALL, submit
 
@@ -59,19 +60,19 @@ def test_what_has_no_origin_begins_with_the_import(imported):
 
 def test_what_cannot_begin_with_it(imported, tmp_path):
     storage, import_id = imported
-    with pytest.raises(ValueError, match=r"start='imported-.*128; .*0"):
+    with refused("start"):
         graph_of(storage, import_id, "--methods", "demix")
-    with pytest.raises(ValueError, match=r"start='abc'.*gram import"):
+    with refused("start", "abc"):
         graph_of(storage, "abc")
-    with pytest.raises(ValueError, match="import_id='imported-000000000000': "):
+    with refused("import_id", "imported-000000000000"):
         graph_of(storage, "imported-000000000000")
-    with pytest.raises(ValueError, match=r"num_workers='tiny=2'.*beside --start"):
+    with refused("num_workers", "tiny=2"):
         graph_of(storage, import_id, "--num-workers", "tiny=2")
     bare = shutil.copytree(tmp_path / "checkpoint", tmp_path / "bare")
     (bare / "tokenizer.json").unlink()
     gram(["import", str(bare), "--storage", str(tmp_path / "other")])
     (bare_id,) = Store(tmp_path / "other").list_imports()
-    with pytest.raises(ValueError, match=rf"start='{bare_id}'.*had a tokenizer\.json"):
+    with refused("start", bare_id):
         graph_of(tmp_path / "other", bare_id)
 
 

@@ -22,12 +22,9 @@ from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trial_process import (
     Patience,
-    Trial,
     TrialResources,
-    ends_process,
     plain_crash,
     plain_probe,
-    reported_probe,
 )
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
@@ -37,7 +34,7 @@ from gram_platform.studies.session import execution_of
 from tests.engine.test_broken_devices import assert_little_is_trained_twice, events, machines, plan_for
 from tests.engine.test_drained import in_own_process
 from tests.studies.processes import results
-from tests.studies.searches.planted import NO_SCORE, SEARCH, Baselines
+from tests.studies.searches.planted import SEARCH, Baselines
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 _is_poisoned = False  # this process, by the error of one trial
@@ -82,40 +79,6 @@ def test_a_poisoned_process_fails_no_trial(ray_cluster, planted):
     assert {o.name: o.state for o in outcomes} == {"a": "complete", "b": "complete"}
     processes = sorted(path.read_text() for path in problem.folder.iterdir() if path.name != "poisoned")
     assert processes == ["2 ", "2 3 "]
-
-
-class Process:
-    """A process of Ray Tune, without Ray."""
-
-    def __init__(self, problem, execution, resources):
-        self.trial = Trial.__new__(Trial)
-        self.shared = {"problem": problem, "execution": execution, "resources": resources, "retry_diverged": False}
-
-    def reports(self, **point) -> list[dict]:
-        """Executes a trial; all its reports, until there are no more or the process raises an error."""
-        self.trial.setup({"name": "a", "point": point, "placements": {}, "cordoned": []}, **self.shared)
-        found = [self.trial.step()]
-        while not (found[-1].get("done") or ends_process(found[-1])):
-            found.append(self.trial.step())
-        return found
-
-
-def test_the_last_report_of_a_process_says_why_it_ends(planted, monkeypatch):
-    """A device's error and a failure end it; the first is told with a probe in a fresh process, which passes here."""
-    process = Process(*planted)
-    *_, complete = process.reports(lr=3.0)
-    assert (complete["state"], complete["done"]) == ("complete", True)
-    *_, failed = process.reports(lr=1.0)
-    assert (failed["message"], failed["done"]) == (f"RuntimeError: {NO_SCORE}", False)
-    monkeypatch.setattr(f"{__name__}._is_poisoned", False)
-    *_, crash = process.reports(lr=2.0)
-    assert crash["crash"].startswith(f"RuntimeError: {ILLEGAL}; afterwards ")
-    assert reported_probe(crash).failure == ""
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no more trials"):
-            process.trial.step()
-    run = planted[0].nodes({})[0].config
-    assert planted[1].store().run(run.run_id).failure() is None
 
 
 def report(machine: str, failure: str = "") -> ProbeReport:
@@ -225,7 +188,7 @@ def grid_on_broken_machines(folder: Path) -> None:
 
     with machines(folder, good=0, broken=2):
         plan_for(folder)
-        with pytest.raises(ClusterLost, match=r"(?s):\n  machine .*\n  machine "):
+        with pytest.raises(ClusterLost):
             run_grid(folder.with_name("storage"))
         assert events(folder) == []
 

@@ -18,6 +18,7 @@ from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost,
 from gram_platform.studies.searches.run import SearchDriver, build_search
 from gram_platform.studies.submission import Ended, Workplace, lead
 from gram_platform.tracking import Tracker, default_tracking_uri
+from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
 
 
@@ -56,7 +57,7 @@ def test_one_driver_at_a_time(store, monkeypatch):
     folder = store.search_dir("s1")
     folder.write_json("search.json", {"name": "planted", "preset": "demo"})
     with DriverLease(folder, "planted"):
-        with pytest.raises(ValueError, match=r"^search='planted': "):
+        with refused("search", "planted"):
             DriverLease(folder, "planted").__enter__()
         assert "planted" in search_lines(store)[0]
         assert "led by" in search_lines(store)[0]
@@ -82,13 +83,6 @@ def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys,
     assert lead(driver.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "planted")) == 0
     assert "site/index.html" in capsys.readouterr().out
     assert "led by" not in Path(store.root, "site", "index.html").read_text()
-
-
-def test_an_order_that_an_earlier_version_left_is_ignored(store):
-    folder = store.search_dir("s1")
-    folder.write_json("control.json", {"state": "cancelled"})
-    with DriverLease(folder, "planted") as lease:
-        lease.require()
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):

@@ -21,7 +21,7 @@ from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.studies.searches.run import build_search
 from gram_platform.tracking import Tracker
-from tests import pseudo_terminal
+from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
 
 NUM_STEPS, NUM_POINTS = 500.0, 12  # of the planted curve, and of its points
@@ -61,23 +61,23 @@ def test_knobs_and_values_of_the_flag():
     }
 
 
-WRONG = {
-    r"knobs='p_xy'": ["p_xy=1"],
-    r"knobs='p_as=0:x'.*p_cr=0:0.5:1": ["p_as=0:x"],
-    r"knobs='p_as=0:0'.*once": ["p_as=0:0"],
-    r"knobs.p_as=1.5.*<= 1": ["p_as=1.5"],
-    r"knobs.p_ca=0.0.*> 0": ["p_ca=0"],
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_knobs(message, storage):
-    with pytest.raises(ValueError, match=message):
-        parse(SEARCH, ["--knobs", *WRONG[message]])
+@pytest.mark.parametrize(
+    ("knobs", "field"),
+    [
+        ("p_xy=1", "knobs"),
+        ("p_as=0:x", "knobs"),
+        ("p_as=0:0", "knobs"),
+        ("p_as=1.5", "knobs.p_as"),
+        ("p_ca=0", "knobs.p_ca"),
+    ],
+)
+def test_wrong_knobs(knobs, field, storage):
+    with refused(field):
+        parse(SEARCH, ["--knobs", knobs])
 
 
 def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
-    with pytest.raises(ValueError, match=r"core_ratio=4"):
+    with refused("branching.core_ratio", 4):
         scene_of(root, "--knobs", "p_ca=4").example()
 
 
@@ -213,7 +213,7 @@ def test_a_score_is_the_tables_row(setup, points, store):
         i: r | ({"losses": dict.fromkeys(r["losses"], float("nan"))} if "losses" in r else {})
         for i, r in results.items()
     }
-    with pytest.raises(ValueError, match=r"^core=None"):
+    with refused("core", None):
         problem.score(point, lost)
 
 
@@ -232,9 +232,6 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
 def test_tables_figures_and_report(setup, store):
     result = written(setup, store)
     assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
-    lines = pseudo_terminal.in_short(result.brief)
-    assert lines[lines.index("means over profiles") + 1].split()[:5] == ["knob", "value", "method", "core", "retain"]
-    assert any(line.startswith("claims: ") for line in lines)
     table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])
@@ -243,12 +240,8 @@ def test_tables_figures_and_report(setup, store):
     assert "sweep-p_cr-gram-tiny-core" in result.figures
     page = result.files["report.html"].decode()
     assert pd.read_csv(io.BytesIO(result.files["claims.csv"])).columns[-1] == "explanation"
-    assert page.index("Claims: ") < page.index('id="claims"')
-    for text in ("GRAM: core robustness p_cr", "Missing", "p_ca 2: ft_lora tiny", "loss is not finite"):
-        assert text in page
+    assert "loss is not finite" in page
     assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
-    assert "cannot tell" in result.text
-    assert "from the storage" in result.text
     assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
 
 
@@ -257,9 +250,7 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     before, tracker = written(setup, store), Tracker(setup.flags.tracking_uri)
     tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
     after = setup.write(store, tracker)
-    assert "read from MLflow" in after.text
     assert after.files["table.csv"] == before.files["table.csv"]
-    assert 'href="../../mlflow.html#/experiments/' in after.files["report.html"].decode()
     tags = trial_tags(after.files["trials.csv"])
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")
     assert {run_id for runs in trials["runs"] for run_id in runs.split()} == set(tags)

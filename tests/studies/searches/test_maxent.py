@@ -29,15 +29,14 @@ from gram_platform.studies.searches.maxent_trials import (
     PROFILE,
     MaxEntProblem,
     at_edge,
-    best_brief,
     best_table,
     history_of,
     maxent_at,
     trials_table,
     unlearning_nodes,
 )
-from tests import pseudo_terminal
 from tests.methods.test_plans import setting
+from tests.refused import refused
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
 CELLS = tuple(
@@ -92,7 +91,7 @@ def test_a_score_is_that_of_the_mean_over_seeds(problem):
     expected = {"objective": 0.4 + 10 * 0.1, "forget": 0.4, "penalty": 1.0, "core": 1.0, "retain": 0.85}
     assert score == pytest.approx(expected, rel=1e-6)
     results[evaluated[0]]["losses"]["chemistry"] = math.inf
-    with pytest.raises(ValueError, match=r"^ratios\[chemistry\]"):
+    with refused("ratios[chemistry]"):
         travelled.score(POINT, results)
 
 
@@ -132,9 +131,6 @@ def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
     assert pd.isna(biology["trial"])
     assert biology["num_complete"] == 0
     assert "nan" not in best.to_csv(index=False)
-    lines = pseudo_terminal.in_short(best_brief(best, "abc"))
-    assert lines[lines.index("best trials") + 1].split()[:2] == ["profile", "objective"]
-    assert "--maxent abc" in " ".join(lines)
     assert len(pd.read_csv(io.StringIO(trials.to_csv(index=False)))) == 4
 
 
@@ -163,13 +159,13 @@ def test_studies_read_what_a_search_wrote(tmp_path):
     assert load_best(store, "abc", "d", dataclasses.replace(own, num_steps=9, peak_lr=1.0)) == tuple(
         (retained, dataclasses.replace(own, num_steps=9)) for retained in ((), ("lisp",))
     )
-    with pytest.raises(ValueError, match=r"^maxent='abc'.* other; .* d"):
+    with refused("maxent", "abc"):
         load_best(store, "abc", "other")
     for unknown in ("xyz", "", ".."):
-        with pytest.raises(ValueError, match=r"^maxent="):
+        with refused("maxent"):
             load_best(store, unknown)
     folder.write_json(BEST, {"data_id": "d", "profiles": best[:1], "missing": ["core+lisp"]})
-    with pytest.raises(ValueError, match=r"^maxent='abc'.*none of core\+lisp"):
+    with refused("maxent", "abc"):
         load_best(store, "abc")
 
 
@@ -205,11 +201,11 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
         (["--space", "retain_weight=log:5:5000000"], "space.retain_weight"),
         (["--space", "peak_lr=0:1"], "space.peak_lr"),
     ):
-        with pytest.raises(ValueError, match=rf"^{field}="):
+        with refused(field):
             parse(SEARCH, ["--preset", "smoke", *arguments])
     ranges = SEARCH.presets["smoke"].maxent_search
     several = dataclasses.replace(SEARCH, presets={"smoke": dataclasses.replace(scaling.SMOKE, maxent_search=ranges)})
-    with pytest.raises(ValueError, match=r"^sizes=.*one size"):
+    with refused("sizes"):
         parse(several, ["--preset", "smoke"])
 
 

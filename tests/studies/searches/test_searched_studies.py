@@ -18,7 +18,6 @@ from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
     aux_scaling,
     dual_use,
-    lr_bs_grid,
     partial_labels,
     samples,
     stories,
@@ -28,6 +27,7 @@ from gram_platform.studies.library import (
 from gram_platform.studies.library.maxent_search import SEARCH
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search
+from tests.refused import refused
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY
 
@@ -103,16 +103,11 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
 # ------------------------------------------------------------------------------------------------------ dry runs
 
 
-def test_the_dry_run_prints_the_search_and_what_follows(tmp_path, capsys):
+def test_the_dry_run_has_the_search_before_the_study(tmp_path, capsys):
     text = dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper")
-    assert re.search("30 trials .* 5 profiles .*seed 0", text)
-    assert text.index("study maxent_search_dual_use, preset paper") < text.index("study dual_use, preset paper")
-    assert re.search("15 MaxEnt runs of dual_use .*: 5 .*, 10 ", text)
-    assert "stand in" in text
-    assert "h100 hours ($" in text
+    assert text.index("maxent_search_dual_use, preset paper") < text.index("study dual_use, preset paper")
     assert not (tmp_path / "s").exists()
-    cut = dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper", methods=("gram",))
-    assert "search" not in cut
+    assert "search" not in dry(dual_use.STUDY, tmp_path / "s", capsys, preset="paper", methods=("gram",))
 
 
 def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
@@ -121,23 +116,13 @@ def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
     text = capsys.readouterr().out
     for name in ("maxent_search", "maxent_search_dual_use"):
         assert text.count(f"study {name}, preset paper") == 1
-    assert re.search("5 MaxEnt .*samples .*: 5 .*, 0 ", text)
-    assert not (tmp_path / "s").exists()
-
-
-def test_the_dry_run_of_all_describes_searches_after_the_studies(tmp_path, capsys):
-    flags = CampaignFlags(preset="paper", storage=str(tmp_path / "s"), dry_run=True)
-    assert run_campaign((samples.STUDY,), (lr_bs_grid.SEARCH, SEARCH), flags) == 0
-    text = capsys.readouterr().out
-    assert text.index("all studies: ") < text.index("study lr_bs_grid, preset paper")
-    assert text.count("study maxent_search, preset paper") == 1  # the study begins with it
     assert not (tmp_path / "s").exists()
 
 
 def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
     size = replace(STUDY.presets["smoke"].sizes["tiny"], core_tokens=10**9)  # more than the corpus has
     study = replace(STUDY, presets={"smoke": replace(STUDY.presets["smoke"], sizes={"tiny": size})})
-    with pytest.raises(ValueError, match=r"^corpus="):
+    with refused("corpus"):
         run_searched(study, flags_of(study, tmp_path / "s"))
     assert not (tmp_path / "s" / "runs").exists()
     assert not (tmp_path / "s" / "searches").exists()
@@ -149,7 +134,6 @@ def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
     assert not needed.is_complete()
     folder = needed.folder(Store(tmp_path).open_for_writing())
     for content, expected in (
-        ({"missing": []}, False),  # of a version that did not count
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 1}}, False),
         ({"missing": ["core+lisp"], "num_trials": {"core": 2, "core+lisp": 2}}, False),  # all of them diverged
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 3}}, True),
@@ -199,10 +183,7 @@ def test_one_submission_of_all_runs_the_search_then_the_study_and_the_next_finds
     assert "trials now" not in text
     assert "0 now" in text
     assert written(storage) == before
-    text = dry(STUDY, storage, capsys, retain=("airport",))
-    assert "which is complete" in text
-    assert "stand in" not in text
-    assert "6 runs, 6 done;" in text
+    assert "6 runs, 6 done;" in dry(STUDY, storage, capsys, retain=("airport",))
 
 
 @pytest.mark.ray

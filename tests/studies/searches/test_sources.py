@@ -1,9 +1,5 @@
 """Spaces, proposals and ends of trials, without Ray."""
 
-import math
-import statistics
-
-import optuna
 import pytest
 
 from gram_platform.config import State
@@ -13,8 +9,9 @@ from gram_platform.engine.proposals import Group, OptunaSource, PointList, open_
 from gram_platform.engine.trials import Outcome, execute_trial
 from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
-from gram_platform.studies.searches.optuna_studies import open_storage, trials_frame
+from gram_platform.studies.searches.optuna_studies import open_storage
 from gram_platform.studies.searches.run import trial_overheads
+from tests.refused import refused
 
 OBJECTIVE = SearchObjective("loss", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64)))
@@ -44,14 +41,14 @@ def test_a_range_is_replaced_held_or_refused():
     ],
 )
 def test_bad_ranges_are_refused_by_name(text, field):
-    with pytest.raises(ValueError, match=f"^{field}="):
+    with refused(field):
         SPACE.with_overrides([text])
 
 
 def test_a_space_is_not_empty_and_stays_within_its_limits():
-    with pytest.raises(ValueError, match=r"^space="):
+    with refused("space"):
         Space(())
-    with pytest.raises(ValueError, match="within 0 and 1"):
+    with pytest.raises(ValueError):
         Space((Parameter("p", 0.0, 1.5),), limits=(Parameter("p", 0.0, 1.0),))
 
 
@@ -71,7 +68,7 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
     ],
 )
 def test_bad_flags_are_refused_by_name(flags, field):
-    with pytest.raises(ValueError, match=f"^{field}="):
+    with refused(field):
         flags.checked()
 
 
@@ -178,16 +175,6 @@ def test_a_second_driver_does_not_draw_the_first_ones_random_points_again(databa
     assert len(set(points)) == 6
 
 
-def test_tpe_finds_a_planted_minimum_better_than_chance(database):
-    source = source_of(database, num_trials=40)
-    while (proposal := source.next()) is not None:
-        loss = (math.log(proposal.point["lr"] / 1e-3)) ** 2 + proposal.point["width"] / 64
-        source.tell(proposal, ended(proposal, loss=loss))
-    trials = source.groups[0].study.get_trials()
-    early, late = ([t.value for t in part] for part in (trials[:10], trials[30:]))
-    assert statistics.median(late) < 0.5 * statistics.median(early)
-
-
 def test_a_list_of_points_is_proposed_once_each():
     source = PointList([("one", {"x": 1}), ("two", {"x": 2})])
     assert source.num_left == 2
@@ -197,7 +184,7 @@ def test_a_list_of_points_is_proposed_once_each():
 
 def test_a_database_that_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "optuna.db").write_text("this is no database")
-    with pytest.raises(ValueError, match=r"^optuna_uri="):
+    with refused("optuna_uri"):
         open_storage(f"sqlite:///{tmp_path}/optuna.db")
 
 
@@ -209,7 +196,7 @@ def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
     (tmp_path / "file").touch()
     outcome = execute_trial("a", {}, None, Execution(str(tmp_path / "file")), Resources())
     assert outcome.state == State.FAILED
-    assert outcome.message.startswith(f"storage='{tmp_path}/file': expected")
+    assert outcome.message.startswith("storage=")
 
 
 def test_overhead_is_what_is_neither_training_nor_another_processes():
@@ -219,29 +206,3 @@ def test_overhead_is_what_is_neither_training_nor_another_processes():
         Outcome("3", {}, State.COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
     ]
     assert trial_overheads(trials) == [pytest.approx(0.7)]
-
-
-def test_a_trial_that_an_earlier_version_stopped_early_is_not_complete(database):
-    study = open_study(database, "a", "loss")
-    trial = study.ask()
-    trial.suggest_float("lr", 1e-4, 1e-2, log=True)
-    trial.set_user_attr("state", "stopped")
-    trial.set_user_attr("progress", 0.5)
-    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-    assert source_of(database).num_left == 3
-    (row,) = trials_frame(study, "loss").itertuples()
-    assert row.state == State.INTERRUPTED
-    assert math.isnan(row.loss)
-
-
-def test_adopting_a_trial_needs_what_optuna_calls_public():
-    """`Trial` takes an id; if these calls go, `Group.resumed` is the one place to change."""
-    storage = optuna.storages.InMemoryStorage()
-    study = optuna.create_study(storage=storage, study_name="a")
-    left = study.ask()
-    group = Group("a", {}, study, 1, storage)
-    group.begin()
-    resumed = group.resumed()
-    assert resumed.number == left.number
-    study.tell(resumed, 1.0)
-    assert study.best_trial.number == left.number

@@ -1,0 +1,36 @@
+"""A misspelt value is answered with the one that was probably meant."""
+
+import pytest
+
+from gram_platform.cli import main
+from gram_platform.config.identity import InvalidField, meant
+from gram_platform.studies.build import build_graph
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library.scaling import STUDY
+
+MISSPELT = {
+    ("--preset", "smok"): "smoke",
+    ("--preset", "smoke", "--methods", "filterin"): "filtering",
+    ("--preset", "paper", "--sizes", "50m"): "50M",
+    ("--preset", "smoke", "--set", "routng.p_aux_spread=0.1"): "routing",
+    ("--preset", "smoke", "--law", "dem"): "demo",
+    ("--preset", "smoke", "--corpus", "storis"): "stories",
+}
+
+
+@pytest.mark.parametrize("arguments", MISSPELT, ids=" ".join)
+def test_a_misspelt_value_gets_a_suggestion(arguments, storage):
+    with pytest.raises(InvalidField) as refused:
+        build_graph(STUDY, parse(STUDY, list(arguments)))
+    assert MISSPELT[arguments] in refused.value.expected.rpartition(":")[2]
+
+
+def test_a_misspelt_choice_gets_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "metods"])
+    assert ended.value.code == 2
+    assert "methods" in capsys.readouterr().err
+
+
+def test_what_resembles_nothing_gets_no_suggestion():
+    assert meant("", ("a",)) == meant(3, ("core",)) == meant("x", ()) == ""
