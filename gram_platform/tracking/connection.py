@@ -317,7 +317,8 @@ def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str |
     if found.lifecycle_stage != "active":
         client.restore_experiment(found.experiment_id)
     for key, value in EXPERIMENT_TAGS.items():
-        if key not in found.tags:  # an older one; what people wrote stays
+        # What people wrote stays.
+        if key not in found.tags:
             client.set_experiment_tag(found.experiment_id, key, value)
     return found.experiment_id
 

@@ -45,7 +45,7 @@ def test_every_table_is_written_while_mlflow_is_away(monkeypatch, tmp_path):
     submission.view = SimpleNamespace(say=said.append, show=lambda text, brief: said.append(text))
     submission.mirror = SimpleNamespace(is_away=False)
     submission.flags = SimpleNamespace(tracking_uri="http://127.0.0.1:9", notify="")
-    submission.tracker = work.tracker = SimpleNamespace(view_urls=away, sent=None)
+    submission.tracker = work.tracker = SimpleNamespace(view_urls=away, has_sent_all=False)
     work.submission, work.say, work.store, submission.progress = submission, said.append, Store(tmp_path), Progress([])
     about = {"measurement": "losses", "ids": (), "baseline_runs": ()}
     work.records = [SimpleNamespace(name=name, title=name, **about) for name in ("scaling", "stories")]

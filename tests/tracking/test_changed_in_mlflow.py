@@ -84,7 +84,6 @@ CHANGES = {
         "UPDATE runs SET status = 'FAILED'",
     ],
     "the result": [set_tag("gram.result", "'0'"), "DELETE FROM tags WHERE key = 'gram.result'"],
-    "the digest": [set_tag("gram.digest", "'0'"), "DELETE FROM tags WHERE key = 'gram.digest'"],
     "times and name": ["UPDATE runs SET start_time = 0, end_time = NULL, name = NULL"],
     "every run": ["UPDATE runs SET lifecycle_stage = 'deleted'"],
     "the kind": ["DELETE FROM tags WHERE key = 'gram.kind'"],

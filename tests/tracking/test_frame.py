@@ -98,35 +98,6 @@ def test_evaluations_of_every_kind_are_equal_in_both(tmp_path):
     assert names == {f"gram tiny all s0, {what}" for what in ("evaluated", "tokens", "samples")}
 
 
-RUNS = "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'gram.run_id')"
-COMPLETE = "run_uuid IN (SELECT run_uuid FROM tags WHERE key = 'gram.status' AND value = 'complete')"
-LATEST = "latest_metrics (key, value, timestamp, step, is_nan, run_uuid)"
-EARLIER = [  # makes of a mirror what earlier versions sent: two names for a loss, and results beside the curves
-    f"UPDATE metrics SET key = 'validation/' || key WHERE key LIKE 'loss/%' AND {RUNS}",
-    f"UPDATE latest_metrics SET key = 'validation/' || key WHERE key LIKE 'loss/%' AND {RUNS}",
-    f"INSERT INTO {LATEST} SELECT 'final/' || key, value, timestamp, step, is_nan, run_uuid FROM latest_metrics "
-    f"WHERE key LIKE 'validation/loss/%' AND {COMPLETE}",
-    "UPDATE latest_metrics SET key = replace(key, 'loss_at_best', 'final/best/loss')",
-    f"INSERT INTO {LATEST} SELECT 'num_tokens', value, timestamp, step, is_nan, run_uuid FROM latest_metrics "
-    f"WHERE key = 'train/tokens' AND {COMPLETE}",
-    f"UPDATE latest_metrics SET key = 'compute_units' WHERE key = 'train/compute_units' AND {COMPLETE}",
-    "DELETE FROM latest_metrics WHERE key = 'train/compute_units'",
-    "DELETE FROM metrics WHERE key = 'train/compute_units'",
-]
-
-
-def test_a_mirror_of_earlier_versions_is_read_and_left_alone(study, tmp_path):
-    store, _, _ = study
-    shutil.copy(f"{store.root}/mlflow.db", tmp_path / "old.db")
-    with sqlite3.connect(tmp_path / "old.db") as connection:
-        changed = [connection.execute(statement).rowcount for statement in EARLIER]
-    assert all(changed), changed
-    old = f"sqlite:///{tmp_path}/old.db"
-    assert_frame_equal(load_runs(old), load_store(store), check_exact=True)
-    assert_frame_equal(load_curves(old), load_store_curves(store), check_exact=True)
-    assert Tracker(old).sync(store) == {"sent": 0, "unchanged": 6}
-
-
 def test_rows_are_chosen_by_tags(study):
     store, uri, run_ids = study
     for chosen in ({"seed": "0"}, {"seed": ["0", "2"], "kind": "run"}, {"method": "none"}, {"profile": "core"}):
@@ -216,7 +187,7 @@ def test_server_that_is_down_is_an_error_of_its_own():
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path):
     for load in (load_runs, load_curves):
-        with pytest.raises(TrackingUnavailable, match=r"there is no.*/typo/mlflow\.db"):
+        with pytest.raises(TrackingUnavailable):
             load(f"sqlite:///{tmp_path}/typo/mlflow.db")
     assert not list(tmp_path.iterdir())
 
