@@ -217,27 +217,6 @@ def test_an_unknown_study_lists_those_that_exist(tmp_path, capsys):
     assert capsys.readouterr().err.endswith(named)
 
 
-def test_a_storage_with_a_search_that_this_version_lacks_says_so(tmp_path, capsys):
-    """The Pareto search of earlier versions, as it left its record, its trials and its history."""
-    about = json.dumps({"name": "pareto", "preset": "demo", "title": "GRAM's trade-off", "question": "How high?"})
-    trials = "search,trial,state,p_as,core,elicited,runs\npareto-s1-front,0,complete,0.5,0.9,0.3,r1\n"
-    store = Store(str(tmp_path)).open_for_writing()
-    store.search_dir("s1").write("search.json", about.encode())
-    for name, text in (("search.json", about), ("trials.csv", trials), ("report.html", "<html>")):
-        store.study_dir("pareto").write(name, text.encode())
-    gram("search", "--storage", tmp_path)
-    assert capsys.readouterr().out.strip() == "s1 pareto demo no driver: this version has no such search"
-    for arguments in (("report", "pareto", "--storage", tmp_path), ("run", "pareto")):
-        with pytest.raises(SystemExit):
-            gram(*arguments)
-        assert "study='pareto': expected another study: this version has no such search" in capsys.readouterr().err
-    gram("report", "--storage", tmp_path)
-    assert "Not running: this version has no such search." in (tmp_path / "site" / "index.html").read_text()
-    for command in ("check", "status"):
-        gram(command, "--storage", tmp_path)
-    assert "0 problems" in capsys.readouterr().out
-
-
 def test_prepare_packs_and_checks(tmp_path, capsys):
     gram("prepare", "stories-smoke", "--check")
     assert "ok" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import tyro
 from gram_platform.cli.flags import AsJson, Positional
 from gram_platform.cli.tables import say_rows
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
 from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names

@@ -23,7 +23,7 @@ from gram_platform.release.files import ByteCounter, Progress, file_names, open_
 from gram_platform.release.stock_config import checked_fields, native_config
 from gram_platform.release.stock_tensors import CheckpointWeights
 from gram_platform.store import Store
-from gram_platform.store.directories import ImportDirectory, import_id
+from gram_platform.store.directories import import_id
 from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import pandas as pd
 from mlflow.entities import Run
 
-from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable

@@ -1,4 +1,4 @@
-"""The record: what a change of shape must leave as it is, and a storage of an earlier commit that stays usable.
+"""The record: what a change of shape must leave as it is.
 
     python -m tests.record                            # compare everything with the committed files; minutes
     python -m tests.record ids flags                  # some subjects alone

@@ -84,13 +84,6 @@ def test_the_site_of_a_search_that_has_just_ended_names_no_driver(store, capsys,
     assert "led by" not in Path(store.root, "site", "index.html").read_text()
 
 
-def test_an_order_that_an_earlier_version_left_is_ignored(store):
-    folder = store.search_dir("s1")
-    folder.write_json("control.json", {"state": "cancelled"})
-    with DriverLease(folder, "planted") as lease:
-        lease.require()
-
-
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
     monkeypatch.setattr("gram_platform.studies.searches.driver_lease.DRIVER_LEASE_S", 0.2)
     folder = store.search_dir("s1")

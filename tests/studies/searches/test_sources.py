@@ -13,7 +13,7 @@ from gram_platform.engine.proposals import Group, OptunaSource, PointList, open_
 from gram_platform.engine.trials import Outcome, execute_trial
 from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
-from gram_platform.studies.searches.optuna_studies import open_storage, trials_frame
+from gram_platform.studies.searches.optuna_studies import open_storage
 from gram_platform.studies.searches.run import trial_overheads
 
 OBJECTIVE = SearchObjective("loss", worst=9.0)
@@ -219,19 +219,6 @@ def test_overhead_is_what_is_neither_training_nor_another_processes():
         Outcome("3", {}, State.COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
     ]
     assert trial_overheads(trials) == [pytest.approx(0.7)]
-
-
-def test_a_trial_that_an_earlier_version_stopped_early_is_not_complete(database):
-    study = open_study(database, "a", "loss")
-    trial = study.ask()
-    trial.suggest_float("lr", 1e-4, 1e-2, log=True)
-    trial.set_user_attr("state", "stopped")
-    trial.set_user_attr("progress", 0.5)
-    study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-    assert source_of(database).num_left == 3
-    (row,) = trials_frame(study, "loss").itertuples()
-    assert row.state == State.INTERRUPTED
-    assert math.isnan(row.loss)
 
 
 def test_adopting_a_trial_needs_what_optuna_calls_public():
