@@ -10,6 +10,7 @@ from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text
 from gram_platform.cli.reports import report_from_mlflow
 from gram_platform.cli.studies import report_command
+from gram_platform.config.identity import InvalidField
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.studies.searches.lr_batch_trials import trials_table
@@ -77,9 +78,10 @@ def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path, 
 
 
 def test_what_mlflow_lacks_is_named(uri, tmp_path):
-    with pytest.raises(TrackingUnavailable, match="there is no"):
+    with pytest.raises(TrackingUnavailable):
         report_from_mlflow("stories", uri, "")
     (tmp_path / "elsewhere").mkdir()
     Tracker(uri).prepare_database()
-    with pytest.raises(ValueError, match="study='stories': "):
+    with pytest.raises(InvalidField) as refused:
         report_from_mlflow("stories", uri, "")
+    assert (refused.value.field, refused.value.value) == ("study", "stories")

@@ -13,7 +13,6 @@ from typing import TypeVar
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
 from gram_platform.corpora.packed import cache_folder
-from gram_platform.store.checkpoints import MANIFEST
 from gram_platform.store.directories import CONFIG, RESULT, TAGS, EvaluationDirectory, ImportDirectory, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
@@ -218,10 +217,6 @@ class Store:
     def list_data(self) -> list[str]:
         """Lists the data_ids of all packed corpora, sorted."""
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
-
-    def has_data(self, data_id: str) -> bool:
-        """Returns whether a corpus is packed here: its manifest is written last."""
-        return self.data_dir(data_id).exists(MANIFEST)
 
     def require_known_layout(self) -> None:
         """ValueError naming `storage` if another version of the platform made it, or its store.json is damaged."""

@@ -47,9 +47,9 @@ CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 MlflowRuns = Mapping[tuple[str, str], Run]  # by kind and id
 
 
-def load_runs(tracking_uri: str, *, experiment: str = "gram", **tags: str | Iterable[str]) -> pd.DataFrame:
+def load_runs(tracking_uri: str, **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the frame from MLflow, only rows with the given tag values; TrackingUnavailable when it cannot be read."""
-    return _mlflow_frame(Tracker(tracking_uri, experiment).runs(), tags)
+    return _mlflow_frame(Tracker(tracking_uri).runs(), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
@@ -59,9 +59,9 @@ def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFram
 
 
 @collector_paused()
-def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, experiment: str = "gram") -> pd.DataFrame:
+def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
-    tracker = Tracker(tracking_uri, experiment)
+    tracker = Tracker(tracking_uri)
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 

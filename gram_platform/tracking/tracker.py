@@ -43,11 +43,11 @@ EXPORT = "gram.export"  # tag of a model version: the hash of its export's recor
 
 
 class Tracker:
-    """Writes to one experiment of one MLflow. It connects at the first call; `connection.py` describes failures."""
+    """Writes to one MLflow. It connects at the first call; `connection.py` describes failures."""
 
-    def __init__(self, tracking_uri: str, experiment: str = "gram") -> None:
+    def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
-        self._connection = Connection(tracking_uri, experiment)
+        self._connection = Connection(tracking_uri)
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS  # SQLite has one writer
         self._sender = Sender(self._connection)
         # Whether the last `sync` sent everything without an error. Then final tables are read from MLflow.

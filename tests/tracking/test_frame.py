@@ -193,17 +193,18 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path):
 
 
 def test_the_same_through_a_server(study, tmp_path):
-    """A real MLflow server over HTTP, in an experiment of its own: the mirror, the frames and the curves."""
+    """A real MLflow server over HTTP, without any run: the mirror, the frames and the curves."""
     store, _, run_ids = study
     shutil.copy(f"{store.root}/mlflow.db", tmp_path / "server.db")  # making the schema takes MLflow seconds
-    served = {"experiment": "served"}
+    with sqlite3.connect(tmp_path / "server.db") as connection:
+        connection.execute("UPDATE runs SET lifecycle_stage = 'deleted'")
     with running_mlflow(f"sqlite:///{tmp_path}/server.db", tmp_path) as server:
         uri = server.uri
-        assert Tracker(uri, **served).sync(store) == {"sent": 6, "unchanged": 0}
-        assert Tracker(uri, **served).sync(store) == {"sent": 0, "unchanged": 6}
-        assert_frame_equal(load_runs(uri, **served), load_store(store), check_exact=True)
-        assert_frame_equal(load_curves(uri, **served), load_store_curves(store), check_exact=True)
-        assert load_curves(uri, run_ids[:1], **served)["run_id"].unique().tolist() == run_ids[:1]
+        assert Tracker(uri).sync(store) == {"sent": 6, "unchanged": 0}
+        assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 6}
+        assert_frame_equal(load_runs(uri), load_store(store), check_exact=True)
+        assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
+        assert load_curves(uri, run_ids[:1])["run_id"].unique().tolist() == run_ids[:1]
 
 
 def test_frames_import_no_ray():
