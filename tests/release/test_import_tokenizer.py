@@ -1,6 +1,5 @@
 """An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is none."""
 
-
 import pytest
 import torch
 

@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -86,9 +87,9 @@ def test_the_storage_is_read_when_not_everything_was_sent(sent):
     assert read(store, None).source == "the storage"
     assert read(store, Tracker(tracker.tracking_uri)).source == "the storage"
     # The newest sending decides.
-    shutil.move(f"{store.root}/mlflow.db", f"{store.root}/away.db")
-    Path(store.root, "mlflow.db").mkdir()
-    with contextlib.suppress(TrackingUnavailable):
+    with contextlib.closing(sqlite3.connect(f"{store.root}/mlflow.db")) as connection:
+        connection.execute("ALTER TABLE tags RENAME TO other")
+    with pytest.raises(TrackingUnavailable):
         tracker.sync(store, IDS)
     assert_equal(read(store, tracker), store_frames(store, IDS, CURVES_OF))
     assert read(store, tracker).source == "the storage"
