@@ -149,7 +149,6 @@ def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
     assert not needed.is_complete()
     folder = needed.folder(Store(tmp_path).open_for_writing())
     for content, expected in (
-        ({"missing": []}, False),  # of a version that did not count
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 1}}, False),
         ({"missing": ["core+lisp"], "num_trials": {"core": 2, "core+lisp": 2}}, False),  # all of them diverged
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 3}}, True),
