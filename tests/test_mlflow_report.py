@@ -56,7 +56,7 @@ def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path, 
     trials = laddered().assign(run_id="r", elapsed_s=1.0, message="")
     left = (trials["size"] == "1M") & (trials["lr"] == 2e-3) & (trials["batch"] == 64)
     grid = analyse_grid(trials[~left], 2048, None)
-    trials = trials.assign(state=trials["state"].mask(left, "stopped"))  # as earlier versions could
+    trials = trials.assign(state=trials["state"].mask(left, "interrupted"))
     about = {"seq_len": 2048, "window": None}
     files = {
         "table.csv": grid.optima.to_csv(index=False).encode(),
@@ -78,7 +78,7 @@ def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path, 
 
 
 def test_what_mlflow_lacks_is_named(uri, tmp_path):
-    with pytest.raises(TrackingUnavailable, match="there is no"):
+    with pytest.raises(TrackingUnavailable):
         report_from_mlflow("stories", uri, "")
     (tmp_path / "elsewhere").mkdir()
     Tracker(uri).prepare_database()

@@ -23,11 +23,12 @@ Positional = tyro.conf.Positional
 
 
 def stored(storage: str) -> Store:
-    """Opens a storage to read; ValueError if there is none."""
+    """Opens a storage to read; ValueError if there is none, or one that another version made."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():
         raise invalid("storage", place, "a folder that exists")
+    store.require_known_layout()
     return store
 
 

@@ -15,9 +15,8 @@ import tyro
 from gram_platform.cli.flags import AsJson, Positional
 from gram_platform.cli.tables import say_rows
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
-from gram_platform.config.space import NOT_HERE, REMOVED_SEARCHES
 from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
@@ -58,8 +57,6 @@ def study_names() -> tuple[str, ...]:
 
 def find_study(name: str) -> Study:
     """Returns the study or search with this name; ValueError if there is none."""
-    if name in REMOVED_SEARCHES:
-        raise invalid("study", name, f"another study: {NOT_HERE}")
     require_choice("study", name, study_names())
     if name in OFFERED:
         return OFFERED[name]

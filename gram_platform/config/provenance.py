@@ -95,7 +95,7 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
 
 
 def _submission(row: Mapping) -> Provenance:
-    """Reads the fields of SUBMISSION; a row of another version may have more."""
+    """Reads the fields of SUBMISSION."""
     return Provenance(**{name: row[name] for name in SUBMISSION})
 
 

@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import invalid, require_choice, require_name, require_real
 
-# Searches of earlier versions: a storage may hold their runs, tables and reports.
-REMOVED_SEARCHES = ("pareto",)
-NOT_HERE = "this version has no such search"
 FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 

@@ -129,8 +129,6 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
 
-        if not recipe.permuted:  # what an earlier version packed, and fetched in another way
-            raise invalid("data", recipe.data_id, "intact packed data of an earlier version; remove it to pack anew")
         units, skipped = fetch(recipe.source, root / FETCHED, files.progress, files.workers)
     parts, recipe = parts_of(recipe, units), replace(recipe, units=())  # the recipe goes to every worker
     splitter = _splitter(recipe, parts, files)

@@ -223,8 +223,8 @@ class RunExecution:
             raise invalid("data", self.identity, f"the data and plan of the run's checkpoint, {stored}")
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
-        self.summary.load_state(resumed.state.get("summary", {}))
-        self.evaluation_s = resumed.state.get("evaluation_s", 0.0)
+        self.summary.load_state(resumed.state["summary"])
+        self.evaluation_s = resumed.state["evaluation_s"]
         self.step = resumed.step
         return resumed.step
 

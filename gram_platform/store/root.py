@@ -13,7 +13,6 @@ from typing import TypeVar
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
 from gram_platform.corpora.packed import cache_folder
-from gram_platform.store.checkpoints import MANIFEST
 from gram_platform.store.directories import CONFIG, RESULT, TAGS, EvaluationDirectory, ImportDirectory, NodeDirectory
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
@@ -82,10 +81,9 @@ class Store:
         """Creates the storage if it does not exist, allows writing, and returns the store.
 
         ValueError naming `storage` when files cannot be written, when a local one has less than `min_free_bytes` free,
-        when it has a link or a pipe in place of a file or folder, or when another recipe version wrote it: those runs
-        stay readable, but new ones would not be comparable.
+        when it has a link or a pipe in place of a file or folder, and as `require_known_layout`.
         """
-        self._check_version()
+        self.require_known_layout()
         folder = open_folder(self.root, writable=True)
         if isinstance(folder, LocalFolder):
             # Of folders below, each is looked at when it is used.
@@ -103,7 +101,7 @@ class Store:
             expected = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found {free_bytes / 2**20:,.0f} MiB"
             raise invalid("storage", self.root, expected)
         # Another process may have created it since.
-        self._check_version()
+        self.require_known_layout()
         self._folder = folder
         return self
 
@@ -220,24 +218,22 @@ class Store:
         """Lists the data_ids of all packed corpora, sorted."""
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
-    def has_data(self, data_id: str) -> bool:
-        """Returns whether a corpus is packed here: its manifest is written last."""
-        return self.data_dir(data_id).exists(MANIFEST)
-
-    def _check_version(self) -> None:
+    def require_known_layout(self) -> None:
+        """ValueError naming `storage` if another version of the platform made it, or its store.json is damaged."""
         try:
             stored = self._folder.read_json("store.json", {"layout": int, "recipe_version": int})
         except CorruptFile as error:
-            remedy = "remove the file, and the next submission writes it again, if this version made the storage"
+            remedy = "remove the file, and the next submission writes it again"
             raise invalid("storage", self.root, f"an intact store.json ({error}): {remedy}") from error
         except OSError as error:
             raise invalid("storage", self.root, f"a folder that can be read ({error})") from error
         if stored is None:
             return
-        found = (stored["layout"], stored["recipe_version"])
-        if found != (LAYOUT, RECIPE_VERSION):
-            expected = f"a storage of recipe version {RECIPE_VERSION} (layout {LAYOUT}) to write to, found version "
-            raise invalid("storage", self.root, f"{expected}{found[1]} (layout {found[0]}), which can only be read")
+        layout, recipe = stored["layout"], stored["recipe_version"]
+        if (layout, recipe) != (LAYOUT, RECIPE_VERSION):
+            expected = f"layout {LAYOUT} and recipe version {RECIPE_VERSION}, found layout {layout} and recipe version "
+            expected += f"{recipe}. Another version made this storage: train again in a new one, or use that version"
+            raise invalid("storage", self.root, expected)
 
 
 def _finished(node: NodeDirectory) -> Finished | None:

@@ -241,7 +241,6 @@ def resolve_corpora(
 
 
 def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, ...], size: str = "") -> CorpusRecipe:
-    store = Store(choice.storage)
     recipe = resolve(
         choice.corpus,
         core_label=core_labels or choice.core_label or None,
@@ -254,18 +253,12 @@ def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, 
         sample_bytes=preset.sample_bytes,
         core_tokenizer=choice.core_tokenizer,
         instructions=choice.instructions,
-        cache_dir=store.data_root,
+        cache_dir=Store(choice.storage).data_root,
         progress=progress,
     )
     if not any(d != CORE for d in recipe.domains):
         raise invalid("core_label", choice.core_label, "labels that leave at least one auxiliary domain in the corpus")
-    return _as_packed(recipe, store)
-
-
-def _as_packed(recipe: CorpusRecipe, store: Store) -> CorpusRecipe:
-    """Returns the recipe, or the same text in the order in which an earlier version has packed it in this storage."""
-    former = replace(recipe, permuted=not recipe.permuted)
-    return former if store.has_data(former.data_id) and not store.has_data(recipe.data_id) else recipe
+    return recipe
 
 
 def settings_of(preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:

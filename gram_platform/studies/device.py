@@ -99,7 +99,7 @@ def _require_same(graph: Graph, store: Store, device: str) -> None:
 
 
 def _trained_on(graph: Graph, store: Store, ended: Collection[str]) -> str:
-    """Reads the device of one finished run, as of a storage of earlier versions or of a handover; "" without any."""
+    """Reads the device of one finished run, which a handover may have brought; "" without any."""
     runs = (store.run(node.id) for node in graph.nodes if node.is_run and node.id in ended)
     name = next(filter(None, (run.timing().get("device", "") for run in runs)), "")
     return CUDA if name not in ("", CPU) else name

@@ -21,7 +21,7 @@ class Choice:
     corpus: str
     core_label: str
     core_tokenizer: bool
-    # Where fetched text is kept, and what earlier versions have packed.
+    # Where fetched text is kept.
     storage: str
     instructions: str = ""
 

@@ -42,6 +42,7 @@ from gram_platform.tracking.database import (
 from gram_platform.tracking.values import LONGEST_NAME, text_for_people
 from gram_platform.tracking.views import ABOUT, EXPERIMENT_NOTE
 
+EXPERIMENT = "gram"
 QUIET_S = 60.0  # after a failure
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -62,13 +63,12 @@ class TrackingUnavailable(RuntimeError):
 
 
 class Connection:
-    """One experiment of one MLflow; the first `reaching` connects. ValueError as `require_tracking_uri`."""
+    """The platform's experiment of one MLflow; the first `reaching` connects. ValueError as `require_tracking_uri`."""
 
-    def __init__(self, tracking_uri: str, experiment: str) -> None:
+    def __init__(self, tracking_uri: str) -> None:
         require_tracking_uri(tracking_uri)
         self.tracking_uri = tracking_uri
         self.database = database_path(tracking_uri)  # None for a server, or another database than SQLite
-        self._experiment = experiment
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._quiet_until, self._reason = 0.0, ""
@@ -230,7 +230,7 @@ class Connection:
             if self.database is not None and not self.database.exists():
                 create_database(self.database, lambda path: MlflowClient(database_uri(path)))  # which makes every table
             client = MlflowClient(self.tracking_uri)
-            self._experiment_id = _ensure_experiment(client, self._experiment, artifact_location)
+            self._experiment_id = _ensure_experiment(client, artifact_location)
         except MlflowException:
             raise
         except Exception as error:  # of the database driver, whose library need not be installed
@@ -305,19 +305,20 @@ def require_database(uri: str) -> None:
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", content.NOTE: EXPERIMENT_NOTE}
 
 
-def _ensure_experiment(client: MlflowClient, name: str, artifact_location: str | None) -> str:
-    found = client.get_experiment_by_name(name)
+def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> str:
+    found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location, tags=EXPERIMENT_TAGS)
+            return client.create_experiment(EXPERIMENT, artifact_location, tags=EXPERIMENT_TAGS)
         except MlflowException:
-            found = client.get_experiment_by_name(name)  # another process has just created it
+            found = client.get_experiment_by_name(EXPERIMENT)  # another process has just created it
             if found is None:
                 raise
     if found.lifecycle_stage != "active":
         client.restore_experiment(found.experiment_id)
     for key, value in EXPERIMENT_TAGS.items():
-        if key not in found.tags:  # an older one; what people wrote stays
+        # What people wrote stays.
+        if key not in found.tags:
             client.set_experiment_tag(found.experiment_id, key, value)
     return found.experiment_id
 

@@ -137,7 +137,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags of a text of `provenance.Code`; {} for nodes of former versions."""
+    """Returns the tags of a text of `provenance.Code`; {} without one, as for a run that is not complete."""
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")

@@ -25,37 +25,31 @@ from typing import NamedTuple
 import pandas as pd
 from mlflow.entities import Run
 
-from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
-from gram_platform.tracking import Tracker
+from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import collector_paused, first_line
 from gram_platform.tracking.rows import (
     CURVE,
-    CURVES_DIGEST,
     MEASURED,
     NUMBER_COLUMNS,
-    column,
-    curves_digest,
     entry_row,
     has_eval_points,
-    mlflow_digest,
     mlflow_row,
 )
-from gram_platform.tracking.values import curve_points
+from gram_platform.tracking.values import curve_points, unescape
 
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
-CURVES = (content.LOSS, VALIDATION)  # + domain: the keys of curves in MLflow, now and in earlier versions
 
 MlflowRuns = Mapping[tuple[str, str], Run]  # by kind and id
 
 
-def load_runs(tracking_uri: str, *, experiment: str = "gram", **tags: str | Iterable[str]) -> pd.DataFrame:
+def load_runs(tracking_uri: str, **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the frame from MLflow, only rows with the given tag values; TrackingUnavailable when it cannot be read."""
-    return _mlflow_frame(Tracker(tracking_uri, experiment).runs(), tags)
+    return _mlflow_frame(Tracker(tracking_uri).runs(), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
@@ -65,9 +59,9 @@ def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFram
 
 
 @collector_paused()
-def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None, *, experiment: str = "gram") -> pd.DataFrame:
+def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
-    tracker = Tracker(tracking_uri, experiment)
+    tracker = Tracker(tracking_uri)
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 
@@ -78,8 +72,9 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
     rows = []
     for run_id in store.list_runs():
         for record in store.run(run_id).records() if wanted is None or run_id in wanted else ():
-            losses = {k: v for k, v in record["metrics"].items() if k.startswith(VALIDATION)}
-            rows += [(run_id, record["step"], name, float(loss)) for name, loss in losses.items()]
+            for name, loss in record["metrics"].items():
+                if name.startswith(VALIDATION):
+                    rows.append((run_id, record["step"], name.removeprefix(VALIDATION), float(loss)))
     return _curves(rows)
 
 
@@ -91,7 +86,7 @@ class Frames(NamedTuple):
 
     nodes: pd.DataFrame  # as `load_runs`
     curves: pd.DataFrame  # as `load_curves`
-    source: str  # "MLflow", or the storage with the reason why not MLflow
+    source: str  # "MLflow", or "the storage", with the reason if MLflow could not be read
 
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
@@ -102,46 +97,21 @@ def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
     """Reads the same from MLflow; TrackingUnavailable when it cannot be read."""
-    runs, curves = _read_mlflow(tracker, ids, curves_of)
-    return Frames(_mlflow_frame(runs, {}), curves, "MLflow")
+    runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
+    return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
 
 def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same for a final table: from MLflow if the tracker has sent everything and it is still there.
+    """Reads the same for a final table: from MLflow if the tracker's last `sync` has sent everything.
 
-    Otherwise, and on any error of MLflow, reads the storage; `source` says why.
+    Otherwise, and when MLflow goes away before it is read, reads the storage.
     """
-    if tracker is None or tracker.sent is None:
+    if tracker is None or not tracker.has_sent_all:
         return store_frames(store, ids, curves_of)
-    wanted = {node_id: digest for node_id in ids if (digest := tracker.sent.get(node_id, "unknown"))}
     try:
-        runs, curves = _read_mlflow(tracker, ids, curves_of)
-        unlike = _unlike(runs, curves, wanted, curves_of)
-        if not unlike:
-            return Frames(_mlflow_frame(runs, {}), curves, "MLflow")
-        more = f" and {len(unlike) - 1} more" if unlike[1:] else ""
-        reason = f"MLflow has not what was sent of {unlike[0]}{more}"
-    except Exception as error:  # whatever MLflow answers: the storage has the results
-        reason = first_line(error)
-    return store_frames(store, ids, curves_of)._replace(source=f"the storage: {reason}")
-
-
-def _read_mlflow(tracker: Tracker, ids: Collection[str], curves_of: Iterable[str]) -> tuple[MlflowRuns, pd.DataFrame]:
-    runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
-    return runs, _mlflow_curves(runs, tracker, curves_of)
-
-
-def _unlike(runs: MlflowRuns, curves: pd.DataFrame, wanted: Mapping[str, str], curves_of: Collection[str]) -> list[str]:
-    """Lists the nodes whose results or curves in MLflow are not those that were sent, by their digests."""
-    complete = {key: run for key, run in runs.items() if run.data.tags.get(content.STATUS) == State.COMPLETE}
-    found = {node_id: mlflow_digest(kind, node_id, run) for (kind, node_id), run in complete.items()}
-    unlike = {node_id for node_id in wanted.keys() | found.keys() if wanted.get(node_id) != found.get(node_id)}
-    for run_id in found.keys() & curves_of:
-        rows = curves[curves["run_id"] == run_id].groupby("domain")
-        of_run = {str(domain): zip(points["step"], points["loss"], strict=True) for domain, points in rows}
-        if curves_digest(of_run) != complete["run", run_id].data.tags.get(CURVES_DIGEST):
-            unlike.add(run_id)
-    return sorted(unlike)
+        return mlflow_frames(tracker, ids, curves_of)
+    except TrackingUnavailable as error:
+        return store_frames(store, ids, curves_of)._replace(source=f"the storage: {first_line(error)}")
 
 
 # ------------------------------------------------------------------------------------------------------- rows
@@ -180,11 +150,12 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
 def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:
     wanted = None if run_ids is None else set(run_ids)
     return _curves(
-        (run_id, step, key, loss)
+        (run_id, step, domain, loss)
         for (kind, run_id), run in runs.items()
         if kind == "run" and (wanted is None or run_id in wanted) and has_eval_points(run)
         for key in run.data.metrics
-        if key.startswith(CURVES)
+        if key.startswith(content.LOSS)
+        for domain in (unescape(key).removeprefix(content.LOSS),)
         for step, loss in _points(tracker, run, key)
     )
 
@@ -195,10 +166,8 @@ def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
-    """Makes a tidy frame of rows (run_id, step, metric name, loss)."""
+    """Makes a tidy frame of rows (run_id, step, domain, loss)."""
     frame = pd.DataFrame(list(rows), columns=CURVE_COLUMNS)
-    names = {name: column(name).removeprefix(content.LOSS) for name in frame["domain"].unique()}
-    frame["domain"] = frame["domain"].map(names)
     frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
     frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)
     return frame.drop_duplicates(["run_id", "step", "domain"], ignore_index=True)

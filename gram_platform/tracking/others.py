@@ -45,11 +45,10 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
         is_written = kind_of(place / WRITTEN) == A_FILE and (place / WRITTEN).read_bytes() == shown.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
-            for earlier in folder.glob(
-                f"*{entry.node_id}"
-            ):  # whose name its tags, or another version, may have changed
-                if (earlier / WRITTEN).exists() and not earlier.is_symlink():
-                    shutil.rmtree(earlier)
+            # Other tags give the node's folder another name.
+            for former in folder.glob(f"*_{entry.node_id}"):
+                if (former / WRITTEN).exists() and not former.is_symlink():
+                    shutil.rmtree(former)
             place.mkdir(parents=True, exist_ok=True)
             (place / WRITTEN).touch()
             records = node.records() if isinstance(node, RunDirectory) else []

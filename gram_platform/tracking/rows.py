@@ -1,36 +1,21 @@
-"""Makes the row of a node in a frame, from the storage's entry and from MLflow's run alike, and digests of both.
-
-A finished node's digest is sent to MLflow as a tag, and so is that of its curves. Whoever reads MLflow computes them
-again, and so knows whether everything that was sent is still there.
-"""
+"""Makes the row of a node in a frame, from the storage's entry or from MLflow's run, and the tags that hold curves."""
 
 from collections.abc import Iterable, Mapping
 
 from mlflow.entities import Run
 
 from gram_platform.config import State
-from gram_platform.config.identity import metric_name, short_hash
+from gram_platform.config.identity import metric_name
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import Entry
-from gram_platform.tracking.values import (
-    LONGEST_TEXT,
-    curve_points,
-    in_utf8,
-    is_short_name,
-    number_of,
-    study_of,
-    unescape,
-)
+from gram_platform.tracking.values import LONGEST_TEXT, in_utf8, is_short_name, number_of, study_of, unescape
 
 NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
-DIGEST, CURVES_DIGEST = "gram.digest", "gram.curves_digest"  # tags
 CURVE = "mlflow.gram.curve."  # + domain; MLflow's pages hide tags whose names begin with `mlflow.`
 LONGEST_TAG, MOST_CURVES = LONGEST_TEXT, 60  # of a curve's text, and of such texts of a run
-
-Curve = Iterable[tuple[int, float]]  # step, loss
 
 
 def entry_row(entry: Entry) -> dict:
@@ -54,8 +39,8 @@ def has_eval_points(run: Run) -> bool:
 
 
 def column(key: str) -> str:
-    """Names a metric of MLflow in a frame; earlier versions sent a run's results a second time as `final/...`."""
-    return content.AT_END.get(key) or content.shown_name(unescape(key).removeprefix("final/"))
+    """Names a metric of MLflow in a frame."""
+    return content.AT_END.get(key) or unescape(key)
 
 
 def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
@@ -69,58 +54,20 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
     return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
 
 
-def entry_digest(entry: Entry) -> str:
-    """Returns the digest of a node of the storage; "" before its result."""
-    return _digest(entry_row(entry), entry.tags[content.RESULT])
-
-
-def mlflow_digest(kind: str, node_id: str, run: Run) -> str:
-    """Returns the digest of a node of MLflow if it is the one that was sent; "" if anything has been changed since."""
-    found = _digest(mlflow_row(kind, node_id, run), run.data.tags.get(content.RESULT, ""))
-    return found if found == run.data.tags.get(DIGEST) else ""
-
-
-def _digest(row: Mapping, result_sha256: str) -> str:
-    """Hashes a row and the hash of its result, but no times, which differ between two that made one result."""
-    if not result_sha256:
-        return ""
-    shown = {name: str(value) for name, value in row.items() if name not in TIMES}
-    return short_hash({"result": result_sha256, "row": shown})
-
-
-# ----------------------------------------------------------------------------------------------------- curves
-
-
 def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
-    """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`, and their digest.
+    """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
 
-    Tags come with their run, a thousand runs in one request; the history of a metric is a request of its own, 40 s for
-    the curves of a thousand runs. A curve that is too long for a tag gets none, nor do too many. Curves of which the
-    storage has lost points get no digest.
+    Tags come with their run, a thousand runs in one request. The history of a metric needs a request
+    of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag
+    gets none, and a run with too many curves gets none at all.
     """
-    curves: dict[str, list[tuple[int, float]]] = {}
+    curves: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
         for name, loss in record["metrics"].items():
             if name.startswith(VALIDATION):
-                curves.setdefault(name.removeprefix(VALIDATION), []).append((record["step"], loss))
-    texts = {CURVE + metric_name(domain): " ".join(_points(curve)) for domain, curve in curves.items()}
-    kept = texts if len(texts) <= MOST_CURVES else {}
-    tags = {key: text for key, text in kept.items() if len(text) <= LONGEST_TAG and is_short_name(key)}
-    has_all = all(len(curve) >= entry.config["eval_points"]["num_points"] for curve in curves.values())
-    return tags | ({CURVES_DIGEST: curves_digest(curves)} if curves and has_all else {})
-
-
-def curves_digest(curves: Mapping[str, Curve]) -> str:
-    """Hashes a run's validation curves by domain."""
-    return short_hash({domain: _points(sorted(curve)) for domain, curve in curves.items()})
-
-
-def has_curves(run: Run) -> bool:
-    """Tells whether the texts of MLflow's run are the curves that were sent."""
-    texts = {key.removeprefix(CURVE): text for key, text in run.data.tags.items() if key.startswith(CURVE)}
-    curves = {unescape(key): curve_points(text) or () for key, text in texts.items()}
-    return curves_digest(curves) == run.data.tags.get(CURVES_DIGEST)
-
-
-def _points(curve: Curve) -> list[str]:
-    return [f"{step}:{float(loss)!r}" for step, loss in curve]
+                points = curves.setdefault(CURVE + metric_name(name.removeprefix(VALIDATION)), [])
+                points.append(f"{record['step']}:{float(loss)!r}")
+    texts = {key: " ".join(points) for key, points in curves.items()}
+    if len(texts) > MOST_CURVES:
+        return {}
+    return {key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and is_short_name(key)}

@@ -5,15 +5,17 @@ import json
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
+from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import Entry
-from gram_platform.tracking.rows import DIGEST, curve_tags, entry_digest, has_curves
+from gram_platform.tracking.rows import curve_tags
 from gram_platform.tracking.values import MOST_TAGS, number_of
 
 METRICS_PER_REQUEST = 1000  # MLflow's own limit
@@ -26,26 +28,39 @@ class Sender:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.known: dict[tuple[str, str], str] = {}  # (kind, node_id) -> MLflow's run id
+        # Runs of which MLflow lacks records that the storage has lost.
+        self.incomplete: set[str] = set()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory, entry: Entry | None) -> str | None:
         """Sends what MLflow lacks of a node; returns the MLflow run id, None for a node without entry."""
         if entry is None:
             return None
-        records = node.records() if isinstance(node, RunDirectory) else []
+        records: Sequence[Mapping] = []
+        has_lost = False
+        if isinstance(node, RunDirectory):
+            records = node.records()
+            has_lost = entry.status == State.COMPLETE and node.lost_history() != ""
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
         with lock, self._connection.writing():
-            run = self._bring_up(entry, records)
+            # Until the storage has all records again, no step of them counts as sent.
+            run = self._bring_up(replace(entry, last_step=-1) if has_lost else entry, records)
+        if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < entry.last_step:
+            self.incomplete.add(entry.node_id)
         self.known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
 
     def _bring_up(self, entry: Entry, records: Sequence[Mapping]) -> Run:
         """Finds or makes the node's MLflow run and sends the difference; retries when another machine interferes.
 
-        That machine may have deleted our duplicate, or written the same values first.
+        That machine may have deleted our duplicate, or written the same values first. If MLflow has
+        another result than the storage, the node was made again, and a new MLflow run replaces the old one.
         """
         for num_left in reversed(range(NUM_TRIES)):
             try:
                 run = self.find(entry)
+                if run is not None and run.data.tags.get(content.RESULT, "") not in ("", entry.tags[content.RESULT]):
+                    self.delete([run])
+                    run = None
                 is_new = run is None
                 run = run or self._create(entry, records)
                 if not self.is_mirrored(run, entry):
@@ -63,7 +78,7 @@ class Sender:
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
     def _wanted(self, entry: Entry) -> dict[str, str]:
-        return {**entry.tags, DIGEST: entry_digest(entry), **self.parent_tag(entry.parent)}
+        return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
         """Returns the tag by which MLflow folds a node below the run that it measures or attacks, if that is known."""
@@ -116,9 +131,8 @@ class Sender:
             metrics += content.result_metrics(entry, records)
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
-        # a result's curves never change, but the storage may have lost a part of them since
-        is_same = tags.get(content.RESULT) == entry.tags[content.RESULT] and has_curves(run)
-        curves = {} if is_same else curve_tags(records, entry)
+        has_curves = tags.get(content.RESULT) == entry.tags[content.RESULT] and mirrored >= entry.last_step
+        curves = {} if has_curves else curve_tags(records, entry)
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
             metrics = metrics[METRICS_PER_REQUEST:]

@@ -23,7 +23,6 @@ from gram_platform.store.files import is_safe_name
 from gram_platform.store.root import Finished
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
-from gram_platform.tracking.rows import entry_digest, mlflow_digest
 from gram_platform.tracking.sender import Sender, age, has
 from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
@@ -44,15 +43,15 @@ EXPORT = "gram.export"  # tag of a model version: the hash of its export's recor
 
 
 class Tracker:
-    """Writes to one experiment of one MLflow. It connects at the first call; `connection.py` describes failures."""
+    """Writes to one MLflow. It connects at the first call; `connection.py` describes failures."""
 
-    def __init__(self, tracking_uri: str, experiment: str = "gram") -> None:
+    def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
-        self._connection = Connection(tracking_uri, experiment)
+        self._connection = Connection(tracking_uri)
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS  # SQLite has one writer
         self._sender = Sender(self._connection)
-        # after `sync`: the digest of every node that it compared, "" of one without a result
-        self.sent: dict[str, str] | None = None
+        # Whether the last `sync` sent everything without an error. Then final tables are read from MLflow.
+        self.has_sent_all = False
 
     def prepare_database(self) -> str:
         """Creates the database and the experiment if need be, before workers start; returns the experiment's id."""
@@ -82,7 +81,8 @@ class Tracker:
 
         With `ids`, finished nodes of an object store are not read where MLflow has their results and tags.
         """
-        self.sent = None
+        self.has_sent_all = False
+        self._sender.incomplete.clear()
         copies = self._copies()
         mirrored = {key: oldest for key, (oldest, *_) in copies.items()}
         with self._connection.writing():  # a sender or server that was killed may have left a copy
@@ -90,19 +90,18 @@ class Tracker:
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
         nodes = store.nodes()
         counts: Counter[str] = Counter(sent=0, unchanged=0)
-        digests = dict.fromkeys([node.node_id for node in nodes] if ids is None else ids, "")
         if ids is not None:
-            nodes = [node for node in nodes if node.node_id in digests]
+            wanted = set(ids)
+            nodes = [node for node in nodes if node.node_id in wanted]
             found = {} if store.is_local else store.finished((node.kind, node.node_id) for node in nodes)
-            same = {i: digest for i, end in found.items() if end and (digest := self._finished(i, end, mirrored))}
+            same = {i for i, end in found.items() if end and self._has_finished(i, end, mirrored)}
             counts["unchanged"], nodes = len(same), [node for node in nodes if node.node_id not in same]
-            digests |= same
         orphans: list[RunDirectory | EvaluationDirectory] = []
         for kind in content.ID_TAGS:
             of_kind = [node for node in nodes if node.kind == kind]
-            orphans += self._send_changed(of_kind, store, mirrored, counts, digests)
-        self._send_changed(orphans, store, mirrored, counts, digests, are_orphans=True)
-        self.sent = digests
+            orphans += self._send_changed(of_kind, store, mirrored, counts)
+        self._send_changed(orphans, store, mirrored, counts, are_orphans=True)
+        self.has_sent_all = not self._sender.incomplete
         return dict(counts)
 
     def _send_changed(
@@ -111,12 +110,11 @@ class Tracker:
         store: Store,
         mirrored: Mapping,
         counts: Counter[str],
-        digests: dict[str, str],
         are_orphans: bool = False,
     ) -> list:
         """Sends what MLflow lacks; returns the nodes that wait for their parents, unless they are such orphans.
 
-        Adds to `counts` and `digests`.
+        Adds to `counts`.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -124,8 +122,6 @@ class Tracker:
                 part, changed = nodes[start : start + NODES_AT_ONCE], []
                 for node, entry in zip(part, store.concurrently(content.node_entry, part), strict=True):
                     run = entry and mirrored.get((entry.kind, entry.node_id))
-                    if entry:
-                        digests[entry.node_id] = entry_digest(entry)
                     if entry and entry.parent and ("run", entry.parent) not in self._sender.known and not are_orphans:
                         orphans.append(node)
                     elif run is not None and self._sender.is_mirrored(run, entry):
@@ -135,20 +131,19 @@ class Tracker:
                 counts["sent"] += len(list(threads.map(lambda pair: self._sender.mirror(*pair), changed)))
         return orphans
 
-    def _finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> str:
-        """Returns the digest of a finished node, which is the same for ever; "" if MLflow lacks its result or tags."""
+    def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
+        """Returns whether MLflow has the result and the tags of a finished node."""
         kind = next((kind for kind in content.ID_TAGS if (kind, node_id) in mirrored), "")
         run = mirrored.get((kind, node_id))
         if run is None or run.info.status != "FINISHED":
-            return ""
+            return False
         parent = content.shown_parent(run.data.tags, run.data.params)
         if parent is None:
-            return ""
+            return False
         wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(parent)
         wanted |= {content.NAME: content.run_name(kind, node_id, finished.tags)}
         last_step = number_of(run.data.params, "num_steps") if kind == "run" else -1
-        has_all = last_step is not None and has(run, last_step, wanted)
-        return mlflow_digest(kind, node_id, run) if has_all else ""
+        return last_step is not None and has(run, last_step, wanted)
 
     def runs(self) -> dict[tuple[str, str], Run]:
         """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request.

@@ -75,13 +75,11 @@ def test_numbers_of_others_are_not_warned_of():
     assert unit_warning(study(preset="").record) == ""
 
 
-def test_a_record_keeps_its_errors_and_an_older_one_has_none():
+def test_a_record_keeps_its_errors():
     record = study(*rows("tiny", 0.07, 0.11)).record
     plain = {**vars(record), "unit_errors": list(record.unit_errors), "sizes": ["tiny"], "entries": []}
     plain |= {name: list(plain[name]) for name in ("facts", "costs", "variants", "probed")}
     assert record_from_plain(plain).unit_errors == record.unit_errors
-    older = {key: value for key, value in plain.items() if key != "unit_errors"}
-    assert record_from_plain(older).unit_errors == ()
     with pytest.raises(ValueError, match="unit_errors"):
         record_from_plain({**plain, "unit_errors": [{"size": "tiny"}]})
     assert isinstance(record, StudyRecord)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import re
 import tempfile
 
 import fsspec
 import pytest
 
+from gram_platform.cli.flags import stored
 from gram_platform.config import Evaluation, View
+from gram_platform.config.identity import InvalidField
 from gram_platform.store import CorruptFile, RunDirectory, Store
 from gram_platform.store.folders import RemoteFolder
 from gram_platform.store.root import storage_place
@@ -49,16 +52,17 @@ def test_unknown_protocol_is_named():
         Store("nowhere://x")
 
 
-def test_storage_of_another_recipe_version_is_read_and_not_written(tmp_path):
-    train(str(tmp_path), RUN)
+@pytest.mark.parametrize("changed", ["layout", "recipe_version"])
+def test_a_storage_of_another_version_is_refused_with_what_was_found(tmp_path, changed):
+    Store(tmp_path).open_for_writing()
     path = tmp_path / "store.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"recipe_version": 0}))
-    store = Store(tmp_path)
-    assert store.list_runs() == [RUN.run_id]
-    assert store.run(RUN.run_id).status() == "complete"
-    assert len(store.run(RUN.run_id).weights()) == 1
-    with pytest.raises(ValueError, match=r"storage=.*only be read"):
-        store.open_for_writing()
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps(known | {changed: 73}))
+    for open_it in (Store(tmp_path).open_for_writing, lambda: stored(str(tmp_path))):
+        with pytest.raises(InvalidField) as refused:
+            open_it()
+        assert (refused.value.field, refused.value.value) == ("storage", str(tmp_path))
+        assert {"73", str(known[changed])} <= set(re.findall(r"\d+", refused.value.expected))
 
 
 def test_nothing_is_written_before_opening_for_writing(tmp_path):

@@ -1,19 +1,24 @@
-"""What MLflow must show of a storage: one run for each node, and no step twice."""
+"""What MLflow must show of a storage: one run for each node, no step twice, and equal frames."""
 
 from collections import Counter
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from pandas.testing import assert_frame_equal
 
 from gram_platform.store import Store
 from gram_platform.tracking import default_tracking_uri
+from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 
 
 def assert_mirrored_once(storage: Path, uri: str | None = None) -> None:
-    """Every node of the storage has exactly one finished MLflow run, whose curves have every step once."""
-    store = Store(storage)
-    client = MlflowClient(uri or default_tracking_uri(str(storage)))
+    """Every node of the storage has exactly one finished MLflow run, whose curves have every step once.
+
+    The frames of both are equal.
+    """
+    store, uri = Store(storage), uri or default_tracking_uri(str(storage))
+    client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("gram")
     found = client.search_runs([experiment.experiment_id], max_results=1000)
     nodes = [run for run in found if run.data.tags["gram.kind"] in ("run", "evaluation")]
@@ -23,6 +28,8 @@ def assert_mirrored_once(storage: Path, uri: str | None = None) -> None:
     assert {run.info.status for run in nodes} == {"FINISHED"}
     for run in nodes:
         _assert_no_step_twice(client, store, run)
+    assert_frame_equal(load_runs(uri), load_store(store), check_exact=True)
+    assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
 
 
 def _node_id(run: Run) -> str:

@@ -12,7 +12,7 @@ def test_a_study_that_ends_soon_after_mlflow_came_back_is_sent(storage):
     tracker, database = Tracker(default_tracking_uri(str(storage))), storage / "mlflow.db"
     database.symlink_to(storage / "elsewhere")
     for _ in range(2):
-        with pytest.raises(TrackingUnavailable, match="is a link"):
+        with pytest.raises(TrackingUnavailable):
             tracker.prepare_database()
         database.unlink(missing_ok=True)
     said: list[str] = []

@@ -1,13 +1,13 @@
 """A study whose storage is an object store, on two machines that share nothing else."""
 
+import json
 import re
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gram_platform.corpora import prepare
+from gram_platform.corpora.parts import parts_of
+from gram_platform.corpora.records import documents
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
@@ -52,14 +52,13 @@ def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
 def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
     """Ray Train keeps its own files in the store that the study names, by the study's credentials.
 
-    The ranks of a machine fetch permuted training data block by block, into one folder. Corpora of the hub
-    are permuted; this one is as if an earlier version had packed it.
+    The ranks of a machine fetch the training data of a corpus of the hub block by block, into one folder.
     """
     bucket = tmp_path / "bucket"
     Path(f"{bucket}.log").touch()
-    recipe = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path / "empty")])).recipe
-    put_permuted(replace(recipe, permuted=True), bucket, tmp_path / "packed")
-    flags = (*SMALL, "--num-workers", "2", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    corpus = f"hf://json?label=label&text=text&core=core&files={written_stories(tmp_path)}"
+    place = ("--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    flags = (*SMALL, "--corpus", corpus, "--num-workers", "2", *place)
     output = submit(bucket, flags, url=f"shelf://{bucket}", ray_address=two_machines.address)
     assert re.search(r"12 of 12 .*: 12 now", output)
     assert len(list((bucket / "ray_train").iterdir())) >= 2
@@ -68,10 +67,11 @@ def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
         assert any(path.stat().st_blocks for path in blocks.glob("train/*.bin")), machine
 
 
-def put_permuted(recipe, bucket: Path, folder: Path) -> None:
-    """Packs a corpus and puts it into an object store as `provide_corpus` does."""
-    packed, target = prepare(recipe, folder), bucket / "data" / recipe.data_id
-    target.mkdir(parents=True)
-    for relative, digest in packed.manifest["files"].items():
-        shutil.copy(packed.path / relative, target / digest)
-    shutil.copy(packed.path / "manifest.json", target)
+def written_stories(folder: Path) -> Path:
+    """Writes the stories of the smoke presets to a file that `datasets` reads as it reads the hub."""
+    recipe = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(folder / "empty")])).recipe
+    stories = documents(recipe, tuple(unit for part in parts_of(recipe, recipe.units) for unit in part))
+    rows = [json.dumps({"label": label, "text": text}) for label, text in stories]
+    path = folder / "stories.jsonl"
+    path.write_text("\n".join(rows))
+    return path

@@ -10,12 +10,10 @@ from mlflow import MlflowClient
 from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Evaluation, View
-from gram_platform.config.identity import metric_name
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.entry import unescape
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.tracking.values import LONGEST_TEXT, curve_points, milliseconds, number_of, study_of, whole_tags
+from gram_platform.tracking.values import LONGEST_TEXT, curve_points, milliseconds, study_of
 from gram_platform.tracking.views import Line, study_views
 from tests.store.training import run_config, train
 
@@ -84,7 +82,6 @@ CHANGES = {
         "UPDATE runs SET status = 'FAILED'",
     ],
     "the result": [set_tag("gram.result", "'0'"), "DELETE FROM tags WHERE key = 'gram.result'"],
-    "the digest": [set_tag("gram.digest", "'0'"), "DELETE FROM tags WHERE key = 'gram.digest'"],
     "times and name": ["UPDATE runs SET start_time = 0, end_time = NULL, name = NULL"],
     "every run": ["UPDATE runs SET lifecycle_stage = 'deleted'"],
     "the kind": ["DELETE FROM tags WHERE key = 'gram.kind'"],
@@ -179,15 +176,6 @@ def test_texts_beyond_the_limits_are_kept_whole(template, tmp_path, monkeypatch,
     assert study_of(Tracker(uri).runs()["run", RUN.run_id].data.tags) == TAGS
 
 
-@pytest.mark.parametrize("names", STUDIES)
-def test_tags_are_read_as_they_were_written(names):
-    written = whole_tags(STUDIES[names])
-    assert study_of(written) == STUDIES[names]
-    assert all(len(value) <= LONGEST_TEXT for value in written.values())
-    edited = {key: value[:-1] for key, value in written.items()}
-    assert isinstance(study_of(edited), dict)
-
-
 def test_long_studies_are_logged(database, monkeypatch):
     """Parameters, lines, views and tags of a study with hundreds of labels, and hundreds of studies."""
     monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
@@ -213,27 +201,6 @@ def test_long_studies_are_logged(database, monkeypatch):
     assert len(tracker._connection.experiment_tags()["mlflow.note.content"]) <= LONGEST_TEXT
     assert tracker.study_file("long", "table.csv") == "content"
     assert tracker.study_file("o'brien", "table.csv") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("8", 8), ("-1", -1), ("", None), ("-", None), ("²", None), ("1e3", None), ("9" * 40, None)]
-)
-def test_numbers_of_the_mirror(text, number):
-    assert number_of({"a": text}, "a") == number
-    assert number_of({}, "a") is None
-
-
-@pytest.mark.parametrize(
-    "name", ["a//b", "/a", "a/", ".", "..", "../a", "a/../b", "a/./b", ".a", "a/.b", "a.b/c.", "//", ""]
-)
-def test_names_that_are_paths_of_another_form(database, name):
-    _, uri = database
-    assert unescape(metric_name(name)) == name
-    client = MlflowClient(uri)
-    run = client.create_run(client.get_experiment_by_name("gram").experiment_id)
-    if name:
-        client.log_metric(run.info.run_id, metric_name(name), 1.0)
-    assert metric_name("task/arc/acc.norm -1") == "task/arc/acc.norm -1"
 
 
 def test_times_stay_within_what_databases_hold():

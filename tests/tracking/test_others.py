@@ -9,6 +9,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from gram_platform.config import Evaluation, View
+from gram_platform.config.identity import InvalidField
 from gram_platform.store import Store
 from gram_platform.tracking.entry import curve_metrics, result_metrics, run_entry, unescape
 from gram_platform.tracking.others import write_nodes
@@ -110,13 +111,15 @@ def test_a_storage_as_runs_of_wandb(store, tmp_path, monkeypatch):
 
 def test_wandb_that_is_not_installed(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ValueError, match=r"to='wandb': "):
+    with pytest.raises(InvalidField) as refused:
         write_nodes(store, "wandb", tmp_path / "wandb")
+    assert (refused.value.field, refused.value.value) == ("to", "wandb")
 
 
 def test_an_unknown_tracker(store, tmp_path):
-    with pytest.raises(ValueError, match=r"to='comet': expected .*tensorboard, wandb"):
+    with pytest.raises(InvalidField) as refused:
         write_nodes(store, "comet", tmp_path)
+    assert (refused.value.field, refused.value.value) == ("to", "comet")
 
 
 NAMES = ("../../home/.ssh/x", "/etc", "..", "a/b\\c", "\0\x1b[31m", "\ud800", "ü" * 300, "...", "")

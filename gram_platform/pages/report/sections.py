@@ -256,7 +256,7 @@ PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")  # in the order of CO
 
 
 def cost_sections(study: Results) -> list[Section]:
-    """Shows the costs; [] without any, as for numbers measured elsewhere and records of earlier versions."""
+    """Shows the costs; [] without any, as for numbers measured elsewhere."""
     table = readable_costs(study.record.costs)
     if table.empty:
         return []

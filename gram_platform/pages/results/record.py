@@ -16,7 +16,6 @@ from gram_platform.config import LOSSES, State
 from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
-from gram_platform.config.space import NOT_HERE, REMOVED_SEARCHES
 from gram_platform.config.terminal import warn
 from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
@@ -122,8 +121,6 @@ def load_record(store: Store, name: str) -> StudyRecord:
     folder = store.study_dir(name)
     plain = folder.read_json(STUDY_FILE)
     if plain is None:
-        if name in REMOVED_SEARCHES:
-            raise invalid("study", name, f"another study: {NOT_HERE}, and what it wrote is in {folder.path}")
         known = [other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)]
         submitted = f"{', '.join(known) or 'none yet'}{meant(name, known)}"
         raise invalid("study", name, f"a study that was submitted to {store.root}: {submitted}")
@@ -140,7 +137,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes the content of study.json, which is at `place`; InvalidField for a field of another version or type."""
+    """Decodes the content of study.json, which is at `place`; InvalidField for an unknown field or another type."""
     try:
         record = from_plain(StudyRecord, plain)
         for name, shape in ROWS.items():

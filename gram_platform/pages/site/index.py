@@ -11,7 +11,6 @@ import pandas as pd
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import State
 from gram_platform.config.identity import has_shape
-from gram_platform.config.space import NOT_HERE, REMOVED_SEARCHES
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.build import FIRST
@@ -129,7 +128,6 @@ def _search_card(search: StudyFacts, facts: Facts, addresses: Addresses) -> Card
         trials.setdefault(State.FAILED, 0)
     state = ", ".join(f"{count} {name}" for name, count in trials.items()) or "none written yet"
     led = f"Running, {search.driver}" if search.driver else "Not running"
-    led += f": {NOT_HERE}" if search.name in REMOVED_SEARCHES else ""
     lines = [*_verdicts(search), f"{led}. Trials: {state}.", _cost(sums)]
     question = about["question"] if has_shape(about, SEARCH_TEXTS) else ""
     return Card(

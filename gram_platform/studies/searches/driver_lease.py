@@ -4,7 +4,6 @@ import time
 
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid
-from gram_platform.config.space import NOT_HERE, REMOVED_SEARCHES
 from gram_platform.config.terminal import one_line
 from gram_platform.engine.execution import owner
 from gram_platform.store import Folder, Store
@@ -65,6 +64,5 @@ def search_lines(store: Store) -> list[str]:
         facts, lease = folder.read_spare("search.json"), read_lease(folder)
         name, preset = facts.get("name", "?"), facts.get("preset", "?")
         driver = f"led by {lease['owner']}" if is_fresh(lease) else "no driver"
-        note = f": {NOT_HERE}" if name in REMOVED_SEARCHES else ""
-        lines.append(one_line(f"{search_id}  {name!s:16} {preset!s:8} {driver}{note}"))
+        lines.append(one_line(f"{search_id}  {name!s:16} {preset!s:8} {driver}"))
     return lines

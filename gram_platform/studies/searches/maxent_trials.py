@@ -127,10 +127,10 @@ class MaxEntWork(OptunaWork):
 
     def is_complete(self) -> bool:
         """Returns whether the storage has all trials of the preset, and a best one, of every profile."""
-        plain = self.folder(Store(self.flags.storage)).read_json(BEST) or {}
-        # Absent in files of earlier versions.
-        counts = plain.get("num_trials", {}).values()
-        return bool(counts) and not plain["missing"] and min(counts) >= self.preset.maxent_search.num_trials
+        best = self.folder(Store(self.flags.storage)).read_json(BEST)
+        if best is None or best["missing"]:
+            return False
+        return min(best["num_trials"].values()) >= self.preset.maxent_search.num_trials
 
     def groups(self) -> dict[str, Point]:
         return {name: {PROFILE: name} for name in searched_profiles(self.settings[0])}

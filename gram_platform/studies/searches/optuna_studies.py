@@ -55,8 +55,6 @@ OPTUNA_STATES = {
     TrialState.FAIL: State.FAILED,
     TrialState.RUNNING: State.RUNNING,
     TrialState.WAITING: State.WAITING,
-    # Earlier versions could stop a trial early.
-    TrialState.PRUNED: State.INTERRUPTED,
 }
 # The attributes of a trial that has ended; metrics may be NaN.
 ATTRIBUTES = {

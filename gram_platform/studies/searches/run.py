@@ -125,7 +125,8 @@ class SearchDriver:
                 self.view.say(following.text)
             self.is_cut = not self._may_start()
             if self.is_cut:
-                break
+                # Later rounds may have results too, which MLflow shall have.
+                continue
             if following.source.num_left:
                 self._draw_from(following.source, at)
                 self.is_cut = following.source.num_left > 0

@@ -40,7 +40,7 @@ class Round:
     source: Source
     # Machine hours of its trials that have ended before.
     hours_before: float
-    # Ids of the nodes of these trials.
+    # Ids of the nodes that earlier submissions may have left unsent.
     ids_before: Collection[str]
     # What is announced; "" if there is nothing to say.
     text: str
@@ -149,11 +149,12 @@ class GridWork(SearchWork):
             points, announcements = self.points(store)
             lines = [text for text in dict.fromkeys(announcements) if text not in said]
             new = [(name, point) for name, point in points if name not in seen]
-            done = {name: nodes for name, point in new if (nodes := _done(problem.nodes(point), store))}
+            nodes_of = {name: problem.nodes(point) for name, point in new}
+            done = {name: nodes for name, nodes in nodes_of.items() if _done(nodes, store)}
             if new:
                 lines.append(f"{len(new)} trials, {len(done)} of them were done before")
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
-            ids = {node.id for nodes in done.values() for node in nodes}
+            ids = {node.id for nodes in nodes_of.values() for node in nodes}
             left = [(name, point) for name, point in new if name not in done]
             source = PointList(longest_first(left, problem, self.flags.hardware))
             yield Round(source, hours, ids, "\n".join(lines))

@@ -242,12 +242,6 @@ def test_report_and_record(study):
     assert "paper" in text
     assert "(no interval)" in text  # one seed
     assert "agree, 0.186 [0.170, 0.202]" in text  # GRAM's retain above its forget, on the published numbers
-    plain = json.loads(record.to_json())
-    del plain["costs"], plain["compare_with"]
-    store.study_dir("older").write("study.json", json.dumps(plain).encode())
-    assert load_record(store, "older").costs == ()
-    older = load_record(store, "older")
-    assert summary_text(older, read_results(older, store)).count("paper") == 0
 
 
 def test_sizes_are_named_once_with_the_parameters_of_each_study():
