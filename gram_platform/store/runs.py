@@ -63,6 +63,11 @@ class Timing(TypedDict):
     tokens_per_second: float
 
 
+# The names of numbers that reports show of a result and of its timing.
+SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
+TIMES = ("elapsed_s", "tokens_per_second")
+
+
 class Finish(TypedDict):
     """What an attempt writes when it has trained to the end: the content of FINISHED."""
 

@@ -166,7 +166,7 @@ WRONG = {
     "model.num_kv_heads": lambda: dataclasses.replace(RUN.model, num_kv_heads=3),
     "model.d_mlp": lambda: dataclasses.replace(RUN.model, d_mlp=0, modules=()),
     "micro_batch": lambda: dataclasses.replace(RUN, micro_batch=3),
-    "num_draws": lambda: tiny.run_config(draws=(64, 15, 16)),
+    "data.domains[lisp].num_draws": lambda: tiny.run_config(draws=(64, 15, 16)),
     "data.domains": lambda: tiny.run_config(draws=(66, 16, 16)),
     "eval_points.num_points": lambda: dataclasses.replace(RUN, eval_points=EvalPoints(100, 4, ("core",))),
     "eval_points.num_probes": lambda: dataclasses.replace(RUN, eval_points=probes(2)),
