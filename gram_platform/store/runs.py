@@ -31,8 +31,8 @@ from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory, N
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
-# Ids of attempts, and the highest number in one.
-ATTEMPT, MOST_ATTEMPTS = re.compile("[0-9]{1,9}(-.*)?"), 10**9 - 1
+# Ids of attempts.
+ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
 # A file beside the result.
 REMOVED = "weights-removed.json"
 
@@ -350,7 +350,7 @@ class RunDirectory(NodeDirectory):
 
 def _next_id(attempt_ids: list[str]) -> str:
     """Makes an id that sorts after all earlier ones, also when machines' clocks differ."""
-    number = min(1 + max(map(_number, attempt_ids), default=0), MOST_ATTEMPTS)
+    number = 1 + max(map(_number, attempt_ids), default=0)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     return f"{number:04d}-{now}-{secrets.token_hex(3)}"
 

@@ -236,16 +236,6 @@ def test_the_storage_itself_may_be_a_link(root, tmp_path):
         Store(tmp_path / "circle").open_for_writing()
 
 
-def test_packed_data_behind_a_link_are_refused_and_not_packed_again(root, outside, tmp_path):
-    data = root / "data" / RECIPE.data_id
-    data.rename(tmp_path / "elsewhere")
-    data.symlink_to(tmp_path / "elsewhere")
-    for work in (lambda: open_corpus(Store(root), RECIPE.data_id), lambda: provide_corpus(RECIPE, writable(root))):
-        with refused("storage", str(data)):
-            work()
-    assert data.is_symlink()
-
-
 @pytest.mark.parametrize("name", ["scans", "installed", "hub", f".parts-{RECIPE.data_id}"])
 def test_folders_that_packing_uses_are_no_links(tmp_path, outside, name):
     (tmp_path / "data").mkdir()

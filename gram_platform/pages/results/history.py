@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TypedDict
 
 from gram_platform.pages.report.page import REPORT_FILE
-from gram_platform.pages.results.record import STUDY_FILE, StudyRecord
+from gram_platform.pages.results.record import STUDY_FILE, Entry, StudyRecord
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import HISTORY
 
@@ -21,15 +21,11 @@ PAGE_FILES = (".html", ".csv", ".svg")
 CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
-class EntryTags(TypedDict):
-    tags: dict[str, str]
-
-
 class Choice(TypedDict):
     """The part of a study's record that says which runs were chosen."""
 
     params: dict[str, str]
-    entries: list[EntryTags]
+    entries: list[Entry]
 
 
 
