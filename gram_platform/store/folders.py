@@ -47,7 +47,7 @@ from gram_platform.store.remote_folder import RemoteFolder
 def written_again(method: Callable) -> Callable:
     """Decorates a method that writes a file: once more, if another process removed it before it was whole.
 
-    That process believed that this one had ended, since it had slept for long. A folder of the name is set aside.
+    That process believed that this one had ended, since it had slept for long.
     """
 
     @functools.wraps(method)
@@ -55,9 +55,6 @@ def written_again(method: Callable) -> Callable:
         try:
             return method(self, *args, **kwargs)
         except FileNotFoundError:
-            return method(self, *args, **kwargs)
-        except IsADirectoryError:
-            self.set_aside(args[0], "a folder has the name of a file")
             return method(self, *args, **kwargs)
 
     return writing
