@@ -158,8 +158,8 @@ class LocalFolder(Folder):
         """ValueError for an entry that is neither a file nor a folder; looks at no folder below."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
-                if (kind := kind_of(entry.path)) not in (A_FILE, A_FOLDER):
-                    raise unplain(entry.path, kind, f"{A_FILE} or {A_FOLDER}")
+                if not _is_plain(entry):
+                    raise unplain(entry.path, kind_of(entry.path), f"{A_FILE} or {A_FOLDER}")
 
     def require_folders(self) -> None:
         """ValueError if a link or a file has the place of this folder, or of one above it in the storage."""
@@ -279,12 +279,17 @@ def _open_without_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
+def _is_plain(entry: os.DirEntry) -> bool:
+    """Returns whether an entry is a file or a folder itself, not a link to one."""
+    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+
+
 def _plain_names(folder: str) -> list[str]:
     """Lists the safe names of files and folders in a folder, sorted; warns of others."""
     names = []
     with os.scandir(folder) as entries:
         for entry in filter(lambda entry: is_safe_name(entry.name), entries):
-            if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
+            if _is_plain(entry):
                 names.append(entry.name)
             else:
                 _warn_of(entry.path)
