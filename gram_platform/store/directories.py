@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, TypeVar
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import (
@@ -37,6 +37,16 @@ CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timin
 # The result's field with the hash of the tensors' file.
 TENSORS_HASH = "tensors_sha256"
 WRONG_HASH = "its hash is not the result's"
+# Read without conversion, so that a result written again has the same bytes.
+Number = float | int
+
+
+class EvaluationResult(TypedDict):
+    """The fields of an evaluation's result that are read here or in reports."""
+
+    eval_id: str
+    losses: NotRequired[dict[str, Number]]
+    surprisals: NotRequired[dict[str, Number]]
 
 
 class EvaluationTiming(TypedDict, total=False):
@@ -48,6 +58,13 @@ class EvaluationTiming(TypedDict, total=False):
     device: str
 
 
+class ImportResult(TypedDict):
+    """The fields of an import's result that are read here."""
+
+    import_id: str
+    weights_sha256: str
+
+
 @dataclass(frozen=True)
 class NodeDirectory:
     """One directory of the storage. `kind` is run, evaluation or import, `node_id` the id of that kind."""
@@ -57,6 +74,8 @@ class NodeDirectory:
 
     kind: ClassVar[str]
     id_field: ClassVar[str]
+    # A TypedDict of the result's fields that are read here and in reports.
+    result_kind: ClassVar[Any]
 
     @property
     def remedy(self) -> str:
@@ -99,9 +118,9 @@ class NodeDirectory:
     def result(self) -> dict | None:
         """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
         try:
-            result = self.folder.read_sealed(RESULT)
-            if result is not None and result.get(self.id_field) != self.node_id:
-                raise CorruptFile(f"it belongs to {self.id_field} {result.get(self.id_field)!r}")
+            result = self.folder.read_sealed(RESULT, self.result_kind)
+            if result is not None and result[self.id_field] != self.node_id:
+                raise CorruptFile(f"it belongs to {self.id_field} {result[self.id_field]!r}")
         except CorruptFile as error:
             self.folder.set_aside(RESULT, error)
             return None
@@ -167,6 +186,7 @@ class EvaluationDirectory(NodeDirectory):
 
     kind = "evaluation"
     id_field = "eval_id"
+    result_kind = EvaluationResult
 
     @property
     def eval_id(self) -> str:
@@ -239,6 +259,7 @@ class ImportDirectory(NodeDirectory):
 
     kind = "import"
     id_field = "import_id"
+    result_kind = ImportResult
 
     def complete(
         self, model: ModelConfig, fields: Mapping, write: Callable[[str], None], tokenizer: bytes | None = None

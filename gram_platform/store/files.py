@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import canonical_json, invalid
-from gram_platform.config.plain import parse_json
+from gram_platform.config.plain import from_plain, parse_json
 from gram_platform.config.terminal import warn
 
 Value = TypeVar("Value")
@@ -92,12 +92,9 @@ class Folder:
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
-    def read_sealed(self, name: str) -> dict | None:
-        """Reads a file's sealed fields, None when it is absent; CorruptFile when its hash is wrong.
-
-        Their types are not looked at: with the right hash they are what was written.
-        """
-        return self._read_as(name, unseal)
+    def read_sealed(self, name: str, kind: Any = dict) -> Any:
+        """Reads a file's sealed fields as `read_json` does; CorruptFile also when the hash is wrong."""
+        return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
         try:

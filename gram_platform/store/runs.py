@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from gram_platform.config import State
 from gram_platform.config.identity import invalid
@@ -16,6 +16,7 @@ from gram_platform.store.checkpoints import (
     FINISHED,
     SHARDS,
     WEIGHTS,
+    Segment,
     clear_debris,
     clear_weights,
     has_weights,
@@ -26,7 +27,7 @@ from gram_platform.store.checkpoints import (
     read_segment,
     remove_weights,
 )
-from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory
+from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory, Number
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
@@ -42,9 +43,38 @@ if TYPE_CHECKING:
     from gram_platform.store.tensors import DiskTensors
 
 
+class RunResult(TypedDict):
+    """The fields of a run's result that are read here or in reports."""
+
+    run_id: str
+    weights_sha256: str
+    num_steps: NotRequired[Number]
+    num_tokens: NotRequired[Number]
+    parameters: NotRequired[Number]
+    compute_units: NotRequired[Number]
+    hardware_flops: NotRequired[Number]
+    final: NotRequired[dict[str, Number]]
+
+
+class Timing(TypedDict):
+    """How long a complete run took, and how fast it was."""
+
+    elapsed_s: float
+    tokens_per_second: float
+
+
 # The names of numbers that reports show of a result and of its timing.
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
+
+
+class Finish(TypedDict):
+    """What an attempt writes when it has trained to the end: the content of FINISHED."""
+
+    result: RunResult
+    segments: list[Segment]
+    elapsed_s: float
+    timing: NotRequired[Timing]
 
 
 class Failure(TypedDict):
@@ -60,6 +90,7 @@ class RunDirectory(NodeDirectory):
 
     kind = "run"
     id_field = "run_id"
+    result_kind = RunResult
 
     @property
     def run_id(self) -> str:
@@ -189,7 +220,7 @@ class RunDirectory(NodeDirectory):
         found = []
         for attempt_id in self.attempt_ids():
             try:
-                finished = self.attempts.child(attempt_id).read_sealed(FINISHED)
+                finished = self.attempts.child(attempt_id).read_sealed(FINISHED, Finish)
                 if finished and finished["result"]["run_id"] != self.run_id:
                     raise CorruptFile("it belongs to another run")
             except CorruptFile as error:

@@ -27,9 +27,11 @@ from gram_platform.store.checkpoints import (
     STATE,
     TENSORS,
     WEIGHTS,
+    CheckpointManifest,
+    ShardsManifest,
     step_name,
 )
-from gram_platform.store.files import CorruptFile, Folder
+from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
 # Rows [first, stop).
@@ -92,8 +94,10 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     CorruptFile when a file was altered or rows are missing, FileNotFoundError when a file is gone.
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
-    manifest = _manifest(folder)
+    manifest = _manifest(folder, CheckpointManifest)
     files = manifest["files"]
+    if STATE not in files:
+        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {STATE}")
     pieces = _read_pieces(folder, files, rows_of)
     state = _read_json(folder, STATE, files)
     return Resumed(manifest["step"], pieces, state, manifest)
@@ -111,7 +115,7 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
             yield DiskTensors.of_files([file])
             return
         shards = attempt.child(SHARDS)
-        files = _manifest(shards)["files"]
+        files = _manifest(shards, ShardsManifest)["files"]
         holders: dict[str, list] = {}
         for shard in [name for name in files if name.endswith(".safetensors")]:
             file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
@@ -120,8 +124,10 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
         yield DiskTensors(holders)
 
 
-def _manifest(folder: Folder) -> dict:
-    manifest = folder.read_sealed(MANIFEST)
+def _manifest(folder: Folder, kind: type) -> dict:
+    manifest = folder.read_sealed(MANIFEST, kind)
+    if manifest is not None and not all(map(is_safe_name, manifest["files"])):
+        raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     if manifest is None:
         raise FileNotFoundError(folder.file(MANIFEST))
     return manifest
@@ -170,12 +176,18 @@ def _overlaps(layout: Layout, wanted: Mapping[str, Range]) -> dict[str, Range]:
 
 
 def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
-    return _read_json(folder, _layout_name(shard), files, dict[str, StoredRows])
+    name = _layout_name(shard)
+    if name not in files:
+        raise CorruptFile(f"{folder.path}/{shard} has no {name}")
+    return _read_json(folder, name, files, dict[str, StoredRows])
 
 
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
     with _verified(folder, name, files[name]) as path:
-        return parse_json(Path(path).read_bytes(), kind)
+        try:
+            return parse_json(Path(path).read_bytes(), kind)
+        except ValueError as error:
+            raise CorruptFile(f"{folder.path}/{name}: {error}") from error
 
 
 def _layout_name(shard: str) -> str:

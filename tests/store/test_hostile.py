@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,13 +137,19 @@ def replace(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
+def bind(path: Path) -> None:
+    with contextlib.chdir(path.parent):  # a socket's path has at most 108 bytes
+        socket.socket(socket.AF_UNIX).bind(path.name)
+
+
 def plant(path: Path, what: str, target: Path) -> None:
-    """Puts a link to the target, or a pipe, in the place of a file or a folder."""
-    replace(path, os.mkfifo if what == "a pipe" else lambda path: path.symlink_to(target))
+    """Puts a link to the target, a pipe or a socket in the place of a file or a folder."""
+    makers = {"a link": lambda path: path.symlink_to(target), "a pipe": os.mkfifo, "a socket": bind}
+    replace(path, makers[what])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("what", ["a link", "a pipe"])
+@pytest.mark.parametrize("what", ["a link", "a pipe", pytest.param("a socket", marks=pytest.mark.slow)])
 def test_what_has_the_place_of_a_file_leads_nowhere(finished, outside, tmp_path, capsys, what):
     relatives = [path.relative_to(finished) for path in places(finished, "file")]
     assert len(relatives) > 15
@@ -323,6 +330,24 @@ def test_a_damaged_store_json_is_refused_with_what_to_do(root, text):
     (root / "store.json").unlink()
     assert Store(root).open_for_writing(min_free_bytes=0).writable
     assert json.loads((root / "store.json").read_text())["layout"] == 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["state.json", "layout.json"])
+@pytest.mark.parametrize("text", [b"[" * 10**5, b"[]"])
+def test_a_checkpoints_json_of_another_shape_with_the_right_hash_is_set_aside(root, name, text):
+    newest = sorted((root / "runs" / HALF.run_id).rglob("checkpoints/*"))[-1]
+    forge(newest, newest / name, text)
+    with writable(root).run(HALF.run_id).start_attempt("next") as attempt:
+        assert attempt.resume().step == 2
+
+
+@pytest.mark.parametrize("line", [b"7", b'{"step":1,"time":2,"metrics":{"a":"x"}}'])
+def test_a_segment_of_another_shape_with_the_right_hash_is_left_out(root, line):
+    segment = sorted((root / "runs" / HALF.run_id).rglob("segments/*.jsonl"))[0]
+    forge(root / "runs" / HALF.run_id, segment, line + b"\n")
+    with pytest.warns(RuntimeWarning, match=segment.name):
+        assert [r["step"] for r in Store(root).run(HALF.run_id).records()] == [3, 4]
 
 
 # --------------------------------------------------------------------------------------------------------- an archive
