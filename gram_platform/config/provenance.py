@@ -85,9 +85,6 @@ class Submissions(TypedDict, total=False):
     submissions: list[SubmissionRow]
 
 
-# What records of a study or a search keep of it.
-SUBMISSION = {"started": str, "command": str, "commit": str, "sources": str, "upload": str, "versions": {str: str}}
-SUBMISSION |= {"machine": str, "node_hours": float}
 # Of one study: the first and the newest.
 NUM_KEPT = 20
 
@@ -115,7 +112,7 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
 
 
 def _submission(row: Mapping) -> Provenance:
-    """Reads the fields of SUBMISSION; a row of another version may have more."""
+    """Reads a row of a record."""
     return Provenance(**{name: row[name] for name in SubmissionRow.__annotations__})
 
 
