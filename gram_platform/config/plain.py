@@ -95,10 +95,7 @@ def _read_table(kind: Any, plain: Any, steps: Steps) -> dict:
     hints = get_type_hints(kind)
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
     _require_all([name for name in hints if name in kind.__required_keys__], plain, steps)
-    return {
-        name: from_plain(hints.get(name, object), value, (*steps, name))
-        for name, value in plain.items()
-    }
+    return {name: from_plain(hints.get(name, object), value, (*steps, name)) for name, value in plain.items()}
 
 
 def _require_all(names: Iterable[str], plain: Mapping, steps: Steps) -> None:

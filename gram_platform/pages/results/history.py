@@ -28,8 +28,6 @@ class Choice(TypedDict):
     entries: list[Entry]
 
 
-
-
 def begin_record(store: Store, record: StudyRecord) -> bool:
     """Writes the record of a submission that begins; moves the page of another choice of runs into the history.
 
