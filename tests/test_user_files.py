@@ -15,6 +15,7 @@ from gram_platform.release.export import RECORD, require_unchanged
 from gram_platform.release.importing import read_config
 from gram_platform.release.serving.policy_file import load_policy
 from tests.external_folder import curve_lines, scaling_rows, write_folder
+from tests.refused import refused
 from tests.special_files import SPECIAL
 
 pytestmark = pytest.mark.timeout(60)  # a reader of a pipe would wait for ever
@@ -30,8 +31,6 @@ def deep(path: Path) -> bytes:
 WHAT: dict[str, Callable[[Path], object]] = {
     **SPECIAL,
     "deep": lambda path: path.write_bytes(deep(path)),
-    "deep and cut": lambda path: path.write_bytes((b"a = " if path.suffix == ".toml" else b"") + b"[" * 50_000),
-    "NUL": lambda path: path.write_bytes(b"\0" * 9),
     "UTF-16": lambda path: path.write_bytes('{"a": 1}'.encode("utf-16")),
     "a long number": lambda path: path.write_bytes((b"a = " if path.suffix == ".toml" else b"") + b"9" * 5000),
 }
@@ -57,13 +56,12 @@ def test_what_is_no_file_of_text_is_refused(tmp_path, name, what):
     path = tmp_path / name
     path.unlink(missing_ok=True)
     WHAT[what](path)
-    with pytest.raises(ValueError, match=rf"{path.stem}|{tmp_path}") as refused:
+    with pytest.raises(ValueError, match=rf"{path.stem}|{tmp_path}"):
         READERS[name](path)
-    assert "Error(" not in str(refused.value)  # an error's name in Python means nothing to users
 
 
 @pytest.mark.parametrize("value", ["[" * 5000, "[" * 200 + "]" * 200, "9" * 5000])
 def test_an_assignment_that_is_too_deep_or_long_is_refused(value):
     for text in (f"a={value}", "a" + ".a" * 5000 + "=1"):
-        with pytest.raises(ValueError, match=r"^set='a"):
+        with refused("set"):
             read_assignment(text)

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import groupby
+from typing import TypedDict
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.cli.tables import say_rows
@@ -86,11 +87,21 @@ def status_command(
             say(one_line(f"{name}: {line}"))
 
 
+class EntryId(TypedDict):
+    id: str
+
+
+class StudyEntries(TypedDict):
+    """The part of a study's record that `gram status` reads."""
+
+    entries: list[EntryId]
+
+
 def _studies_of(store: Store) -> dict[str, list[str]]:
     """Returns the studies of each run or evaluation, by its id."""
     found: dict[str, list[str]] = {}
     for name in store.list_studies():
-        entries = store.study_dir(name).read_spare("study.json", {"entries": [{"id": str}]}).get("entries", ())
+        entries = store.study_dir(name).read_spare("study.json", StudyEntries).get("entries", ())
         for node_id in {entry["id"] for entry in entries}:
             found.setdefault(node_id, []).append(name)
     return found

@@ -15,7 +15,7 @@ from typing import IO
 from gram_platform.cli.flags import Storage, stored
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
-from gram_platform.config.provenance import SUBMISSION
+from gram_platform.config.provenance import Submissions
 from gram_platform.config.terminal import say
 from gram_platform.engine.local_cluster import ui
 from gram_platform.engine.local_cluster.head import free_port
@@ -99,7 +99,7 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
 
 
 def _submitted(store: Store, name: str) -> str:
-    rows = [store.study_dir(name).read_spare(file, {"submissions": [SUBMISSION]}) for file in RECORDS]
+    rows = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
     return max((row["started"] for found in rows for row in found.get("submissions", ())), default="")
 
 

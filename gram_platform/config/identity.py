@@ -198,14 +198,6 @@ def absolute_place(field: str, place: str) -> str:
     return str(path)
 
 
-def parse_json(text: str | bytes, shape: Any = object) -> Any:
-    """Parses JSON of this shape (see `has_shape`); ValueError for any other text, nested too deeply included."""
-    value = parsed_by(json.loads, text)
-    if not has_shape(value, shape):
-        raise ValueError("a field is missing or has another type than expected")
-    return value
-
-
 def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     """Returns `parse(text)`; ValueError if lists and mappings in it lie more than `DEEPEST` within one another.
 
@@ -221,26 +213,6 @@ def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
         if not (inside := [one for values in held for one in values]):
             return value
     raise ValueError("it is nested too deeply")
-
-
-def has_shape(value: Any, shape: Any) -> bool:
-    """Tells whether a JSON value has a shape, which is one of:
-
-    a type (float: any finite number; int: one of 63 bits), a function that tests the value, [the shape of every item],
-    {str: the shape of every value}, {key: shape, ...} of the keys that must be there.
-    """
-    if isinstance(shape, list):
-        return isinstance(value, list) and all(has_shape(item, shape[0]) for item in value)
-    if isinstance(shape, Mapping):
-        if not isinstance(value, Mapping):
-            return False
-        if str in shape:
-            return all(has_shape(item, shape[str]) for item in value.values())
-        return all(key in value and has_shape(value[key], part) for key, part in shape.items())
-    if shape in (int, float):
-        is_number = isinstance(value, int | shape) and not isinstance(value, bool)
-        return is_number and -(2**63) < value < 2**63  # NaN is not
-    return isinstance(value, shape) if isinstance(shape, type) else shape(value)
 
 
 def added(default: Any) -> Any:

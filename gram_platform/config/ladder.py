@@ -14,13 +14,12 @@ from gram_platform.config.identity import (
     invalid,
     local_path,
     meant,
-    parse_json,
     require_fields,
     require_int,
     require_real,
 )
 from gram_platform.config.plain import from_plain
-from gram_platform.config.written import read_text, target_kind
+from gram_platform.config.written import read_json, target_kind
 
 FEWEST_SIZES = 3  # that a law in the parameter count is fitted to: one through two fits any two
 REACH = 10.0  # the most times beyond the sizes that it is fitted to, at either end, at which a law predicts
@@ -236,11 +235,11 @@ def load_law(name_or_path: str) -> Law:
         expected = f"one of {', '.join(LAWS)}, or the path of a law's JSON file{meant(name_or_path, LAWS)}"
         raise invalid("law", name_or_path, expected)
     try:
-        stored = parse_json(read_text("law", path))
+        stored = read_json(path)
     except ValueError as error:
         raise invalid("law", name_or_path, f"a JSON file ({error})") from error
     fields = {field.name: field.default for field in dataclasses.fields(Law)}
-    given = {name: stored[name] for name in fields if name in stored} if isinstance(stored, Mapping) else {}
+    given = {name: stored[name] for name in fields if name in stored}
     if absent := [name for name, default in fields.items() if default is dataclasses.MISSING and name not in given]:
         why = f" (no law: {given['no_law']})" if given.get("no_law") else ""
         expected = f"a JSON object with {', '.join(fields)}; it lacks {', '.join(absent)}{why}"

@@ -1,4 +1,6 @@
-"""Reads plain values, of JSON, TOML or `--set`, into frozen dataclasses: one merging, then one validation.
+"""Reads plain values, of JSON, TOML or `--set`, into values of a type: one merging, then one validation.
+
+A frozen dataclass is for what we write whole. A TypedDict is for a file that may have more fields than we need.
 
 Libraries were tried: cattrs makes 3 of "3"; msgspec and pydantic drop unknown fields, and msgspec has the place of an
 error in its text alone. None could enter this room, which runs where torch and numpy alone are installed.
@@ -6,13 +8,14 @@ error in its text alone. None could enter this room, which runs where torch and 
 
 import dataclasses
 import functools
+import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from gram_platform.config.identity import InvalidField, Steps, one_of
+from gram_platform.config.identity import InvalidField, Steps, one_of, parsed_by
 
 SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
@@ -38,12 +41,22 @@ def overlaid(base: Any, changes: Any) -> Any:
     return {**base, **{key: overlaid(base.get(key), value) for key, value in changes.items()}}
 
 
+def parse_json(text: str | bytes, kind: Any = object) -> Any:
+    """Reads JSON as a value of this type, see `from_plain`.
+
+    InvalidField for a value of another type, ValueError for text that is not JSON or is nested too
+    deeply.
+    """
+    return from_plain(kind, parsed_by(json.loads, text))
+
+
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     """Builds a value of this type from plain values, and validates it; `steps` lead to it in its document.
 
-    Makes a dataclass of a table with its fields, and keeps one that is built already. Arrays become tuples, as do
-    tables that stand for pairs, and integers become floats where the type says so; `false` stands for None.
-    InvalidField for an unknown, missing or wrong field, and for what a dataclass refuses.
+    Makes a dataclass of a table with its fields, and keeps one that is built already. A TypedDict is a table that has
+    its fields and may have others. Arrays become tuples where the type says so, as do tables that stand for pairs, and
+    integers become floats; `false` stands for None. InvalidField for an unknown, missing or wrong field, and for what a
+    dataclass refuses.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):
@@ -51,18 +64,45 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     options = tuple(option for option in options if option is not NoneType)
     kind = type(plain) if type(plain) in options else options[0]
     origin, arguments = get_origin(kind) or kind, get_args(kind)
+    if kind in (Any, object):
+        return plain
+    if origin is Literal:
+        if plain not in arguments:
+            raise _misplaced(steps, plain, one_of(plain, arguments))
+        return plain
+    if is_typeddict(kind):
+        return _read_table(kind, plain, steps)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return plain if isinstance(plain, kind) else _dataclass(kind, plain, steps)
     if origin is tuple and arguments:
         return _tuple(arguments, plain, steps)
+    if origin is list and arguments:
+        items = enumerate(_require(plain, list, steps, "an array"))
+        return [from_plain(arguments[0], one, (*steps, i)) for i, one in items]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         table = _require(plain, Mapping, steps, "a table")
         return {k: from_plain(arguments[1], one, (*steps, k)) if arguments else one for k, one in table.items()}
     if kind not in SCALARS:
         return _require(plain, origin, steps, "no value: it cannot be set in a file")
-    if kind is float and type(plain) is int and abs(plain) <= sys.float_info.max:
-        return float(plain)
+    if kind in (int, float) and type(plain) is int:
+        if abs(plain) > sys.float_info.max:
+            raise _misplaced(steps, plain, f"{SCALARS[kind]} of at most 308 digits")
+        return kind(plain)
     return _require(plain, kind, steps, SCALARS[kind])
+
+
+def _read_table(kind: Any, plain: Any, steps: Steps) -> dict:
+    hints = get_type_hints(kind)
+    _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
+    _require_all([name for name in hints if name in kind.__required_keys__], plain, steps)
+    return {name: from_plain(hints.get(name, object), value, (*steps, name)) for name, value in plain.items()}
+
+
+def _require_all(names: Iterable[str], plain: Mapping, steps: Steps) -> None:
+    if missing := [name for name in names if name not in plain]:
+        # The whole document would be a long line.
+        value = dict(plain) if steps else list(plain)
+        raise _misplaced(steps, value, "a table that also has " + ", ".join(missing))
 
 
 def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
@@ -72,9 +112,7 @@ def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
         if name not in hints:
             raise _misplaced((*steps, name), value, one_of(name, hints, "the fields "))
     values = {name: from_plain(hints[name], value, (*steps, name)) for name, value in plain.items()}
-    if missing := [name for name in needed if name not in values]:
-        # the whole document would be a long line
-        raise _misplaced(steps, dict(plain) if steps else list(plain), "a table that also has " + ", ".join(missing))
+    _require_all(needed, plain, steps)
     try:
         return kind(**values)
     except InvalidField as error:

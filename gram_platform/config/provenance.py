@@ -12,6 +12,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypedDict
 
 from gram_platform.config.terminal import masked, say
 
@@ -65,9 +66,25 @@ class Provenance:
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
 
-# What records of a study or a search keep of it.
-SUBMISSION = {"started": str, "command": str, "commit": str, "sources": str, "upload": str, "versions": {str: str}}
-SUBMISSION |= {"machine": str, "node_hours": float}
+class SubmissionRow(TypedDict):
+    """The fields of `Provenance`, as the records of a study or a search keep them."""
+
+    started: str
+    command: str
+    commit: str
+    sources: str
+    upload: str
+    versions: dict[str, str]
+    machine: str
+    node_hours: float
+
+
+class Submissions(TypedDict, total=False):
+    """The part of a record about its submissions, the newest last."""
+
+    submissions: list[SubmissionRow]
+
+
 # Of one study: the first and the newest.
 NUM_KEPT = 20
 
@@ -95,8 +112,8 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
 
 
 def _submission(row: Mapping) -> Provenance:
-    """Reads the fields of SUBMISSION."""
-    return Provenance(**{name: row[name] for name in SUBMISSION})
+    """Reads a row of a record."""
+    return Provenance(**{name: row[name] for name in SubmissionRow.__annotations__})
 
 
 def provenance(machine: str, upload: str = "") -> Provenance:

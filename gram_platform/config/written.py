@@ -1,4 +1,4 @@
-"""Reads what people write: files of text, and values in TOML into frozen dataclasses.
+"""Reads files that people name: text, JSON, and values in TOML into frozen dataclasses.
 
 An error names file, line and field. A link may lead to a file that a user names; nothing else but a file is read.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KIND_OF_MODE
 from gram_platform.config.identity import DEEPEST, InvalidField, Steps, invalid, parsed_by
-from gram_platform.config.plain import STEP, from_plain, name_of, overlaid, steps_of
+from gram_platform.config.plain import STEP, from_plain, name_of, overlaid, parse_json, steps_of
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
@@ -56,6 +56,21 @@ def read_text(field: str, path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise invalid(field, str(path), f"a file of UTF-8 text that can be read ({error})") from None
+
+
+def read_json(path: Path, kind: Any = dict) -> Any:
+    """Reads a JSON file as a value of this type, see `from_plain`.
+
+    ValueError for a file that is not JSON; InvalidField that names file, field, value and what is
+    allowed.
+    """
+    text = read_text("file", path)
+    try:
+        return parse_json(text, kind)
+    except InvalidField as error:
+        raise error.at(str(path)) from error
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
 
 
 @dataclass(frozen=True)

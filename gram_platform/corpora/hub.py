@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from typing import TypedDict
 
 import zstandard
 
 from gram_platform.config.crash_safe import require_plain, whole_file
 from gram_platform.config.endings import Unavailable
-from gram_platform.config.identity import has_shape, invalid, parse_json, short_hash
+from gram_platform.config.identity import invalid, short_hash
+from gram_platform.config.plain import parse_json
 from gram_platform.corpora import recipe
 from gram_platform.corpora.hub_access import patiently, require_all, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
@@ -30,9 +32,23 @@ from gram_platform.corpora.sources import Item, Progress, silent
 
 FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
-PART_SHAPE = {"bytes": int, "documents": int, "digest": str, "skipped": int}
-STATE = {"parts": [lambda part: has_shape(part, PART_SHAPE) and PART_NAME.fullmatch(str(part.get("name")))]}
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
+
+
+class Part(TypedDict):
+    """A file of a row's records that was fetched."""
+
+    name: str
+    bytes: int
+    documents: int
+    digest: str
+    skipped: int
+
+
+class RowState(TypedDict):
+    """What was fetched of a row."""
+
+    parts: list[Part]
 
 
 Shard = tuple[int, int]  # number, of how many; the whole row is (0, 1)
@@ -105,7 +121,8 @@ def _num_shards(folder: Path, row: HubRow) -> int:
     """Counts the shards of a row, which a file remembers."""
     path = folder / row_id(row) / "shards.json"
     with contextlib.suppress(FileNotFoundError, ValueError):  # not asked yet, or damaged
-        return parse_json(path.read_text(), lambda number: type(number) is int and number > 0)
+        if (number := parse_json(path.read_text(), int)) > 0:
+            return number
     number = _open_row(row).num_shards
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
@@ -215,8 +232,8 @@ def _write_part(found: Iterator[Record | None], folder: Path, number: int, num_b
 def _load_state(folder: Path) -> dict:
     """Reads where the last whole part ended; an unusable state means starting again."""
     try:
-        state = parse_json((folder / "state.json").read_text(), STATE)
-        if all((folder / part["name"]).is_file() for part in state["parts"]):
+        state = parse_json((folder / "state.json").read_text(), RowState)
+        if all(PART_NAME.fullmatch(part["name"]) and (folder / part["name"]).is_file() for part in state["parts"]):
             return state
     except (OSError, ValueError):
         pass

@@ -23,46 +23,62 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
 from gram_platform.config.crash_safe import A_FILE, A_LINK, kind_of, process_is_alive, remove_whole, this_place, unplain
 from gram_platform.config.identity import (
-    has_shape,
     hash_file,
     invalid,
     local_path,
     one_of,
-    parse_json,
     require_choice,
+    require_int,
     require_name,
     short_hash,
 )
+from gram_platform.config.plain import parse_json
 
 SPLITS = ("train", "validation")
 LAYOUT_VERSION = 1  # of the files on disk
 TOKENIZER = "tokenizer.json"
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+class Sizes(TypedDict):
+    """How much of a domain a split has."""
+
+    num_sequences: int
+    num_documents: int
 
 
-SIZES_SHAPE = {"num_sequences": _is_count, "num_documents": _is_count}
-PACKED_SHAPE = {
-    "data_id": str,
-    "fingerprint": str,
-    "seq_len": _is_count,
-    "vocab_size": _is_count,
-    "tokenizer_bytes": _is_count,
-    "dtype": lambda name: name in ("<u2", "<u4"),
-    "domains": {str: dict.fromkeys(SPLITS, SIZES_SHAPE)},
-    "files": {str: str},
-    "layout": int,
-}
-BLOCKS_SHAPE = {"num_bytes": lambda n: _is_count(n) and 0 < n <= 2**30, "files": {str: [str]}}  # of permuted corpora
-NO_BLOCKS = {"num_bytes": 1, "files": {}}
+class SplitSizes(TypedDict):
+    train: Sizes
+    validation: Sizes
+
+
+class Blocks(TypedDict):
+    """The hashes of the blocks of a permuted corpus's files, and the size of a block."""
+
+    num_bytes: int
+    files: dict[str, list[str]]
+
+
+class Manifest(TypedDict):
+    """The fields of manifest.json that are read here."""
+
+    data_id: str
+    fingerprint: str
+    seq_len: int
+    vocab_size: int
+    tokenizer_bytes: int
+    dtype: Literal["<u2", "<u4"]
+    domains: dict[str, SplitSizes]
+    files: dict[str, str]
+    layout: int
+    blocks: NotRequired[Blocks]
+
+
 HASHED_BYTES = 1 << 21  # of a permuted file, each with its hash, so that each can be fetched alone
 STALE_S = 86_400  # age at which another machine's unfinished folder counts as abandoned
 
@@ -258,13 +274,18 @@ def _read_manifest(path: Path) -> dict:
 def parse_manifest(text: bytes, where: object) -> dict:
     """Parses a manifest, which may name only the files of its own domains; CorruptCorpus, with `where`, otherwise."""
     try:
-        manifest = parse_json(text, PACKED_SHAPE)
+        manifest = parse_json(text, Manifest)
+        counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
+        for domain, splits in manifest["domains"].items():
+            counts |= {f"domains.{domain}.{s}.{name}": n for s in SPLITS for name, n in splits[s].items()}
+        for name, number in counts.items():
+            require_int(name, number, 0, 2**63 - 1)
         for domain in manifest["domains"]:
             require_name("domain", domain)
         if set(manifest["files"]) != {TOKENIZER, *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"])}:
             raise invalid("files", sorted(manifest["files"])[:4], f"{TOKENIZER} and one file a domain and split")
-        if not has_shape(manifest.get("blocks", NO_BLOCKS), BLOCKS_SHAPE):
-            raise invalid("blocks", type(manifest["blocks"]).__name__, "their size, and a list of hashes for each file")
+        if "blocks" in manifest:
+            require_int("blocks.num_bytes", manifest["blocks"]["num_bytes"], 1, 2**30)
     except ValueError as error:
         raise CorruptCorpus(f"{where} cannot be read ({error}): prepare the corpus again") from None
     if manifest["layout"] != LAYOUT_VERSION:

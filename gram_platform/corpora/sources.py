@@ -13,11 +13,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, require_plain, whole_file
-from gram_platform.config.identity import has_shape, invalid, parse_json
-from gram_platform.config.written import read_text, target_kind
+from gram_platform.config.identity import invalid
+from gram_platform.config.plain import parse_json
+from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.compression import BLOCK_BYTES
 from gram_platform.corpora.records import (
     FORMATS,
@@ -60,12 +61,17 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
     raise invalid("corpus", str(corpus), allowed)
 
 
+class Globs(TypedDict):
+    """A file of labelled globs; `root` is the folder of the file by default."""
+
+    globs: dict[str, Any]
+    root: NotRequired[str]
+
+
 def _glob_units(path: Path) -> tuple[Unit, ...]:
     """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}; patterns are relative to the file's folder or "root"."""
     try:
-        plain = {"root": "."} | parse_json(read_text("corpus", path), dict)
-        if not has_shape(plain, {"globs": dict, "root": str}):
-            raise ValueError("globs is missing or no object, or root is no text")
+        plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
         raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})') from None
     if not plain["globs"]:

@@ -12,15 +12,14 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypedDict
 
 from gram_platform.config import node_from_plain
 from gram_platform.config.crash_safe import A_FILE, kind_of, whole_file
 from gram_platform.config.endings import begin_work, exit_codes, outlive_output
 from gram_platform.config.identity import (
-    has_shape,
     invalid,
     local_path,
-    parse_json,
     require_choice,
     require_int,
     require_real,
@@ -28,7 +27,7 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.provenance import code_of_process
 from gram_platform.config.terminal import say
-from gram_platform.config.written import read_text
+from gram_platform.config.written import read_json
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.in_process import has_gpu, run_in_process
@@ -48,16 +47,24 @@ MOST_BYTES_UNPACKED = 2**30
 SAY_EVERY_S = 15.0
 
 
-def _are_tags(value: object) -> bool:
-    """Returns whether a JSON value names a node: texts by name, with those that each node has."""
-    return has_shape(value, {str: str}) and has_shape(value, dict.fromkeys(("method", "size", "seed"), str))
+# The tags that each node has.
+NAMES = ("method", "size", "seed")
 
 
-# The shape of a file of nodes.
-NODES_SHAPE = {
-    "corpora": dict,
-    "nodes": [{"id": str, "kind": str, "config": dict, "tags": _are_tags}],
-}
+class NodeFields(TypedDict):
+    """A node in a file of nodes."""
+
+    id: str
+    kind: str
+    config: dict[str, Any]
+    tags: dict[str, str]
+
+
+class NodesFile(TypedDict):
+    """A file of nodes, with the recipes of their data by data_id."""
+
+    corpora: dict[str, dict]
+    nodes: list[NodeFields]
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
@@ -85,7 +92,9 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
     """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
     try:
-        plain = parse_json(read_text("file", path), NODES_SHAPE)
+        plain: NodesFile = read_json(path, NodesFile)
+        if unnamed := [n["id"] for n in plain["nodes"] if not n["tags"].keys() >= set(NAMES)]:
+            raise invalid("tags", unnamed[:4], f"nodes with {', '.join(NAMES)}")
         nodes = [Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]]
         recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypedDict
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import has_shape
+from gram_platform.config.plain import from_plain
 from gram_platform.config.training import merged_config
 from gram_platform.corpora.recipe import TRAINED
 from gram_platform.release.export import data_id_of
@@ -27,7 +28,20 @@ ANY_TEXT = "-"  # an empty cell
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can name what was
   removed. A study with `--core-tokenizer` trains it on core alone."""
-TOKENIZER_SHAPE = {"recipe": {"tokenizer": {"kind": str}}}
+
+
+class TokenizerFacts(TypedDict):
+    kind: str
+
+
+class RecipeFacts(TypedDict):
+    tokenizer: TokenizerFacts
+
+
+class CorpusFacts(TypedDict):
+    """What a corpus's manifest says of its tokenizer."""
+
+    recipe: RecipeFacts
 
 
 @dataclass(frozen=True)
@@ -70,11 +84,9 @@ def _tokenizer(store: Store, view: View) -> str:
     data_id = data_id_of(store, view.run_id)
     try:
         manifest = open_corpus(store, data_id).manifest if data_id else {}
+        recipe = from_plain(CorpusFacts, manifest)["recipe"]["tokenizer"]
     except ValueError:
         return ""
-    if not has_shape(manifest, TOKENIZER_SHAPE):
-        return ""
-    recipe = manifest["recipe"]["tokenizer"]
     if recipe["kind"] not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."
     if recipe.get("core_only"):

@@ -11,19 +11,19 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from gram_platform.config import IMPORTED, ModelConfig, View
 from gram_platform.config.identity import (
     canonical_json,
     hash_file,
     invalid,
-    parse_json,
     require_choice,
     require_int,
     to_plain,
 )
 from gram_platform.config.training import merged_config
-from gram_platform.config.written import read_text
+from gram_platform.config.written import read_json
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.files import ByteCounter, Progress, shards, write_tensors, write_tokenizer
@@ -46,11 +46,16 @@ from gram_platform.train.learner import DTYPES
 RECORD, CARD = "export.json", "README.md"
 EXPORT_LAYOUT = 2  # version of an export's set of files
 CHECKS = ("own", "transformers")
-AGREEMENT = {"largest_difference": float, "largest_logit": float, "tolerance": float, "num_tokens": int, "tokens": str}
-VERIFIED_SHAPE = {"files": {str: str}, "agreements": {str: [AGREEMENT]}}
 MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
 # errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
+
+
+class ExportRecord(TypedDict):
+    """The fields of an export's record that are read here: each file's SHA-256, and what was verified."""
+
+    files: dict[str, str]
+    agreements: NotRequired[dict[str, tuple[Agreement, ...]]]
 
 
 @dataclass(frozen=True)
@@ -175,10 +180,10 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
     if not any(out.iterdir()):
         return False
     try:
-        record = _record(out, "files", "agreements")
+        record: Mapping[str, Any] = _record(out)
     except ValueError:
         raise invalid("out", str(out), "an empty folder or a new one: this one holds other files") from None
-    if {key: record.get(key) for key in identity} != json.loads(canonical_json(identity)):
+    if "agreements" not in record or {key: record.get(key) for key in identity} != json.loads(canonical_json(identity)):
         raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
     require_unchanged(out)
     return True
@@ -186,7 +191,7 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
 
 def require_unchanged(out: Path) -> None:
     """Reads every file of an export; ValueError that names the files that differ from its record or are missing."""
-    expected = _record(out, "files")["files"]
+    expected = _record(out)["files"]
     try:
         found = _hashes(out)
     except OSError as error:
@@ -196,21 +201,17 @@ def require_unchanged(out: Path) -> None:
         raise invalid("out", str(out), allowed)
 
 
-def _record(out: Path, *fields: str) -> dict:
-    """Reads an export's record; ValueError if there is none with these fields in their shape."""
+def _record(out: Path) -> ExportRecord:
+    """Reads an export's record; ValueError if there is none, or a damaged one."""
     try:
-        return parse_json(read_text("out", out / RECORD), {field: VERIFIED_SHAPE[field] for field in fields})
+        return read_json(out / RECORD, ExportRecord)
     except ValueError as error:
         raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
 
 
 def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
     """Rewrites the cards of an existing export from the studies' present numbers."""
-    stored = _record(out, "agreements")["agreements"]
-    agreements = {
-        name: tuple(Agreement(**{key: each[key] for key in AGREEMENT}) for each in found)
-        for name, found in stored.items()
-    }
+    agreements = _record(out)["agreements"]
     _write_cards(out, agreements, write_card)
     return ExportResult(out, agreements, is_new=False)
 

@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
-from gram_platform.config.identity import invalid, parse_json
-from gram_platform.config.written import read_text
+from gram_platform.config.identity import invalid
+from gram_platform.config.written import read_json
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.records import reading
 from gram_platform.corpora.sources import Progress
@@ -111,9 +112,15 @@ def shapes_by_file(folder: Path) -> dict[str, Shapes]:
     return found
 
 
+class WeightIndex(TypedDict):
+    """The file of each tensor of a checkpoint in several files."""
+
+    weight_map: dict[str, str]
+
+
 def _weight_map(folder: Path) -> Mapping[str, str]:
     try:
-        return parse_json(read_text("checkpoint", folder / INDEX), {"weight_map": {str: str}})["weight_map"]
+        return read_json(folder / INDEX, WeightIndex)["weight_map"]
     except ValueError as error:
         raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error})") from None
 

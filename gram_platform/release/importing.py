@@ -13,8 +13,8 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import hash_file, invalid, parse_json
-from gram_platform.config.written import read_text
+from gram_platform.config.identity import hash_file, invalid
+from gram_platform.config.written import read_json
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
@@ -85,7 +85,7 @@ def read_config(folder: Path) -> dict:
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
-        return parse_json(read_text("checkpoint", folder / CONFIG), dict)
+        return read_json(folder / CONFIG)
     except ValueError as error:
         allowed = f"a folder with a {CONFIG} that can be read as a JSON object ({error})"
         raise invalid("checkpoint", str(folder), allowed) from None

@@ -4,8 +4,9 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from gram_platform.config.identity import hash_file, invalid, parse_json, printable
-from gram_platform.release.export import RECORD
+from gram_platform.config.identity import hash_file, invalid, printable
+from gram_platform.config.written import read_json
+from gram_platform.release.export import RECORD, ExportRecord
 
 
 def require_hub(name: str) -> None:
@@ -34,7 +35,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
-    api, files = HfApi(), parse_json((folder / RECORD).read_bytes(), {"files": {str: str}})["files"]
+    api, files = HfApi(), read_json(folder / RECORD, ExportRecord)["files"]
     try:
         api.create_repo(name, private=True, exist_ok=True)
         found = api.model_info(name, files_metadata=True)

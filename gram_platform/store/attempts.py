@@ -190,9 +190,6 @@ class Attempt:
             finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
-        if not (self.run.has_weights() or self.run.weights_were_removed()):
-            # Another process took this attempt for ended.
-            save()
         self._remove_superfluous(result)
         self.release()
         return result

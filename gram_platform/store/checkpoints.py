@@ -3,8 +3,10 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
-from gram_platform.config.identity import invalid, parse_json
+from gram_platform.config.identity import invalid
+from gram_platform.config.plain import parse_json
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
 from gram_platform.store.leases import has_ended, read_lease
 
@@ -15,11 +17,6 @@ CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
 # Written last: the files beside it count from then on.
 MANIFEST = "manifest.json"
-# The shape of a chain of segments.
-CHAIN = [{"attempt": is_safe_name, "file": is_safe_name, "sha256": str, "last_step": int}]
-# The shape of a record; NaN is a number.
-RECORD = {"step": int, "time": float, "metrics": {str: lambda value: isinstance(value, int | float)}}
-MANIFEST_SHAPE = {"step": int, "elapsed_s": float, "segments": CHAIN}
 # Prefixes, before a domain, of the metrics at a run's evaluation points.
 VALIDATION, BEST = "validation/loss/", "best/loss/"
 # The prefix, before a domain, of losses for people to watch: see `engine.evaluation`.
@@ -29,6 +26,36 @@ PROGRESS = "progress/loss/"
 NORM = "norm/"
 # The prefix of `<domain>/<module>`: see `train.learner.probed_norms`.
 PROBE = NORM + "probe/"
+
+
+class Segment(TypedDict):
+    """An entry of a run's chain: which attempt wrote the records, in which file, up to which step."""
+
+    attempt: str
+    file: str
+    sha256: str
+    last_step: int
+
+
+class Record(TypedDict):
+    """The metrics of a step; a metric may be NaN."""
+
+    step: int
+    time: float
+    metrics: dict[str, float | int]
+
+
+class ShardsManifest(TypedDict):
+    """The hash of each file of a set of shards."""
+
+    files: dict[str, str]
+
+
+class CheckpointManifest(ShardsManifest):
+    step: int
+    elapsed_s: float
+    segments: list[Segment]
+
 
 # ----------------------------------------------------------------------------------------------- checkpoints
 
@@ -51,7 +78,8 @@ def newest_manifest(attempts: Folder) -> dict | None:
     """Reads the manifest of the newest checkpoint that can be read; tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
-            manifest = attempts.child(attempt_id, CHECKPOINTS, step_name(step)).read_sealed(MANIFEST, MANIFEST_SHAPE)
+            folder = attempts.child(attempt_id, CHECKPOINTS, step_name(step))
+            manifest = folder.read_sealed(MANIFEST, CheckpointManifest)
         except CorruptFile:
             continue
         # The attempt that continues the run sets it aside with a warning.
@@ -104,6 +132,8 @@ def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
     """Reads the records of one entry of a chain; CorruptFile when the file is missing or altered."""
+    if not (is_safe_name(entry["attempt"]) and is_safe_name(entry["file"])):
+        raise CorruptFile(f"{attempts.path} has no file {entry['file']!r} of attempt {entry['attempt']!r}")
     folder = attempts.child(entry["attempt"], "segments")
     try:
         data = folder.read(entry["file"])
@@ -112,7 +142,7 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise CorruptFile(f"{folder.path}/{entry['file']} does not match its sha256")
     try:
-        return [parse_json(line, RECORD) for line in data.splitlines()]
+        return [parse_json(line, Record) for line in data.splitlines()]
     except ValueError as error:
         raise CorruptFile(f"{folder.path}/{entry['file']}: {error}") from error
 

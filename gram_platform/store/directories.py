@@ -1,7 +1,6 @@
 """Reads and writes the directories of evaluations and imported models, and the files that runs have too."""
 
 import contextlib
-import functools
 import hashlib
 import json
 import socket
@@ -9,14 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, TypeVar
 
 from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
 from gram_platform.config.identity import (
     InvalidField,
     canonical_json,
-    has_shape,
     hash_file,
     invalid,
     short_hash,
@@ -39,12 +36,33 @@ Config = TypeVar("Config")
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
 # The result's field with the hash of the tensors' file.
 TENSORS_HASH = "tensors_sha256"
-# The shape of a result that has weights.
-WEIGHTS_HASH = MappingProxyType({"weights_sha256": str})
-# The shape of losses by domain and of metrics by name.
-NUMBERS = {str: float}
-TIMING_FIELDS = {"elapsed_s": float, "ended": float, "host": str, "device": str}
 WRONG_HASH = "its hash is not the result's"
+# Read without conversion, so that a result written again has the same bytes.
+Number = float | int
+
+
+class EvaluationResult(TypedDict):
+    """The fields of an evaluation's result that are read here or in reports."""
+
+    eval_id: str
+    losses: NotRequired[dict[str, Number]]
+    surprisals: NotRequired[dict[str, Number]]
+
+
+class EvaluationTiming(TypedDict, total=False):
+    """How long an evaluation took, when it ended and where."""
+
+    elapsed_s: float
+    ended: float
+    host: str
+    device: str
+
+
+class ImportResult(TypedDict):
+    """The fields of an import's result that are read here."""
+
+    import_id: str
+    weights_sha256: str
 
 
 @dataclass(frozen=True)
@@ -56,10 +74,8 @@ class NodeDirectory:
 
     kind: ClassVar[str]
     id_field: ClassVar[str]
-    # The shapes of the result's fields that are read here, beside the id.
-    result_shape: ClassVar[Mapping] = MappingProxyType({})
-    # The shapes of fields that reports read; each may be absent.
-    result_numbers: ClassVar[Mapping] = MappingProxyType({})
+    # A TypedDict of the result's fields that are read here and in reports.
+    result_kind: ClassVar[Any]
 
     @property
     def remedy(self) -> str:
@@ -87,7 +103,7 @@ class NodeDirectory:
 
     def tags(self) -> dict[str, str]:
         """Reads the merged tags of all studies that use this node."""
-        return self.folder.read_or_set_aside(TAGS, {str: str})
+        return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
         """Merges `tags` into the stored ones; new values win. On an object store the last of two writers wins."""
@@ -102,11 +118,9 @@ class NodeDirectory:
     def result(self) -> dict | None:
         """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
         try:
-            result = self.folder.read_sealed(RESULT, self.result_shape)
-            if result is not None and not _has_fields(result, self.result_numbers):
-                raise CorruptFile("a field has another type than expected")
-            if result is not None and result.get(self.id_field) != self.node_id:
-                raise CorruptFile(f"it belongs to {self.id_field} {result.get(self.id_field)!r}")
+            result = self.folder.read_sealed(RESULT, self.result_kind)
+            if result is not None and result[self.id_field] != self.node_id:
+                raise CorruptFile(f"it belongs to {self.id_field} {result[self.id_field]!r}")
         except CorruptFile as error:
             self.folder.set_aside(RESULT, error)
             return None
@@ -172,7 +186,7 @@ class EvaluationDirectory(NodeDirectory):
 
     kind = "evaluation"
     id_field = "eval_id"
-    result_numbers = MappingProxyType({"losses": NUMBERS, "surprisals": NUMBERS})
+    result_kind = EvaluationResult
 
     @property
     def eval_id(self) -> str:
@@ -184,7 +198,7 @@ class EvaluationDirectory(NodeDirectory):
 
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
-        return self.folder.read_or_set_aside(TIMING, functools.partial(_has_fields, shapes=TIMING_FIELDS))
+        return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(
         self, result: Mapping, timing: Mapping | None = None, tensors: Mapping[str, "torch.Tensor"] | None = None
@@ -235,13 +249,6 @@ class EvaluationDirectory(NodeDirectory):
         raise invalid("eval_id", self.eval_id, expected)
 
 
-def _has_fields(value: object, shapes: Mapping) -> bool:
-    """Returns whether a JSON value is an object whose fields, of those in `shapes`, have these shapes (`has_shape`)."""
-    if not isinstance(value, Mapping):
-        return False
-    return all(has_shape(value[name], shape) for name, shape in shapes.items() if name in value)
-
-
 def _tensors_name(digest: str) -> str:
     return f"tensors-{digest[:16]}.safetensors"
 
@@ -252,7 +259,7 @@ class ImportDirectory(NodeDirectory):
 
     kind = "import"
     id_field = "import_id"
-    result_shape = WEIGHTS_HASH
+    result_kind = ImportResult
 
     def complete(
         self, model: ModelConfig, fields: Mapping, write: Callable[[str], None], tokenizer: bytes | None = None

@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gram_platform.config.endings import Unavailable
-from gram_platform.config.identity import canonical_json, has_shape, invalid, parse_json
+from gram_platform.config.identity import canonical_json, invalid
+from gram_platform.config.plain import from_plain, parse_json
 from gram_platform.config.terminal import warn
+
+Value = TypeVar("Value")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
@@ -82,41 +85,38 @@ class Folder:
         """Returns what a person opens a file of this folder by: its path, or its URL with the protocol."""
         return self.file(name)
 
-    def read_json(self, name: str, shape: Any = dict) -> Any:
-        """Reads a file's JSON, None when the file is absent; CorruptFile unless it has this shape (`has_shape`)."""
-        try:
-            return parse_json(self.read(name), shape)
-        except FileNotFoundError:
-            return None
-        except CorruptFile:
-            # Its message names the file.
-            raise
-        except ValueError as error:
-            raise CorruptFile(f"{self.path}/{name} is not the JSON expected: {error}") from error
+    def read_json(self, name: str, kind: Any = dict) -> Any:
+        """Reads a file's JSON as a value of this type, None when the file is absent.
 
-    def read_sealed(self, name: str, shape: Any = dict) -> dict | None:
-        """Reads a file's sealed fields, None when it is absent; CorruptFile when hash or shape are wrong."""
+        CorruptFile, which names the file and the field, for anything else.
+        """
+        return self._read_as(name, lambda data: parse_json(data, kind))
+
+    def read_sealed(self, name: str, kind: Any = dict) -> Any:
+        """Reads a file's sealed fields as `read_json` does; CorruptFile also when the hash is wrong."""
+        return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
+
+    def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
         try:
-            fields = unseal(self.read(name))
-            if not has_shape(fields, shape):
-                raise CorruptFile("a field is missing or has another type than expected")
-            return fields
+            data = self.read(name)
         except FileNotFoundError:
             return None
-        except CorruptFile as error:
+        try:
+            return read(data)
+        except ValueError as error:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
-    def read_spare(self, name: str, shape: Any = dict) -> dict:
+    def read_spare(self, name: str, kind: Any = dict) -> Any:
         """Reads the JSON of a file that only saves work: {} when it is absent or damaged."""
         try:
-            return self.read_json(name, shape) or {}
+            return self.read_json(name, kind) or {}
         except CorruptFile:
             return {}
 
-    def read_or_set_aside(self, name: str, shape: Any) -> dict:
+    def read_or_set_aside(self, name: str, kind: Any) -> Any:
         """Reads a file's JSON, {} when it is absent; a damaged one is set aside with a warning."""
         try:
-            return self.read_json(name, shape) or {}
+            return self.read_json(name, kind) or {}
         except CorruptFile as error:
             self.set_aside(name, error)
             return {}
@@ -163,8 +163,6 @@ TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
 _CLASSES = "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError EndpointConnectionError "
 _CLASSES += "IncompleteReadError ReadTimeoutError ServiceRequestError ServiceResponseError Timeout"
 TRANSIENT_CLASSES = frozenset(_CLASSES.split())
-
-Value = TypeVar("Value")
 
 
 class StorageAway(Unavailable, OSError):

@@ -1,8 +1,8 @@
 """Reads and writes the storage's folders on this machine, and opens those behind a URL.
 
-A storage has only files and folders. What is neither (a link, which may lead anywhere on the machine that reads it, a
-pipe, which a reader would wait for, a socket, a device) counts as absent in place of a folder and as damaged in place
-of a file; writing through it is refused. Only the storage's own folder may be a link, which its user has made.
+A storage has only files and folders. A link may lead anywhere on the machine that reads it, so nothing is read,
+written or removed through one: it counts as absent in place of a folder and as damaged in place of a file, as does a
+pipe. Only the storage's own folder may be a link, which its user has made.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -43,13 +43,11 @@ from gram_platform.store.files import (
 )
 from gram_platform.store.remote_folder import RemoteFolder
 
-LEFT_OUT = "left out, because a storage has only files and folders"
-
 
 def written_again(method: Callable) -> Callable:
     """Decorates a method that writes a file: once more, if another process removed it before it was whole.
 
-    That process believed that this one had ended, since it had slept for long. A folder of the name is set aside.
+    That process believed that this one had ended, since it had slept for long.
     """
 
     @functools.wraps(method)
@@ -57,9 +55,6 @@ def written_again(method: Callable) -> Callable:
         try:
             return method(self, *args, **kwargs)
         except FileNotFoundError:
-            return method(self, *args, **kwargs)
-        except IsADirectoryError:
-            self.set_aside(args[0], "a folder has the name of a file")
             return method(self, *args, **kwargs)
 
     return writing
@@ -84,12 +79,8 @@ class LocalFolder(Folder):
     @persistent
     def read(self, name: str) -> bytes:
         self._require_here(name)
-        try:
-            with self._look(lambda: open(self.file(name), "rb", opener=_open_plain)) as file:
-                return file.read()
-        except NotADirectoryError as error:
-            # A file has the folder's name.
-            raise FileNotFoundError(self.file(name)) from error
+        with self._look(lambda: open(self._plain(name), "rb")) as file:
+            return file.read()
 
     @persistent
     @written_again
@@ -154,26 +145,26 @@ class LocalFolder(Folder):
 
     @persistent
     def list(self) -> list[str]:
-        """Lists safe names of files and folders, sorted; empty when the folder does not exist. Warns of others."""
-        listed = []
-        for name, kind in self._entries():
-            if kind in (A_FILE, A_FOLDER):
-                listed.append(name)
-            else:
-                warn(f"{self.path}/{name} is {kind}: {LEFT_OUT}", 2)
-        return listed
+        """Lists safe names of files and folders, sorted; empty when the folder does not exist. Warns of links."""
+        if not self._is_here():
+            return []
+        try:
+            return self._look(lambda: _plain_names(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
+    @persistent
     def require_plain_entries(self) -> None:
-        """ValueError if this folder, or one above it, is a link, or if it has an entry that is no file or folder."""
-        self.require_folders()
-        for name, kind in self._entries():
-            if kind not in (A_FILE, A_FOLDER):
-                raise unplain(os.path.join(self.path, name), kind, f"{A_FILE} or {A_FOLDER}")
+        """ValueError for an entry that is neither a file nor a folder; looks at no folder below."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if not _is_plain(entry):
+                    raise unplain(entry.path, kind_of(entry.path), f"{A_FILE} or {A_FOLDER}")
 
     def require_folders(self) -> None:
-        """ValueError if something that is no folder has the place of this one, or of one above it in the storage."""
+        """ValueError if a link or a file has the place of this folder, or of one above it in the storage."""
         if obstacle := self._obstacle():
-            raise unplain(*obstacle, A_FOLDER)
+            raise unplain(obstacle, kind_of(obstacle), A_FOLDER)
 
     @persistent
     def remove(self, name: str) -> None:
@@ -209,11 +200,15 @@ class LocalFolder(Folder):
         os.rename(self.file(old), self.file(new))
 
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file that is one, or is absent; CorruptFile if a link or a pipe has its name."""
+        """Returns the path of a file, or of an absent one; CorruptFile if a link or a pipe has its name."""
         self._require_here(name)
-        if (kind := kind_of(self.file(name))) not in (A_FILE, ""):
-            raise _not_plain(self.file(name), kind)
-        return self.file(name)
+        return self._plain(name)
+
+    def _plain(self, name: str) -> str:
+        path = self.file(name)
+        if (kind := kind_of(path)) not in (A_FILE, ""):
+            raise CorruptFile(f"{path} is {kind}, not a file")
+        return path
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
@@ -260,67 +255,51 @@ class LocalFolder(Folder):
         make_folders(self.path, durable)
         return self.file(name)
 
-    @persistent
-    def _entries(self) -> Sequence[tuple[str, str]]:
-        """Returns (safe name, kind) of everything in this folder, by name."""
-        if not self._is_here():
-            return []
-        try:
-            kinds = self._look(self._kinds)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(kinds.items())
-
-    def _kinds(self) -> dict[str, str]:
-        kinds = {}
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                if is_safe_name(entry.name):
-                    is_folder, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
-                    kinds[entry.name] = A_FOLDER if is_folder else A_FILE if is_file else kind_of(entry.path)
-        return kinds
-
-    def _obstacle(self) -> tuple[str, str] | None:
-        """Returns (path, kind) of the first that is no folder among those that lead here; None if there is none."""
+    def _obstacle(self) -> str:
+        """Returns the first path that is not a folder among those that lead here; "" if there is none."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
-                    return path, kind_of(path)
-        return None
+                    return path
+        return ""
 
     def _is_here(self) -> bool:
-        """Returns whether only folders lead here; warns of a link or a pipe among them."""
-        obstacle = self._obstacle()
-        if obstacle is not None and obstacle[1] != A_FILE:
-            warn(f"{obstacle[0]} is {obstacle[1]}: {LEFT_OUT}", 5)
-        return obstacle is None
+        """Returns whether only folders lead here; warns of a link among them."""
+        if obstacle := self._obstacle():
+            _warn_of(obstacle)
+        return not obstacle
 
     def _require_here(self, name: str) -> None:
         if not self._is_here():
             raise FileNotFoundError(errno.ENOENT, "No such file in the storage", self.file(name))
 
 
-def _open_plain(path: str, flags: int) -> int:
-    """Opens for `open` only a file; CorruptFile for a link, a pipe or a folder of that name, without waiting."""
-    try:
-        descriptor = _open_without_link(path, flags)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            # A link or a socket.
-            raise
-        raise _not_plain(path, kind_of(path)) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise _not_plain(path, kind_of(path))
-    return descriptor
-
-
 def _open_without_link(path: str, flags: int) -> int:
+    """Opens a file for `open`; OSError for a link or a pipe that has its name."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def _not_plain(path: str, kind: str) -> CorruptFile:
-    return CorruptFile(f"{path} is {kind}, and a storage has only files and folders")
+def _is_plain(entry: os.DirEntry) -> bool:
+    """Returns whether an entry is a file or a folder itself, not a link to one."""
+    return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
+
+
+def _plain_names(folder: str) -> list[str]:
+    """Lists the safe names of files and folders in a folder, sorted; warns of others."""
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in filter(lambda entry: is_safe_name(entry.name), entries):
+            if _is_plain(entry):
+                names.append(entry.name)
+            else:
+                _warn_of(entry.path)
+    return sorted(names)
+
+
+def _warn_of(path: str) -> None:
+    """Warns of a link or a pipe in the storage."""
+    if (kind := kind_of(path)) not in (A_FILE, ""):
+        warn(f"{path} is {kind}: left out, because a storage has only files and folders", 5)
 
 
 def _open_folder(path: str) -> None:

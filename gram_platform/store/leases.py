@@ -14,26 +14,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import TypedDict
 
 from gram_platform.config.crash_safe import process_is_alive, process_start, this_place
-from gram_platform.config.identity import has_shape
 from gram_platform.config.terminal import warn
 from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
-LEASE_SHAPE = {
-    "owner": str,
-    "host": str,
-    "place": str,
-    "pid": lambda pid: type(pid) is int and 0 < pid < 2**31,
-    "process_start": int,
-    "lease_seconds": lambda seconds: has_shape(seconds, float) and seconds <= LONGEST_LEASE_S,
-    "time": float,
-    "step": int,
-    "num_steps": int,
-    "tokens_per_second": float,
-    "released": bool,
-}
 HEARTBEAT_INTERVAL_S = 1.0
 # A lease must be unrenewed for at least this long to be overdue: tests have leases that expire at
 # once.
@@ -45,6 +32,22 @@ LONGEST_STEP_S = 3600.0
 LONGEST_LEASE_S = 3600.0
 # Nobody works any more on an attempt of another machine whose lease is this old.
 GONE_AFTER_S = 2 * LONGEST_STEP_S
+
+
+class LeaseFields(TypedDict):
+    """The file of a lease."""
+
+    owner: str
+    host: str
+    place: str
+    pid: int
+    process_start: int
+    lease_seconds: float
+    time: float
+    step: int
+    num_steps: int
+    tokens_per_second: float
+    released: bool
 
 
 class LeaseHeld(RuntimeError):
@@ -169,11 +172,13 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 
 
 def read_lease(folder: Folder) -> dict | None:
-    """Reads a folder's lease as of its last heartbeat; one of another shape counts as absent."""
+    """Reads a folder's lease as of its last heartbeat; a damaged one counts as absent."""
     try:
-        return folder.read_json(LEASE, LEASE_SHAPE)
+        lease = folder.read_json(LEASE, LeaseFields)
     except CorruptFile:
         return None
+    is_possible = lease and 0 < lease["pid"] < 2**31 and lease["lease_seconds"] <= LONGEST_LEASE_S
+    return lease if is_possible else None
 
 
 def is_fresh(lease: dict | None) -> bool:

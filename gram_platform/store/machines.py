@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
-from gram_platform.config.identity import has_shape
 from gram_platform.store.root import Store
 
 # A file in the study's folder; absent where no machine was left out.
@@ -13,11 +12,11 @@ CORDONED = "cordoned.json"
 MOST_SECONDS = 2**37
 
 
-def _is_time(value: Any) -> bool:
-    return has_shape(value, float) and 0 <= value < MOST_SECONDS
+class Cordoned(TypedDict):
+    """A machine that was left out: why, and since which Unix time."""
 
-
-CORDONED_SHAPE = {"machines": [{"message": str, "time": _is_time}]}
+    message: str
+    time: float
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
@@ -31,7 +30,8 @@ def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> Non
 
 def read_cordoned(store: Store, study: str) -> list[dict]:
     """Reads the machines that the study's last submission left out."""
-    return store.study_dir(study).read_spare(CORDONED, CORDONED_SHAPE).get("machines", [])
+    machines = store.study_dir(study).read_spare(CORDONED, dict[str, list[Cordoned]])
+    return [machine for machine in machines.get("machines", []) if 0 <= machine["time"] < MOST_SECONDS]
 
 
 def cordoned_lines(store: Store, study: str) -> list[str]:

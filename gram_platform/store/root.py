@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
@@ -30,12 +30,27 @@ FOLDERS = {"run": "runs", "evaluation": "evaluations"}
 # What an object store's results, tags and configs said at the versions that its listing gave them. A file that is
 # written again has another version, so only what is new or changed is read. It saves requests; without it all are read.
 INDEX = "index.json"
-INDEX_SHAPE = {str: {"versions": {str: str}, "sha256": str, "tags": {str: str}, "config_sha256": str}}
 # Threads that wait for an object store.
 THREADS = 32
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
+
+
+class IndexEntry(TypedDict):
+    """What the index says of a node: see `Finished`."""
+
+    versions: dict[str, str]
+    sha256: str
+    tags: dict[str, str]
+    config_sha256: str
+
+
+class StoreFacts(TypedDict):
+    """The content of store.json."""
+
+    layout: int
+    recipe_version: int
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,6 @@ class Store:
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)
         if isinstance(folder, LocalFolder):
-            # Of folders below, each is looked at when it is used.
             folder.require_plain_entries()
         probe = f"probe-{secrets.token_hex(4)}"
         try:
@@ -129,7 +143,7 @@ class Store:
             for kind, name in FOLDERS.items()
             for node_id, versions in folder.child(name).versions((RESULT, TAGS, CONFIG)).items()
         }
-        before = folder.read_spare(INDEX, INDEX_SHAPE)
+        before = folder.read_spare(INDEX, dict[str, IndexEntry])
         index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
         present = {key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed}
         unread = [key for key in present if key not in index]
@@ -221,7 +235,7 @@ class Store:
     def require_known_layout(self) -> None:
         """ValueError naming `storage` if another version of the platform made it, or its store.json is damaged."""
         try:
-            stored = self._folder.read_json("store.json", {"layout": int, "recipe_version": int})
+            stored = self._folder.read_json("store.json", StoreFacts)
         except CorruptFile as error:
             remedy = "remove the file, and the next submission writes it again"
             raise invalid("storage", self.root, f"an intact store.json ({error}): {remedy}") from error

@@ -7,16 +7,16 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from gram_platform.config import State
-from gram_platform.config.identity import has_shape, invalid
+from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
-    CHAIN,
     FINISHED,
     SHARDS,
     WEIGHTS,
+    Segment,
     clear_debris,
     clear_weights,
     has_weights,
@@ -27,19 +27,14 @@ from gram_platform.store.checkpoints import (
     read_segment,
     remove_weights,
 )
-from gram_platform.store.directories import NUMBERS, RESULT, WEIGHTS_HASH, WRONG_HASH, NodeDirectory
+from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory, Number
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
-# Ids of attempts, and the highest number in one.
-ATTEMPT, MOST_ATTEMPTS = re.compile("[0-9]{1,9}(-.*)?"), 10**9 - 1
+# Ids of attempts.
+ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
 # A file beside the result.
 REMOVED = "weights-removed.json"
-# The shapes of failure.json and of complete.json.
-FAILURE = {"message": str, "details": dict}
-FINISH = {"result": {"run_id": str, "weights_sha256": str}, "segments": CHAIN, "elapsed_s": float}
-SIZES = dict.fromkeys(("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops"), float)
-TIMES = {"elapsed_s": float, "tokens_per_second": float}
 
 if TYPE_CHECKING:
     import torch
@@ -48,14 +43,54 @@ if TYPE_CHECKING:
     from gram_platform.store.tensors import DiskTensors
 
 
+class RunResult(TypedDict):
+    """The fields of a run's result that are read here or in reports."""
+
+    run_id: str
+    weights_sha256: str
+    num_steps: NotRequired[Number]
+    num_tokens: NotRequired[Number]
+    parameters: NotRequired[Number]
+    compute_units: NotRequired[Number]
+    hardware_flops: NotRequired[Number]
+    final: NotRequired[dict[str, Number]]
+
+
+class Timing(TypedDict):
+    """How long a complete run took, and how fast it was."""
+
+    elapsed_s: float
+    tokens_per_second: float
+
+
+# The names of numbers that reports show of a result and of its timing.
+SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
+TIMES = ("elapsed_s", "tokens_per_second")
+
+
+class Finish(TypedDict):
+    """What an attempt writes when it has trained to the end: the content of FINISHED."""
+
+    result: RunResult
+    segments: list[Segment]
+    elapsed_s: float
+    timing: NotRequired[Timing]
+
+
+class Failure(TypedDict):
+    """Why an attempt could not go on: the content of failure.json."""
+
+    message: str
+    details: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class RunDirectory(NodeDirectory):
     """`<storage>/runs/<run_id>/{config.json, tags.json, result.json, attempts/}`."""
 
     kind = "run"
     id_field = "run_id"
-    result_shape = WEIGHTS_HASH
-    result_numbers = SIZES | {"final": NUMBERS}
+    result_kind = RunResult
 
     @property
     def run_id(self) -> str:
@@ -100,7 +135,7 @@ class RunDirectory(NodeDirectory):
         """Reads {"message", "details", "time", "attempt"} if the last attempt failed."""
         attempt_ids = self.attempt_ids()
         try:
-            return self.attempts.child(attempt_ids[-1]).read_json("failure.json", FAILURE) if attempt_ids else None
+            return self.attempts.child(attempt_ids[-1]).read_json("failure.json", Failure) if attempt_ids else None
         except CorruptFile as error:
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
@@ -123,7 +158,7 @@ class RunDirectory(NodeDirectory):
         head = self._head()
         if head is None:
             return {}
-        return head["timing"] if has_shape(head.get("timing"), TIMES) else {"elapsed_s": head["elapsed_s"]}
+        return head.get("timing") or {"elapsed_s": head["elapsed_s"]}
 
     def last_step(self) -> int:
         """Reads the last step with a committed record; -1 without any."""
@@ -185,7 +220,7 @@ class RunDirectory(NodeDirectory):
         found = []
         for attempt_id in self.attempt_ids():
             try:
-                finished = self.attempts.child(attempt_id).read_sealed(FINISHED, FINISH)
+                finished = self.attempts.child(attempt_id).read_sealed(FINISHED, Finish)
                 if finished and finished["result"]["run_id"] != self.run_id:
                     raise CorruptFile("it belongs to another run")
             except CorruptFile as error:
@@ -315,7 +350,7 @@ class RunDirectory(NodeDirectory):
 
 def _next_id(attempt_ids: list[str]) -> str:
     """Makes an id that sorts after all earlier ones, also when machines' clocks differ."""
-    number = min(1 + max(map(_number, attempt_ids), default=0), MOST_ATTEMPTS)
+    number = 1 + max(map(_number, attempt_ids), default=0)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     return f"{number:04d}-{now}-{secrets.token_hex(3)}"
 

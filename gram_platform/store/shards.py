@@ -16,18 +16,19 @@ from typing import Any
 
 import torch
 
-from gram_platform.config.identity import canonical_json, has_shape, hash_file, parse_json, to_plain
-from gram_platform.config.plain import from_plain
+from gram_platform.config.identity import canonical_json, hash_file, to_plain
+from gram_platform.config.plain import parse_json
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
     CHECKPOINTS,
     LAYOUT,
     MANIFEST,
-    MANIFEST_SHAPE,
     SHARDS,
     STATE,
     TENSORS,
     WEIGHTS,
+    CheckpointManifest,
+    ShardsManifest,
     step_name,
 )
 from gram_platform.store.files import CorruptFile, Folder, is_safe_name
@@ -93,10 +94,10 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     CorruptFile when a file was altered or rows are missing, FileNotFoundError when a file is gone.
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
-    manifest = _manifest(folder)
+    manifest = _manifest(folder, CheckpointManifest)
     files = manifest["files"]
-    if STATE not in files or not has_shape(manifest, MANIFEST_SHAPE):
-        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks fields")
+    if STATE not in files:
+        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {STATE}")
     pieces = _read_pieces(folder, files, rows_of)
     state = _read_json(folder, STATE, files)
     return Resumed(manifest["step"], pieces, state, manifest)
@@ -114,7 +115,7 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
             yield DiskTensors.of_files([file])
             return
         shards = attempt.child(SHARDS)
-        files = _manifest(shards)["files"]
+        files = _manifest(shards, ShardsManifest)["files"]
         holders: dict[str, list] = {}
         for shard in [name for name in files if name.endswith(".safetensors")]:
             file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
@@ -123,8 +124,8 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
         yield DiskTensors(holders)
 
 
-def _manifest(folder: Folder) -> dict:
-    manifest = folder.read_sealed(MANIFEST, {"files": {str: str}})
+def _manifest(folder: Folder, kind: type) -> dict:
+    manifest = folder.read_sealed(MANIFEST, kind)
     if manifest is not None and not all(map(is_safe_name, manifest["files"])):
         raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     if manifest is None:
@@ -184,9 +185,9 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
     with _verified(folder, name, files[name]) as path:
         try:
-            return from_plain(kind, parse_json(Path(path).read_text()))
+            return parse_json(Path(path).read_bytes(), kind)
         except ValueError as error:
-            raise CorruptFile(f"{folder.path}/{name} is not the JSON expected: {error}") from error
+            raise CorruptFile(f"{folder.path}/{name}: {error}") from error
 
 
 def _layout_name(shard: str) -> str:

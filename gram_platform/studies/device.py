@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import ray
 
@@ -21,7 +22,7 @@ from gram_platform.studies.price import Work, predicted, price, require_approval
 CPU, CUDA = "cpu", "cuda"
 # A file beside the record of a study or a search: the device of each preset on each corpus.
 FILE = "devices.json"
-DEVICES_SHAPE = {str: lambda device: device in (CPU, CUDA)}
+Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
@@ -85,7 +86,7 @@ def _undecided(work: Sequence[Work]) -> ValueError:
 
 def began_on(graph: Graph, store: Store) -> str:
     """Reads the device on which the study or search began with this preset and corpus; "" if it has not begun."""
-    return graph.folder(store).read_or_set_aside(FILE, DEVICES_SHAPE).get(_key(graph.flags), "")
+    return graph.folder(store).read_or_set_aside(FILE, Devices).get(_key(graph.flags), "")
 
 
 def _require_same(graph: Graph, store: Store, device: str) -> None:
@@ -112,7 +113,7 @@ def note_device(graph: Graph, store: Store, device: str) -> None:
     folder = graph.folder(store)
     with folder.lock("devices"):
         _require_same(graph, store, device)
-        folder.write_json(FILE, {**folder.read_or_set_aside(FILE, DEVICES_SHAPE), _key(graph.flags): device})
+        folder.write_json(FILE, {**folder.read_or_set_aside(FILE, Devices), _key(graph.flags): device})
 
 
 def on_known_device(graph: Graph, store: Store, ended: Collection[str]) -> tuple[Graph, str]:

@@ -10,7 +10,7 @@ from functools import partial
 from gram_platform.config import RunConfig
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, begin_work, worst
 from gram_platform.config.flops import GIB
-from gram_platform.config.provenance import SUBMISSION, Provenance, provenance
+from gram_platform.config.provenance import Provenance, Submissions, provenance
 from gram_platform.engine.capacity import Cordon, require_capacity, widest_missing
 from gram_platform.engine.execution import Division, Execution, Placement, Resources
 from gram_platform.engine.graph import run_graph
@@ -183,7 +183,7 @@ class Submission:
 
         `node_hours`: of the nodes that it has executed.
         """
-        rows = folder.read_spare(file, {"submissions": [SUBMISSION]}).get("submissions", ())
+        rows = folder.read_spare(file, Submissions).get("submissions", ())
         if self.provenance is None:
             return tuple(rows)
         earlier = [row for row in rows if row["started"] != self.provenance.started]

@@ -7,7 +7,8 @@ import re
 import sys
 from collections.abc import Mapping
 
-from gram_platform.config.identity import canonical_json, metric_name, parse_json
+from gram_platform.config.identity import canonical_json, metric_name
+from gram_platform.config.plain import parse_json
 
 LONGEST_TEXT = 5000  # characters of a tag or parameter that every MLflow and its databases keep whole
 LONGEST_NAME = 250  # characters of a run's name, and of the name of a tag, parameter or metric
@@ -73,7 +74,8 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
     num_parts = number_of(tags, NUM_PARTS) or 0
     if 0 < num_parts <= len(tags):
         try:
-            return parse_json("".join(tags.get(f"{TAG_PART}{number}", "") for number in range(num_parts)), {str: str})
+            parts = (tags.get(f"{TAG_PART}{number}", "") for number in range(num_parts))
+            return parse_json("".join(parts), dict[str, str])
         except ValueError:
             pass
     names = [name for name in tags.get(TAG_NAMES, "").split(",") if name]
@@ -98,6 +100,7 @@ def curve_points(text: str) -> list[tuple[int, float]] | None:
 def run_of_start(text: str) -> str | None:
     """Reads the run's id in the parameter `start`, "" where a run starts from none; None for another text."""
     try:
-        return parse_json(text, {"run_id": str})["run_id"] if text else ""
+        run_id = parse_json(text, dict).get("run_id") if text else ""
     except ValueError:
         return None
+    return run_id if isinstance(run_id, str) else None

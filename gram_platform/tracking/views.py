@@ -8,9 +8,11 @@ under "Views". No document describes the tag; the format is what MLflow's page 3
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 from urllib.parse import quote
 
-from gram_platform.config.identity import metric_name, parse_json, short_hash
+from gram_platform.config.identity import metric_name, short_hash
+from gram_platform.config.plain import parse_json
 from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people
 
@@ -160,10 +162,17 @@ def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[
     return found
 
 
+class StoredView(TypedDict):
+    """A saved view as MLflow keeps it."""
+
+    name: str
+    state: str
+
+
 def _named_state(text: str) -> tuple[str, dict] | None:
     """Reads a view's name and state; None for a text of another shape, which the next study of that name replaces."""
     try:
-        view = parse_json(text, {"name": str, "state": str})
+        view = parse_json(text, StoredView)
         return view["name"], parse_json(view["state"], dict)
     except ValueError:
         return None

@@ -24,6 +24,7 @@ from gram_platform.config import (
 )
 from gram_platform.config.identity import canonical_json, to_plain
 from tests import tiny
+from tests.refused import refused
 
 
 def leaves(value, path=()):
@@ -106,7 +107,7 @@ def test_canonical_json_refuses_what_it_does_not_know():
     for value in ({1, 2}, object(), b"x", {1: 2}, 1j):
         with pytest.raises(TypeError):
             canonical_json({"x": value} if not isinstance(value, dict) else value)
-    with pytest.raises(ValueError, match="nan"):
+    with pytest.raises(ValueError):
         canonical_json({"x": float("nan")})
 
 
@@ -115,7 +116,7 @@ def test_configs_come_back_from_json():
     assert run_from_plain(json.loads(canonical_json(run))) == run
     for evaluation in evaluations_of(run.start):
         assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
-    with pytest.raises(ValueError, match=r"evaluation.measure='other'.*losses, tokens, samples"):
+    with refused("evaluation.measure", "other"):
         evaluation_from_plain({"measure": "other"})
 
 
@@ -152,41 +153,46 @@ def probes(number: int, num_sequences: int = 4) -> EvalPoints:
 
 RUN, HALF = tiny.run_config(), tiny.run_config(data=tiny.HALF_LABELLED)
 WRONG = {
-    r"token_losses.num_sequences=0: ": lambda: TokenLosses(View("abc"), "data", ("core",), 0),
-    r"continuations.documents=\(1, 1\).*once": lambda: Continuations(View("abc"), "data", ("core",), (1, 1), 4, 8),
-    r"continuations.temperature=0.0.*> 0": lambda: Continuations(View("abc"), "data", ("core",), (0,), 4, 8, 0.0),
-    r"routing.p_core_robust=1.5.*<= 1": lambda: RoutingConfig(p_core_robust=1.5),
-    r"routing.p_aux_spread=-0.1.*>= 0": lambda: RoutingConfig(p_aux_spread=-0.1),
-    r"routing.p_aux_spread=nan": lambda: RoutingConfig(p_aux_spread=float("nan")),
-    r"routing.accumulation='mixed'.*heterogeneous, uniform": lambda: RoutingConfig(accumulation="mixed"),
-    r"optimizer.peak_lr=0.*> 0": lambda: OptimizerConfig(0, 0.1, 0.1),
-    r"optimizer.decay_fraction=0.9": lambda: OptimizerConfig(1e-3, 0.2, 0.9),
-    r"module.domain='a.b'": lambda: ModuleSpec("a.b", "mlp", 4),
-    r"module.kind='moe'.*mlp": lambda: ModuleSpec("a", "moe", 4),
-    r"model.num_kv_heads=3.*divisor of num_heads = 4": lambda: dataclasses.replace(RUN.model, num_kv_heads=3),
-    r"model.d_mlp=0": lambda: dataclasses.replace(RUN.model, d_mlp=0, modules=()),
-    r"micro_batch=3.*divisor of batch_size = 8": lambda: dataclasses.replace(RUN, micro_batch=3),
-    r"num_draws=15.*multiple of 2": lambda: tiny.run_config(draws=(64, 15, 16)),
-    r"data.domains=98.*whole steps of 8": lambda: tiny.run_config(draws=(66, 16, 16)),
-    r"num_points=100.*12 steps": lambda: dataclasses.replace(RUN, eval_points=EvalPoints(100, 4, ("core",))),
-    r"num_probes=2.*0 in a run without modules or unlabelled": lambda: dataclasses.replace(RUN, eval_points=probes(2)),
-    r"num_probes=13.*12 steps": lambda: dataclasses.replace(HALF, eval_points=probes(13)),
-    r"num_sequences=1.*micro-batch of 2": lambda: dataclasses.replace(HALF, eval_points=probes(1, 1)),
-    r"seed=-1": lambda: dataclasses.replace(RUN, seed=-1),
-    r"precision='int8'.*float32, bfloat16": lambda: dataclasses.replace(RUN, precision="int8"),
-    r"view.weights\[lisp\]=1.1": lambda: View.of("run", {"lisp": 1.1}),
-    r"view.sources=\['lisp'\]": lambda: View("run", sources=(("lisp", "other"),)),
-    r"view.weights=\(\('lisp', 0.5\), \('lisp', 1.0\)\)": lambda: View("run", (("lisp", 1.0), ("lisp", 0.5))),
-    r"view.sources=.*each domain once": lambda: View("run", (("lisp", 1.0),), (("lisp", "a"), ("lisp", "b"))),
-    r"data.domains=\['a', 'a'\]": lambda: DataConfig("x", (DomainBudget("a", 1, 1), DomainBudget("a", 1, 1))),
-    r"evaluation.split='test'": lambda: Evaluation(View("run"), "x", ("core",), 1, split="test"),
+    "token_losses.num_sequences": lambda: TokenLosses(View("abc"), "data", ("core",), 0),
+    "continuations.documents": lambda: Continuations(View("abc"), "data", ("core",), (1, 1), 4, 8),
+    "continuations.temperature": lambda: Continuations(View("abc"), "data", ("core",), (0,), 4, 8, 0.0),
+    "routing.p_core_robust": lambda: RoutingConfig(p_core_robust=1.5),
+    "routing.p_aux_spread": lambda: RoutingConfig(p_aux_spread=float("nan")),
+    "routing.accumulation": lambda: RoutingConfig(accumulation="mixed"),
+    "optimizer.peak_lr": lambda: OptimizerConfig(0, 0.1, 0.1),
+    "optimizer.decay_fraction": lambda: OptimizerConfig(1e-3, 0.2, 0.9),
+    "module.domain": lambda: ModuleSpec("a.b", "mlp", 4),
+    "module.kind": lambda: ModuleSpec("a", "moe", 4),
+    "model.num_kv_heads": lambda: dataclasses.replace(RUN.model, num_kv_heads=3),
+    "model.d_mlp": lambda: dataclasses.replace(RUN.model, d_mlp=0, modules=()),
+    "micro_batch": lambda: dataclasses.replace(RUN, micro_batch=3),
+    "data.domains[lisp].num_draws": lambda: tiny.run_config(draws=(64, 15, 16)),
+    "data.domains": lambda: tiny.run_config(draws=(66, 16, 16)),
+    "eval_points.num_points": lambda: dataclasses.replace(RUN, eval_points=EvalPoints(100, 4, ("core",))),
+    "eval_points.num_probes": lambda: dataclasses.replace(RUN, eval_points=probes(2)),
+    "eval_points.num_sequences": lambda: dataclasses.replace(HALF, eval_points=probes(1, 1)),
+    "seed": lambda: dataclasses.replace(RUN, seed=-1),
+    "precision": lambda: dataclasses.replace(RUN, precision="int8"),
+    "view.weights[lisp]": lambda: View.of("run", {"lisp": 1.1}),
+    "view.sources": lambda: View("run", sources=(("lisp", "other"),)),
+    "view.weights": lambda: View("run", (("lisp", 1.0), ("lisp", 0.5))),
+    "evaluation.split": lambda: Evaluation(View("run"), "x", ("core",), 1, split="test"),
 }
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_errors_name_field_value_and_what_is_allowed(message):
-    with pytest.raises(ValueError, match=message):
-        WRONG[message]()
+@pytest.mark.parametrize("field", WRONG)
+def test_errors_name_the_field(field):
+    with refused(field):
+        WRONG[field]()
+
+
+def test_probes_beyond_the_steps_and_doubled_domains_are_refused():
+    with refused("eval_points.num_probes", 13):
+        dataclasses.replace(HALF, eval_points=probes(13))
+    with refused("view.sources"):
+        View("run", (("lisp", 1.0),), (("lisp", "a"), ("lisp", "b")))
+    with refused("data.domains", ["a", "a"]):
+        DataConfig("x", (DomainBudget("a", 1, 1), DomainBudget("a", 1, 1)))
 
 
 def test_a_run_is_hashable_and_frozen():

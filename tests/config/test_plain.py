@@ -5,28 +5,28 @@ import json
 import pickle
 import tomllib
 from collections.abc import Iterator
+from typing import Literal, NotRequired, TypedDict
 
 import cloudpickle
 import pytest
 
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import InvalidField, canonical_json, require_choice
-from gram_platform.config.plain import from_plain, name_of, overlaid, steps_of
+from gram_platform.config.plain import from_plain, name_of, overlaid, parse_json, steps_of
 from gram_platform.config.training import OptimizerConfig
-from gram_platform.config.written import assignments, read_assignment, read_toml, together
+from gram_platform.config.written import assignments, read_assignment, read_json, read_toml, together
 from tests import tiny
+from tests.refused import refused
 
 START = OptimizerConfig(3e-3, 0.2, 0.2)
 
 
 def test_bad_input_says_field_value_and_expected():
-    with pytest.raises(ValueError, match=r"^kind='b': ") as caught:
+    with pytest.raises(InvalidField) as caught:
         require_choice("kind", "b", ("a", "c"))
     error = caught.value
     assert (error.field, error.value) == ("kind", "b")
-    assert error.expected.endswith("a, c")
-    assert str(error) == f"kind='b': expected {error.expected}"
-    assert str(error.at("my.toml, line 3")) == f"my.toml, line 3: {error}"
+    assert error.at("my.toml, line 3").place == "my.toml, line 3"
 
 
 @pytest.mark.parametrize("library", [pickle, cloudpickle])
@@ -40,10 +40,10 @@ def test_bad_input_survives_pickling(value, library):
 
 CHANGES = {
     "peak_lr = 1": None,
-    "peak_lr = '1'": ("peak_lr", "1", "a number"),
-    "peak_lr = -1.0": ("optimizer.peak_lr", -1.0, "a finite number > 0.0"),
-    "decay_vectors = 0": ("decay_vectors", 0, "true or false"),
-    "clip_scope = ['a']": ("clip_scope", ["a"], "a text"),
+    "peak_lr = '1'": ("peak_lr", "1"),
+    "peak_lr = -1.0": ("optimizer.peak_lr", -1.0),
+    "decay_vectors = 0": ("decay_vectors", 0),
+    "clip_scope = ['a']": ("clip_scope", ["a"]),
 }
 
 
@@ -69,7 +69,7 @@ def test_json_toml_and_set_are_read_alike(text, tmp_path):
         assert found == [OptimizerConfig(1.0, 0.2, 0.2)] * 3
         assert {type(one.peak_lr) for one in found} == {float}
         return
-    assert [(one.field, one.value, one.expected) for one in found] == [CHANGES[text]] * 3
+    assert [(one.field, one.value) for one in found] == [CHANGES[text]] * 3
     name = text.partition(" ")[0]
     (assignment,) = assignments(tomllib.loads(text))
     # A text that the error's field and value repeat is left out.
@@ -135,11 +135,45 @@ def test_json_with_any_wrong_value_is_refused_by_name_or_read():
 def test_what_json_lacks_or_has_too_much_is_named():
     plain = json.loads(canonical_json(tiny.run_config()))
     del plain["optimizer"]["peak_lr"]
-    with pytest.raises(InvalidField, match=r"^optimizer=\{.*: expected .* peak_lr$"):
+    with refused("optimizer", plain["optimizer"]):
         from_plain(RunConfig, plain)
-    with pytest.raises(InvalidField, match=r"^the file=\['seed'\]: expected .* model, data, "):
+    with refused("the file", ["seed"]):
         from_plain(RunConfig, {"seed": 3})
-    with pytest.raises(InvalidField, match=r"^the file=\[3\]: expected .*: model, "):
+    with refused("the file", [3]):
         from_plain(RunConfig, [3])
-    with pytest.raises(InvalidField, match=r"^tempo=3: expected .* model, "):
+    with refused("tempo", 3):
         from_plain(RunConfig, {"tempo": 3})
+
+
+class Note(TypedDict):
+    title: str
+    lengths: list[float]
+    rating: NotRequired[int]
+    colour: NotRequired[Literal["red", "blue"]]
+
+
+def test_a_table_of_some_fields_keeps_the_others():
+    text = '{"title": "a", "lengths": [1, 2.5], "more": {"x": [1]}}'
+    assert parse_json(text, Note) == {"title": "a", "lengths": [1.0, 2.5], "more": {"x": [1]}}
+    assert parse_json('{"a": [3]}', dict[str, list[int]]) == {"a": [3]}
+    for wrong, field, value in (
+        ('{"title": "a"}', "the file", ["title"]),
+        ('{"title": 3, "lengths": []}', "title", 3),
+        ('{"title": "a", "lengths": [1, "2"]}', "lengths[1]", "2"),
+        ('{"title": "a", "lengths": [], "rating": true}', "rating", True),
+        ('{"title": "a", "lengths": [], "colour": "green"}', "colour", "green"),
+    ):
+        with refused(field, value):
+            parse_json(wrong, Note)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900])
+def test_an_error_of_a_json_file_names_the_file(tmp_path, text):
+    path = tmp_path / "note.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=str(path)):
+        read_json(path)
+    path.write_text('{"title": 3, "lengths": []}')
+    with pytest.raises(InvalidField) as caught:
+        read_json(path, Note)
+    assert (caught.value.place, caught.value.field, caught.value.value) == (str(path), "title", 3)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.config.identity import has_shape
+from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import (
     CHANGED,
     COMMIT_VARIABLE,
     NUM_KEPT,
-    SUBMISSION,
     Provenance,
+    Submissions,
     code_of_process,
     provenance,
     submissions_text,
@@ -90,7 +90,7 @@ def test_records_keep_the_first_submission_and_the_newest():
     for hour in range(NUM_KEPT + 5):
         rows = replace(NEWEST, started=f"2026-11-26T{hour:02d}", node_hours=1.0).after(rows)
     assert [row["started"][-2:] for row in rows] == ["00", *(f"{hour:02d}" for hour in range(6, NUM_KEPT + 5))]
-    assert has_shape(list(rows), [SUBMISSION])
+    assert from_plain(Submissions, {"submissions": list(rows)})["submissions"] == list(rows)
 
 
 def test_the_text_has_the_newest_submission_and_other_code_of_earlier_ones():

@@ -22,6 +22,7 @@ from gram_platform.config.routing import (
 )
 from gram_platform.train.data import PlanReader
 from tests import tiny
+from tests.refused import refused
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
@@ -269,7 +270,7 @@ def test_companions_can_be_drawn_in_proportion():
 
 
 def test_companion_weights_name_every_module():
-    with pytest.raises(ValueError, match="virology"):
+    with refused("routing.companion_weights"):
         tiny.run_config(routing=RoutingConfig(0.4, companion_weights=(("lisp", 1.0),)))
 
 

@@ -1,13 +1,13 @@
 """Values that people write in TOML: types, defaults, and errors that name file, line and field."""
 
-import re
 import tomllib
 from dataclasses import dataclass, field
 
 import pytest
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
+from tests.refused import refused
 
 
 @dataclass(frozen=True)
@@ -79,35 +79,32 @@ def test_a_table_changes_what_it_names_and_false_is_none(tmp_path):
 
 
 WRONG = {
-    "name = 1\n\n[front]\nradius = 1": (1, "name=1: expected a text"),
-    "name = 'a'\n\n[front]\nradius = '1'": (4, "front.radius='1': expected a number"),
-    "name = 'a'\n\n[front]\n# a note\nradius = -1": (5, "wheel.radius=-1.0: expected a number above 0"),
-    "name = 'a'\n[front]\nradius = true": (3, "front.radius=True: expected a number"),
-    "name = 'a'\n[front]\nradius = 1\nspoke = 3": (4, "front.spoke=3: expected one of the fields radius, spokes"),
-    "name = 'a'\n[front]\nspokes = 3": (2, "front={'spokes': 3}: expected a table that also has radius"),
-    "name = 'a'\nfront = {radius = 0}": (2, "wheel.radius=0.0"),
-    "gears = [1]\nfront.radius = 2": (None, "expected a table that also has name"),
-    "name = 'a'\ngears = 3\nfront.radius = 2": (2, "gears=3: expected an array"),
-    "name = 'a'\ngears = [1, 2.5]\nfront.radius = 2": (2, "gears[1]=2.5: expected an integer"),
-    "name = 'a'\nfront.radius = 2\nspan = [1]": (3, "span=[1]: expected an array of 2 values"),
-    "name = 'a'\nfront.radius = 2\n[[rows]]\nradius = 1\n[[rows]]\nradius = -3": (6, "wheel.radius=-3.0"),
-    "name = 'a'\nfront.radius = 2\n[wheels.\"0.6M\"]\nradius = ''": (4, "wheels[0.6M].radius=''"),
-    "name = 'a'\nfront = 3": (2, "front=3: expected a table with fields of: radius, spokes"),
+    "name = 1\n\n[front]\nradius = 1": (1, "name", 1),
+    "name = 'a'\n\n[front]\n# a note\nradius = -1": (5, "wheel.radius", -1.0),
+    "name = 'a'\n[front]\nradius = true": (3, "front.radius", True),
+    "name = 'a'\n[front]\nradius = 1\nspoke = 3": (4, "front.spoke", 3),
+    "name = 'a'\n[front]\nspokes = 3": (2, "front", {"spokes": 3}),
+    "name = 'a'\nfront = {radius = 0}": (2, "wheel.radius", 0.0),
+    "name = 'a'\ngears = [1, 2.5]\nfront.radius = 2": (2, "gears[1]", 2.5),
+    "name = 'a'\nfront.radius = 2\nspan = [1]": (3, "span", [1]),
+    "name = 'a'\nfront.radius = 2\n[[rows]]\nradius = 1\n[[rows]]\nradius = -3": (6, "wheel.radius", -3.0),
+    "name = 'a'\nfront.radius = 2\n[wheels.\"0.6M\"]\nradius = ''": (4, "wheels[0.6M].radius", ""),
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_an_error_names_file_line_and_field(text, tmp_path):
-    line, message = WRONG[text]
-    where = f"{tmp_path}/bike.toml" + (f", line {line}" if line else "")
-    with pytest.raises(ValueError, match=re.escape(f"{where}: ") + ".*" + re.escape(message)):
+    line, field_name, value = WRONG[text]
+    with pytest.raises(InvalidField) as caught:
         document(tmp_path, text).build(Bike)
+    error = caught.value
+    assert (error.place, error.field, error.value) == (f"{tmp_path}/bike.toml, line {line}", field_name, value)
 
 
 def test_a_file_that_is_not_toml(tmp_path):
-    with pytest.raises(ValueError, match=r"bike\.toml: not TOML: .*line 2"):
+    with pytest.raises(ValueError, match=r"bike\.toml.*line 2"):
         document(tmp_path, "name = 'a'\nfront =\n")
-    with pytest.raises(ValueError, match=r"bike='.*nothing\.toml': .*found nothing"):
+    with refused("bike", str(tmp_path / "nothing.toml")):
         read_toml("bike", tmp_path / "nothing.toml")
 
 
@@ -130,10 +127,6 @@ def test_a_text_of_an_assignment_is_the_same_after_a_round_trip(text):
     assert read_assignment(one).plain == {"name": text}
 
 
-def test_texts_without_characters_to_escape_are_written_as_before():
-    assert assignments({"name": 'é 😀 "b" \\s'}) == ['name="é 😀 \\"b\\" \\\\s"']
-
-
 @pytest.mark.parametrize("value", [("2e-3", 2e-3), (".5", 0.5), ("7", 7), ("word", "word"), ("[1, 2]", [1, 2])])
 def test_values_of_an_assignment(value):
     text, found = value
@@ -142,7 +135,7 @@ def test_values_of_an_assignment(value):
 
 @pytest.mark.parametrize("text", ["peak_lr", "=3", "a..b=3", "a b=3", "sizes[x=1"])
 def test_a_text_that_assigns_nothing(text):
-    with pytest.raises(ValueError, match=r"set='.*': expected field=value"):
+    with refused("set", text):
         read_assignment(text)
 
 
@@ -150,7 +143,9 @@ def test_of_several_places_the_last_one_counts_and_is_named(tmp_path):
     first = document(tmp_path, "name = 'a'\n[front]\nradius = 1\nspokes = 5\n")
     parts = [first, read_assignment("front.radius=2"), read_assignment("wheels.x.radius=3")]
     assert together(parts).build(Bike) == Bike("a", Wheel(2.0, 5), wheels={"x": Wheel(3.0)})
-    with pytest.raises(ValueError, match=r"^--set front\.radius=-2: wheel\.radius=-2\.0"):
+    with pytest.raises(InvalidField) as caught:
         together([*parts, read_assignment("front.radius=-2")]).build(Bike)
-    with pytest.raises(ValueError, match=r"bike\.toml, line 4: front\.spokes='no'"):
+    assert (caught.value.place, caught.value.value) == ("--set front.radius=-2", -2.0)
+    with pytest.raises(InvalidField) as caught:
         together([document(tmp_path, "name = 'a'\n[front]\nradius = 1\nspokes = 'no'"), *parts[1:]]).build(Bike)
+    assert (caught.value.place, caught.value.value) == (f"{tmp_path}/bike.toml, line 4", "no")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gram_platform.store import LeaseHeld, Store, attempts
+from tests.refused import refused
 from tests.store.training import final_fields, in_process, record, run_config, train
 
 RUN = run_config(8)
@@ -104,7 +105,7 @@ def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(tmp_path, dire
     if (name, damage) == ("manifest.json", "remove"):  # a checkpoint without a manifest was never there
         train(str(tmp_path), RUN)
     else:
-        with pytest.warns(RuntimeWarning, match="set aside"):
+        with pytest.warns(RuntimeWarning, match=newest.name):
             train(str(tmp_path), RUN)
         assert (newest.parent / f"{newest.name}.corrupt-1").is_dir()
     assert [r["step"] for r in directory.records()] == list(range(1, 9))
@@ -114,8 +115,9 @@ def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(tmp_path, dire
 
 
 def test_lease_of_a_living_process_refuses_a_second_attempt(tmp_path, directory):
-    with directory.start_attempt("one"), pytest.raises(LeaseHeld, match=f"one .pid {os.getpid()}"):
+    with directory.start_attempt("one"), pytest.raises(LeaseHeld) as held:
         directory.start_attempt("two")
+    assert (held.value.lease["owner"], held.value.lease["pid"]) == ("one", os.getpid())
     directory.start_attempt("three").release()
 
 
@@ -127,8 +129,9 @@ def test_the_lease_of_an_earlier_attempt_refuses_too(directory):
     path.write_text(json.dumps(fields | {"released": True}))
     directory.start_attempt("second").release()
     path.write_text(json.dumps(fields))
-    with pytest.raises(LeaseHeld, match="first"):
+    with pytest.raises(LeaseHeld) as held:
         directory.start_attempt("third")
+    assert held.value.lease["owner"] == "first"
     first.release()
 
 
@@ -205,21 +208,21 @@ def test_two_attempts_at_once_are_harmless(tmp_path, directory):
 def test_a_second_result_that_differs_is_reported_and_the_first_stays(directory):
     first, second = (directory.start_attempt(owner, lease_seconds=0.0) for owner in "ab")
     result = first.complete(final_fields(RUN), WEIGHTS)
-    with pytest.warns(RuntimeWarning, match="another result"):
+    with pytest.warns(RuntimeWarning):
         assert second.complete(final_fields(RUN), {"weights": torch.zeros(2)}) == result
     assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
 
 
-@pytest.mark.parametrize("content", [b"{", b"", b'{"num_steps": 9, "sha256": "0"}', b"\xff\xfe", b"[]"])
+@pytest.mark.parametrize("content", [b"{", b'{"num_steps": 9, "sha256": "0"}', b"\xff\xfe", b"[]"])
 def test_corrupted_result_is_set_aside_and_restored(tmp_path, directory, content):
     train(str(tmp_path), RUN)
     path = tmp_path / "runs" / RUN.run_id / "result.json"
     before = path.read_bytes()
     path.write_bytes(content)
-    with pytest.warns(RuntimeWarning, match="result.json is corrupted"):
+    with pytest.warns(RuntimeWarning, match="result.json"):
         assert Store(tmp_path).run(RUN.run_id).result() is None  # reading changes nothing
     assert path.read_bytes() == content
-    with pytest.warns(RuntimeWarning, match="result.json is corrupted"):
+    with pytest.warns(RuntimeWarning, match="result.json"):
         train(str(tmp_path), RUN)
     assert path.read_bytes() == before
     assert path.with_name("result.json.corrupt-1").read_bytes() == content
@@ -229,7 +232,7 @@ def test_corrupted_weights_make_the_run_train_again(tmp_path, directory):
     result = train(str(tmp_path), RUN)
     (weights,) = tmp_path.glob("runs/*/attempts/*/weights.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="submit again"):
+    with pytest.warns(RuntimeWarning), refused("run_id", RUN.run_id):
         directory.weights()
     assert directory.status() == "interrupted"
     assert train(str(tmp_path), RUN) == result
@@ -239,7 +242,7 @@ def test_corrupted_weights_make_the_run_train_again(tmp_path, directory):
 def test_weights_that_were_removed_are_named(tmp_path, directory):
     train(str(tmp_path), RUN)
     assert directory.drop_weights() > 0
-    with pytest.raises(ValueError, match=r"weights are kept"):
+    with refused("run_id", RUN.run_id):
         directory.weights()
     assert directory.status() == "complete"
 
@@ -247,14 +250,18 @@ def test_weights_that_were_removed_are_named(tmp_path, directory):
 def test_steps_must_rise(directory):
     with directory.start_attempt("a") as attempt:
         attempt.commit(4, WEIGHTS, {}, [record(3), record(4)])
-        for step, records in ((4, ()), (5, (record(4),)), (6, (record(6), record(5)))):
-            with pytest.raises(ValueError, match=r"rising|above"):
+        for step, records, field in (
+            (4, (), "step"),
+            (5, (record(4),), "records"),
+            (6, (record(6), record(5)), "records"),
+        ):
+            with refused(field):
                 attempt.commit(step, WEIGHTS, {}, records)
 
 
 def test_a_commit_that_failed_can_be_repeated(directory):
     with directory.start_attempt("a") as attempt:
-        with pytest.raises(TypeError, match="canonical JSON"):
+        with pytest.raises(TypeError):
             attempt.commit(2, WEIGHTS, {"position": object()}, [record(1), record(2)])
         assert directory.records() == []
         attempt.commit(2, WEIGHTS, {}, [record(1), record(2)])
@@ -272,6 +279,6 @@ def test_weights_are_found_without_the_attempts_own_record(tmp_path, directory):
     train(str(tmp_path), RUN)
     (record_path,) = tmp_path.glob("runs/*/attempts/*/complete.json")
     record_path.write_text("{")
-    with pytest.warns(RuntimeWarning, match="complete.json is corrupted"):
+    with pytest.warns(RuntimeWarning, match="complete.json"):
         assert len(directory.weights()) == 1
     assert directory.status() == "complete"

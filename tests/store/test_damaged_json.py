@@ -12,14 +12,16 @@ import torch
 
 from gram_platform.cli import main
 from gram_platform.config import Evaluation, View, run_from_plain
+from gram_platform.config.identity import InvalidField
 from gram_platform.store import Store
 from gram_platform.store.files import seal
+from tests.refused import refused
 from tests.store.training import record, run_config, train
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
 EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
-WHOLE = ["[1]", "7", "null", "{}", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, ""]
-VALUES = [None, ["x"], {"x": {"y": [1]}}, -1, 10**40, "/etc/passwd", "../../x", True]
+WHOLE = ["[1]", "null", "{}", "[" * 100_000, '{"a":' * 900 + "1" + "}" * 900, ""]
+VALUES = [None, ["x"], {"x": {"y": [1]}}, -1, 10**400, "../../x", True]
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +119,10 @@ def test_a_wrong_field_of_a_config_is_named_with_its_file(finished, tmp_path):
     place = Store(tmp_path / "storage").run(DONE.run_id)
     path, plain = Path(place.folder.file("config.json")), place.config()
     path.write_text(json.dumps(plain | {"batch_size": "x"}))
-    with pytest.raises(ValueError, match=f"^{path}: batch_size='x': "):
+    with pytest.raises(InvalidField) as caught:
         place.config_as(run_from_plain)
-    path.write_text(json.dumps(plain | {"model": plain["model"] | {"num_layers": 0}}))
-    for read in (place.model_config, lambda: place.config_as(run_from_plain)):
-        with pytest.raises(ValueError, match=rf"^{path}: (model\.)?num_layers=0: expected .* >= 1"):
-            read()
-    del plain["model"]
-    path.write_text(json.dumps(plain))
-    with pytest.raises(ValueError, match=f"^{path}: model=None: expected a table"):
+    error = caught.value
+    assert (error.place, error.field, error.value) == (str(path), "batch_size", "x")
+    path.write_text(json.dumps(plain | {"model": None}))
+    with refused("model", None):
         place.model_config()

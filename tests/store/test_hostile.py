@@ -1,4 +1,4 @@
-"""A storage with links, pipes and folders in the wrong places: nothing outside it is read, written or removed."""
+"""A storage with links and pipes in the wrong places: nothing outside it is read, written or removed."""
 
 import contextlib
 import errno
@@ -9,10 +9,10 @@ import json
 import os
 import pickle
 import shutil
+import socket
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,14 +24,13 @@ from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import absolute_place
 from gram_platform.corpora import hub, prepare, resolve
 from gram_platform.engine.handover import unpack_archive, write_archive
-from gram_platform.engine.local_cluster import __main__ as local_cluster
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus, provide_corpus
 from gram_platform.store.files import seal
 from gram_platform.store.folders import LocalFolder
 from gram_platform.studies.searches.optuna_studies import open_storage
-from tests.special_files import bind
+from tests.refused import refused
 from tests.store.training import run_config, train
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
@@ -138,49 +137,37 @@ def replace(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
-IN_PLACE_OF_A_FILE = {
-    "a link": lambda home: lambda path: path.symlink_to(home / "weights.safetensors"),
-    "a dangling link": lambda home: lambda path: path.symlink_to(home / "absent"),
-    "a loop": lambda home: lambda path: path.symlink_to(path.name),
-    "a pipe": lambda home: os.mkfifo,
-    "a socket": lambda home: bind,
-    "a device": lambda home: lambda path: path.symlink_to("/dev/zero"),
-    "a folder": lambda home: lambda path: (path / "inner").mkdir(parents=True),
-}
-IN_PLACE_OF_A_FOLDER = {
-    "a link": lambda home: lambda path: path.symlink_to(home),
-    "a dangling link": lambda home: lambda path: path.symlink_to(home / "absent"),
-    "a loop": lambda home: lambda path: path.symlink_to(path.name),
-    "a pipe": lambda home: os.mkfifo,
-    "a file": lambda home: lambda path: path.write_text("a file"),
-}
+def bind(path: Path) -> None:
+    with contextlib.chdir(path.parent):  # a socket's path has at most 108 bytes
+        socket.socket(socket.AF_UNIX).bind(path.name)
 
 
-def quick_first(kinds: dict[str, Callable]) -> list:
-    """The kinds, of which a link and a pipe are tried in every run of the tests."""
-    return [kind if kind in ("a link", "a pipe") else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+def plant(path: Path, what: str, target: Path) -> None:
+    """Puts a link to the target, a pipe or a socket in the place of a file or a folder."""
+    makers = {"a link": lambda path: path.symlink_to(target), "a pipe": os.mkfifo, "a socket": bind}
+    replace(path, makers[what])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("what", quick_first(IN_PLACE_OF_A_FILE))
+@pytest.mark.parametrize("what", ["a link", "a pipe", pytest.param("a socket", marks=pytest.mark.slow)])
 def test_what_has_the_place_of_a_file_leads_nowhere(finished, outside, tmp_path, capsys, what):
     relatives = [path.relative_to(finished) for path in places(finished, "file")]
     assert len(relatives) > 15
     for number, relative in enumerate(relatives):
         root = Path(shutil.copytree(finished, tmp_path / str(number)))
-        replace(root / relative, IN_PLACE_OF_A_FILE[what](outside))
+        plant(root / relative, what, outside / "weights.safetensors")
         use_everything(root)
         shutil.rmtree(root)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("what", quick_first(IN_PLACE_OF_A_FOLDER))
+@pytest.mark.parametrize("what", ["a link", "a pipe"])
 def test_what_has_the_place_of_a_folder_leads_nowhere(finished, outside, tmp_path, capsys, what):
     relatives = [path.relative_to(finished) for path in places(finished, "folder")]
     assert len(relatives) > 15
     for number, relative in enumerate(relatives):
         root = Path(shutil.copytree(finished, tmp_path / str(number)))
-        replace(root / relative, IN_PLACE_OF_A_FOLDER[what](outside))
+        plant(root / relative, what, outside)
         use_everything(root)
         shutil.rmtree(root)
 
@@ -230,21 +217,19 @@ def test_readers_name_the_link_that_they_leave_out(root, outside, capsys):
     (root / "studies" / "other").symlink_to(outside)
     replace(root / "runs" / DONE.run_id / ".tags.lock", lambda path: path.symlink_to(outside / "weights.safetensors"))
     for command in ("status", "gc"):
-        with pytest.warns(RuntimeWarning, match="0000-x is a link"):
+        with pytest.warns(RuntimeWarning, match="attempts/0000-x"):
             main([command, "--storage", str(root)])
     with pytest.raises(SystemExit):
         main(["check", "--storage", str(root)])
     said = capsys.readouterr().out
-    for name in ("attempts/0000-x", "studies/other", ".tags.lock"):
-        assert f"{name} is a link" in said
-    assert main(["status", "--storage", str(root)]) is None
+    assert all(name in said for name in ("attempts/0000-x", "studies/other", ".tags.lock"))
 
 
-@pytest.mark.parametrize("name", ["runs", "data", "mlartifacts", "mlflow.db", "mlflow.db-journal"])
-def test_a_link_that_a_user_made_is_named_with_what_to_do(root, outside, name):
+@pytest.mark.parametrize("name", ["runs", "mlflow.db"])
+def test_nothing_is_written_to_a_storage_with_a_link(root, outside, name):
     shutil.rmtree(root / name, ignore_errors=True)
     (root / name).symlink_to(outside)
-    with pytest.raises(ValueError, match=rf"{name}'.*found a link: remove"):
+    with refused("storage", str(root / name)):
         Store(root).open_for_writing()
 
 
@@ -254,18 +239,8 @@ def test_the_storage_itself_may_be_a_link(root, tmp_path):
     assert store.run(DONE.run_id).weights()
     assert open_corpus(store, RECIPE.data_id).path == tmp_path / "link" / "data" / RECIPE.data_id
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(ValueError, match=r"storage=.*circle"):
+    with refused("storage", str(tmp_path / "circle")):
         Store(tmp_path / "circle").open_for_writing()
-
-
-def test_packed_data_behind_a_link_are_refused_and_not_packed_again(root, outside, tmp_path):
-    data = root / "data" / RECIPE.data_id
-    data.rename(tmp_path / "elsewhere")
-    data.symlink_to(tmp_path / "elsewhere")
-    for work in (lambda: open_corpus(Store(root), RECIPE.data_id), lambda: provide_corpus(RECIPE, writable(root))):
-        with pytest.raises(ValueError, match=r"storage=.*found a link"):
-            work()
-    assert data.is_symlink()
 
 
 @pytest.mark.parametrize("name", ["scans", "installed", "hub", f".parts-{RECIPE.data_id}"])
@@ -280,17 +255,16 @@ def test_folders_that_packing_uses_are_no_links(tmp_path, outside, name):
         "installed": lambda: resolve("installed", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"),
         "hub": lambda: hub.fetch(None, tmp_path / "data/hub", lambda *_: None),
     }
-    with pytest.raises(ValueError, match=r"storage=.*found a link"):
+    with refused("storage", str(tmp_path / "data" / name)):
         works.get(name, lambda: prepare(RECIPE, tmp_path / "data"))()
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_said_and_ends_nothing(tmp_path, monkeypatch, number):
+def test_a_file_system_without_locks_ends_nothing(tmp_path, monkeypatch):
     def refuse(*_):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.warns(RuntimeWarning, match="no lock"):
+    with pytest.warns(RuntimeWarning):
         assert train(str(tmp_path), DONE)["run_id"] == DONE.run_id
 
 
@@ -311,7 +285,7 @@ def test_a_file_system_without_hard_links_or_synced_folders_holds_a_run(tmp_path
     assert train(str(tmp_path), DONE) == Store(tmp_path).run(DONE.run_id).result()
 
 
-@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a b", "a;b", "a:b", "a://b", "s3://x"])
+@pytest.mark.parametrize("name", ["a#b", "a%20b", "s3://x"])
 def test_a_folders_name_may_look_like_an_address(tmp_path, name):
     place = f"{tmp_path}/{name}"
     assert absolute_place("storage", place) == os.path.abspath(place)
@@ -320,7 +294,7 @@ def test_a_folders_name_may_look_like_an_address(tmp_path, name):
     assert Path(place, "runs", DONE.run_id, "result.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["../../home/weights.safetensors", "/etc/passwd", "part-00000.jsonl.zst/..", 7])
+@pytest.mark.parametrize("name", ["../../home/weights.safetensors", "part-00000.jsonl.zst/.."])
 def test_a_fetched_row_names_no_file_elsewhere(tmp_path, outside, name):
     folder = tmp_path / "hub" / "row"
     folder.mkdir(parents=True)
@@ -338,76 +312,41 @@ def test_optunas_database_is_not_written_through_a_link(tmp_path, outside, name)
     assert (tmp_path / "storage/optuna.db").is_symlink() == (name == "optuna.db")
 
 
-@pytest.mark.parametrize("target", ["home", "absent", "pipe"])
-def test_logs_of_ray_are_copied_without_links_to_no_link(tmp_path, outside, monkeypatch, target):
-    logs = tmp_path / "ray" / "session_latest" / "logs"
-    logs.mkdir(parents=True)
-    (logs / "gcs.out").write_text("a line")
-    (logs / "link").symlink_to(outside)
-    storage = tmp_path / "storage"
-    storage.mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    (storage / "ray_logs").symlink_to(tmp_path / target)
-    monkeypatch.setattr(local_cluster, "local_folder", lambda: storage)
-    local_cluster.keep_logs(SimpleNamespace(ray_folder=tmp_path / "ray"))
-    assert [path.name for path in (storage / "ray_logs").iterdir()] == ["gcs.out"]
-    assert not (storage / "ray_logs").is_symlink()
-
-
 # ---------------------------------------------------------------------------------------------- values of stored JSON
 
 
-def test_a_folder_with_a_long_number_among_the_attempts_keeps_no_run_from_starting(root):
-    attempts = root / "runs" / HALF.run_id / "attempts"
-    for name in ("9" * 195, "9" * 9 + "-x"):
-        (attempts / name).mkdir()
-    assert train(str(root), HALF)["run_id"] == HALF.run_id
-
-
-@pytest.mark.parametrize("seconds", [1e18, 1e300, -1.0])
-def test_a_lease_without_end_keeps_no_run_from_starting(root, seconds):
+def test_a_lease_without_end_keeps_no_run_from_starting(root):
     (lease,) = (root / "runs" / HALF.run_id).rglob("lease.json")
-    fields = json.loads(lease.read_text()) | {"lease_seconds": seconds, "place": "elsewhere", "released": False}
+    fields = json.loads(lease.read_text()) | {"lease_seconds": 1e18, "place": "elsewhere", "released": False}
     lease.write_text(json.dumps(fields))
     assert train(str(root), HALF)["run_id"] == HALF.run_id
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"layout":"1"}', "[" * 10**5, '{"layout":1' + "0" * 5000])
+@pytest.mark.parametrize("text", ["{", "[]", '{"layout":"1"}', "[" * 10**5])
 def test_a_damaged_store_json_is_refused_with_what_to_do(root, text):
     (root / "store.json").write_text(text)
-    with pytest.raises(ValueError, match=r"storage=.*store\.json .*: remove the file"):
+    with refused("storage", str(root)):
         Store(root).open_for_writing()
     (root / "store.json").unlink()
     assert Store(root).open_for_writing(min_free_bytes=0).writable
     assert json.loads((root / "store.json").read_text())["layout"] == 1
 
 
-DEEP = b"[" * 10**5
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", ["state.json", "layout.json"])
-@pytest.mark.parametrize("text", [DEEP, b"[]", b'{"weights":{"first":0,"stop":2,"shape":[2,3],"dtype":"load"}}'])
+@pytest.mark.parametrize("text", [b"[" * 10**5, b"[]"])
 def test_a_checkpoints_json_of_another_shape_with_the_right_hash_is_set_aside(root, name, text):
     newest = sorted((root / "runs" / HALF.run_id).rglob("checkpoints/*"))[-1]
-    (newest / name).write_bytes(text)
-    manifest = json.loads((newest / "manifest.json").read_text())
-    manifest["files"][name] = hashlib.sha256(text).hexdigest()
-    (newest / "manifest.json").write_bytes(seal({k: v for k, v in manifest.items() if k != "sha256"}))
+    forge(newest, newest / name, text)
     with writable(root).run(HALF.run_id).start_attempt("next") as attempt:
-        resumed = attempt.resume()
-    assert resumed.step == (4 if (name, text[:1]) == ("state.json", b"{") else 2)
+        assert attempt.resume().step == 2
 
 
-@pytest.mark.parametrize("line", [DEEP, b"7", b'{"step":1}', b'{"step":1,"time":2,"metrics":{"a":"x"}}'])
+@pytest.mark.parametrize("line", [b"7", b'{"step":1,"time":2,"metrics":{"a":"x"}}'])
 def test_a_segment_of_another_shape_with_the_right_hash_is_left_out(root, line):
     segment = sorted((root / "runs" / HALF.run_id).rglob("segments/*.jsonl"))[0]
-    segment.write_bytes(line + b"\n")
-    manifest = sorted((root / "runs" / HALF.run_id).rglob("checkpoints/*/manifest.json"))[-1]
-    fields = json.loads(manifest.read_text())
-    fields["segments"][0]["sha256"] = hashlib.sha256(line + b"\n").hexdigest()
-    manifest.write_bytes(seal({k: v for k, v in fields.items() if k != "sha256"}))
-    with pytest.warns(RuntimeWarning, match=r"000000001-000000002\.jsonl"):
+    forge(root / "runs" / HALF.run_id, segment, line + b"\n")
+    with pytest.warns(RuntimeWarning, match=segment.name):
         assert [r["step"] for r in Store(root).run(HALF.run_id).records()] == [3, 4]
 
 
@@ -439,9 +378,7 @@ def test_an_archive_writes_what_the_storage_lacks_and_nothing_else(root, tmp_pat
         ("runs/x/config.json", tarfile.FIFOTYPE, ""),
         ("runs/../../home/new", tarfile.REGTYPE, ""),
         ("/tmp/new", tarfile.REGTYPE, ""),
-        ("runs", tarfile.REGTYPE, ""),
         ("data/x/manifest.json", tarfile.REGTYPE, ""),
-        ("mlflow.db", tarfile.REGTYPE, ""),
     ],
 )
 def test_an_archive_with_anything_else_is_refused_before_anything_is_written(tmp_path, outside, name, kind, target):
@@ -451,7 +388,7 @@ def test_an_archive_with_anything_else_is_refused_before_anything_is_written(tmp
             member.type, member.linkname = type_, target.replace("HOME", str(outside)) if type_ == kind else ""
             archive.addfile(member, io.BytesIO(b""))
     home = Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
-    with pytest.raises(ValueError, match=r"archive="):
+    with refused("archive"):
         unpack_archive(path, home)
     assert [entry.name for entry in (tmp_path / "storage").iterdir()] == ["store.json"]
 
@@ -461,12 +398,12 @@ def test_an_archive_is_not_written_through_a_link(root, outside, tmp_path):
     home = tmp_path / "other"
     (home / "runs" / DONE.run_id).mkdir(parents=True)
     (home / "runs" / DONE.run_id / "attempts").symlink_to(outside)
-    with pytest.raises(ValueError, match=r"attempts'.*found a link"):
+    with refused("storage", str(home / "runs" / DONE.run_id / "attempts")):
         unpack_archive(archive, Store(home).open_for_writing(min_free_bytes=0))
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00 cut"])
+@pytest.mark.parametrize("content", [b"no archive", b"\x1f\x8b\x08\x00 cut"])
 def test_a_file_that_is_no_archive_is_refused(tmp_path, content):
     (tmp_path / "results.tar.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"archive=.*--archive"):
+    with refused("archive"):
         unpack_archive(tmp_path / "results.tar.gz", Store(tmp_path / "home").open_for_writing(min_free_bytes=0))

@@ -99,7 +99,7 @@ def test_what_changed_since_is_read_again():
     torn.folder.write("result.json", b"{")
     removed.folder.remove("result.json")
     retagged.add_tags({"study": "another"})
-    with pytest.warns(RuntimeWarning, match="corrupted"):
+    with pytest.warns(RuntimeWarning, match=torn.node_id):
         ends = lifecycle.ends(nodes)
     assert [node.id for node in nodes if ends[node.id] is None] == [nodes[0].id, nodes[1].id]
     found = store.finished([(nodes[2].kind, nodes[2].id)])[nodes[2].id]

@@ -14,6 +14,7 @@ from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.runs import RunDirectory
+from tests.refused import refused
 from tests.store.training import final_fields, record, run_config, train
 
 RUN = run_config(8)
@@ -57,19 +58,18 @@ def test_a_damaged_segment_costs_its_records_and_no_training(directory, tmp_path
     with directory.start_attempt("next", lease_seconds=0.0) as attempt:
         assert attempt.resume().step == 6
         attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
-    with pytest.warns(RuntimeWarning, match="does not match"):
+    with pytest.warns(RuntimeWarning, match=first.name):
         assert [r["step"] for r in directory.records()] == [4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"elapsed_s"'])
-def test_a_damaged_timing_of_an_evaluation_is_set_aside(tmp_path, content):
+def test_a_damaged_timing_of_an_evaluation_is_set_aside(tmp_path):
     evaluation = Evaluation(View.of("0" * 12), "d" * 12, ("core",), 4)
     place = Store(tmp_path).open_for_writing().evaluation(evaluation.eval_id)
     place.ensure_config(evaluation)
     place.complete({"losses": {"core": 2.5}}, {"elapsed_s": 0.5})
     (timing,) = tmp_path.rglob("timing.json")
-    timing.write_text(content)
-    with pytest.warns(RuntimeWarning, match="set aside"):
+    timing.write_text('{"elapsed_s"')
+    with pytest.warns(RuntimeWarning, match=timing.name):
         assert place.timing() == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -107,8 +107,7 @@ def test_a_living_process_of_this_machine_has_not_ended(directory, monkeypatch):
     assert attempt._folder.exists("weights.safetensors")
 
 
-@pytest.mark.parametrize("removes", [True, False])
-def test_an_owner_that_was_taken_for_ended_keeps_or_writes_its_weights_again(directory, monkeypatch, removes):
+def test_an_owner_that_was_taken_for_ended_keeps_its_weights(directory, monkeypatch):
     """Between its weights and its result another machine, whose clock is hours ahead, continues the run."""
     attempt = committed(directory, 3, 6)
     publish = type(directory).publish
@@ -120,8 +119,6 @@ def test_an_owner_that_was_taken_for_ended_keeps_or_writes_its_weights_again(dir
         with directory.start_attempt("other", lease_seconds=0.0) as other:
             other.resume()
         assert attempt._folder.exists("weights.safetensors"), "nobody removes weights before there is a result"
-        if removes:  # as an earlier version did
-            attempt._folder.remove("weights.safetensors")
         return publish(directory, data)
 
     monkeypatch.setattr(RunDirectory, "publish", late)
@@ -133,11 +130,11 @@ def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_pat
     committed(directory, 3).complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(4, 9)])
     result = directory.result()
     directory.drop_weights()
-    with pytest.raises(ValueError, match="weights were removed"):
+    with refused("run_id", RUN.run_id):
         directory.weights()
     assert directory.result() == result
     (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
-    with pytest.warns(RuntimeWarning, match="weights"), pytest.raises(ValueError, match="submit again"):
+    with pytest.warns(RuntimeWarning, match="weights"), refused("run_id", RUN.run_id):
         directory.weights()
     assert directory.status() == "interrupted"
     with directory.start_attempt("again") as attempt:
@@ -202,7 +199,7 @@ def test_a_strange_file_among_the_runs_is_no_run(tmp_path, directory):
     store = Store(tmp_path)
     assert [store.run(run_id).status() for run_id in store.list_runs()] == ["absent", "absent"]
     assert store.run("notes.txt").failure() is None
-    with pytest.raises(ValueError, match=r"notes\.txt.*runs"):
+    with refused("run_id", "notes.txt"):
         store.run("notes.txt").config()
 
 

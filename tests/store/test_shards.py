@@ -12,6 +12,7 @@ from gram_platform.store.checkpoints import SHARDS, WEIGHTS, has_weights, list_c
 from gram_platform.store.files import CorruptFile
 from gram_platform.store.shards import checkpoint_folder, read_checkpoint, write_shard
 from gram_platform.store.tensors import hash_tensors
+from tests.refused import refused
 from tests.store.training import final_fields, record, run_config
 
 RUN = run_config(8)
@@ -90,7 +91,7 @@ def test_as_many_ranks_read_their_own_shards_alone(tmp_path):
         if rank != 1:
             folder.write(f"tensors-{rank:05d}.safetensors", b"spoilt")
     read_checkpoint(directory.attempts, *position, rows_of(1, 3))
-    with pytest.raises(CorruptFile, match="sha256"):
+    with pytest.raises(CorruptFile):
         read_checkpoint(directory.attempts, *position, rows_of(0, 3))
 
 
@@ -104,7 +105,7 @@ def test_a_spoilt_shard_sets_the_checkpoint_aside(tmp_path, name, damage):
     path = tmp_path / f"runs/{RUN.run_id}/attempts/{attempt.attempt_id}/checkpoints/{step_name(6)}/{name}"
     data = path.read_bytes()
     path.unlink() if damage == "remove" else path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with directory.start_attempt("b") as attempt, pytest.warns(RuntimeWarning, match="set aside"):
+    with directory.start_attempt("b") as attempt, pytest.warns(RuntimeWarning, match=step_name(6)):
         assert attempt.resume().step == STEP
     assert (path.parents[1] / f"{step_name(6)}.corrupt-1").is_dir()
 
@@ -126,7 +127,7 @@ def test_rows_that_no_shard_has_are_named(tmp_path):
         folder = checkpoint_folder(directory.attempts.child(attempt.attempt_id), STEP)
         files = write_shard(folder, held(0, 2), 0, 2)
         attempt.commit_shards(STEP, files, {})
-    with pytest.raises(CorruptFile, match=r"lack rows of \['model.matrix', 'model.vector'\]"):
+    with pytest.raises(CorruptFile, match=r"model\.matrix.*model\.vector"):
         read_checkpoint(directory.attempts, *list_checkpoints(directory.attempts)[0])
 
 
@@ -168,20 +169,19 @@ def test_weights_in_shards_are_the_same_result(directory, tmp_path):
     finish_in_shards(directory, "second")  # its own are superfluous
     assert [has_weights(directory.attempts.child(i)) for i in directory.attempts.list()] == [True, False]
     assert directory.drop_weights() > 0
-    with pytest.raises(ValueError, match="weights are kept"):
+    with refused("run_id", RUN.run_id):
         directory.weights()
 
 
 def test_spoilt_shards_of_weights_make_the_run_train_again(tmp_path):
     directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
     finish_in_shards(directory, ranks=[0])
-    lacking = pytest.warns(RuntimeWarning, match="rows 6 to 11 .*matrix")
-    with lacking, pytest.raises(ValueError, match="submit again"):
+    with pytest.warns(RuntimeWarning, match="matrix"), refused("run_id", RUN.run_id):
         directory.weights()
     finish_in_shards(directory)
     path = next(tmp_path.glob("runs/*/attempts/*/weights/tensors-00001.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.warns(RuntimeWarning), pytest.raises(ValueError, match="submit again"):
+    with pytest.warns(RuntimeWarning), refused("run_id", RUN.run_id):
         directory.weights()
     assert directory.status() == "interrupted"
     finish_in_shards(directory)

@@ -14,7 +14,8 @@ from gram_platform.analysis.lr_laws import analyse_grid
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import invalid, parse_json
+from gram_platform.config.identity import invalid
+from gram_platform.config.plain import parse_json
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import StudyRecord, mlflow_links, record_from_plain, with_links

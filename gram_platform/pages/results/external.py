@@ -18,8 +18,9 @@ from gram_platform.analysis.compute_ratio import MIN_POINTS
 from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, meant, parse_json, require_name
+from gram_platform.config.identity import invalid, local_path, meant, require_name
 from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
+from gram_platform.config.plain import parse_json
 from gram_platform.config.written import read_text, target_kind
 from gram_platform.methods import METHODS, size_key
 from gram_platform.store.files import safe_name
@@ -194,12 +195,9 @@ def _cell(field: str, value: object) -> str:
 
 def _object(place: str, line: str) -> dict:
     try:
-        found = parse_json(line)
+        return parse_json(line, dict)
     except ValueError as error:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
-    if not isinstance(found, dict):
-        raise invalid(place, line[:40], "a JSON object")
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ both files

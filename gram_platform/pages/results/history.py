@@ -8,9 +8,10 @@ among those that are kept, and finishes the move, or takes it back if it is of t
 
 import time
 from collections.abc import Mapping
+from typing import TypedDict
 
 from gram_platform.pages.report.page import REPORT_FILE
-from gram_platform.pages.results.record import STUDY_FILE, StudyRecord
+from gram_platform.pages.results.record import STUDY_FILE, Entry, StudyRecord
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import HISTORY
 
@@ -18,7 +19,13 @@ MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
 PAGE_FILES = (".html", ".csv", ".svg")
 CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
-CHOICE = {"params": {str: str}, "entries": [{"tags": {str: str}}]}
+
+
+class Choice(TypedDict):
+    """The part of a study's record that says which runs were chosen."""
+
+    params: dict[str, str]
+    entries: list[Entry]
 
 
 def begin_record(store: Store, record: StudyRecord) -> bool:
@@ -35,7 +42,7 @@ def begin_record(store: Store, record: StudyRecord) -> bool:
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
     # The record in the folder may be the next one already, of a submission that was killed while it moved the page.
-    records = [place.read_spare(STUDY_FILE, CHOICE) for place in (folder, kept.get(copied, folder))]
+    records = [place.read_spare(STUDY_FILE, Choice) for place in (folder, kept.get(copied, folder))]
     moves = report is not None and any(one and _choice(one) != _choice(vars(record)) for one in records)
     if copied and not moves:
         history.remove(copied)

@@ -1,10 +1,10 @@
 """Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and reports."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import TypedDict
 
 import pandas as pd
 
@@ -13,9 +13,9 @@ from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import CLASSES, Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES, State
-from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
+from gram_platform.config.identity import InvalidField, invalid, meant, require_real, short_hash
 from gram_platform.config.plain import from_plain
-from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
+from gram_platform.config.provenance import SubmissionRow, code_text, submissions_text
 from gram_platform.config.terminal import warn
 from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
@@ -33,15 +33,24 @@ TO_DATABASE = f"../../{LINK_PAGE}"  # from a report to the page that knows where
 RUN_COLOUR = "mlflow.runColor"  # of a run in MLflow's charts and lists
 
 
-def _is_error(value: object) -> bool:
-    return isinstance(value, int | float) and 0.0 <= value < math.inf  # of a flat curve it may be beyond any int64
+class Entry(TypedDict):
+    """A node under a method's names; its tags have `method`."""
+
+    id: str
+    kind: str
+    tags: dict[str, str]
 
 
-ROWS = {  # the shape of each
-    "entries": {"id": str, "kind": str, "tags": lambda tags: has_shape(tags, {str: str}) and "method" in tags},
-    "submissions": SUBMISSION,
-    "unit_errors": {"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str},
-}
+UnitError = TypedDict(
+    "UnitError",
+    {
+        "size": str,
+        "class": str,
+        "ratio": float | int,
+        "difference": float | int,
+        "measured_on": str,
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -53,15 +62,15 @@ class StudyRecord(Description):
     sizes: tuple[str, ...]
     parameters: Mapping[str, int | float]  # of each size's dense model
     profile: str  # the compared profile, or mean
-    entries: tuple[Mapping, ...]
+    entries: tuple[Entry, ...]
     costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
     variants: tuple[str, ...] = ()  # in order; () in studies without variants beside method, size and profile
     measurement: str = LOSSES  # of every view: a name in the table of measurements
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
-    unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.calibration`
+    unit_errors: tuple[UnitError, ...] = ()  # see `analysis.calibration`
     shown: str = ""  # `nodes_digest` of the complete nodes that report.html shows; "" before it is written
-    submissions: tuple[Mapping, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
+    submissions: tuple[SubmissionRow, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
 
     @property
     def ids(self) -> set[str]:
@@ -100,7 +109,7 @@ def nodes_digest(ids: Iterable[str]) -> str:
     return short_hash(sorted(set(ids)))
 
 
-def entries_of(nodes: Iterable[Node]) -> tuple[dict, ...]:
+def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
     """Returns the nodes as entries of a record, each under its method's names."""
     return tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
 
@@ -140,10 +149,12 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
     """Decodes the content of study.json, which is at `place`; InvalidField for an unknown field or another type."""
     try:
         record = from_plain(StudyRecord, plain)
-        for name, shape in ROWS.items():
-            for row in getattr(record, name):
-                if not has_shape(row, shape):
-                    raise invalid(name, row, "rows with " + ", ".join(shape))
+        for entry in record.entries:
+            if "method" not in entry["tags"]:
+                raise invalid("entries", entry, "entries whose tags have a method")
+        for row in record.unit_errors:
+            require_real("unit_errors.ratio", row["ratio"], 0.0)
+            require_real("unit_errors.difference", row["difference"], 0.0)
     except InvalidField as error:
         raise error.at(place) from error
     return record

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import optuna
@@ -12,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from gram_platform.analysis.trials import ELAPSED, RUNS, SEARCH, STARTED, STATE, TRIAL
 from gram_platform.config import State
 from gram_platform.config.crash_safe import create_database
-from gram_platform.config.identity import has_shape, invalid
+from gram_platform.config.identity import InvalidField, invalid
+from gram_platform.config.plain import from_plain
 from gram_platform.config.space import Parameter, Space
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
@@ -57,19 +59,23 @@ OPTUNA_STATES = {
     TrialState.WAITING: State.WAITING,
 }
 # The attributes of a trial that has ended; metrics may be NaN.
-ATTRIBUTES = {
-    "state": lambda value: value in (*OPTUNA_STATES.values(), State.DIVERGED),
-    "metrics": lambda value: has_shape(value, {str: lambda one: isinstance(one, int | float)}),
-    "runs": [str],
-    "nodes": [str],
-    **dict.fromkeys(("elapsed_s", "rank_s"), float),
+ATTRIBUTES: dict[str, Any] = {
+    "state": str,
+    "metrics": dict[str, float | int],
+    "runs": list[str],
+    "nodes": list[str],
+    "elapsed_s": float,
+    "rank_s": float,
 }
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the user attributes that the engine sets; one of another shape counts as absent."""
-    stored = trial.user_attrs
-    return {name: stored[name] for name, shape in ATTRIBUTES.items() if has_shape(stored, {name: shape})}
+    """Returns the user attributes that the engine sets; one of another type counts as absent."""
+    found = {}
+    for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
+        with suppress(InvalidField):
+            found[name] = from_plain(ATTRIBUTES[name], trial.user_attrs[name])
+    return found
 
 
 def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
@@ -105,7 +111,8 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 def _state(trial: FrozenTrial) -> str:
     """Returns the state that the engine noted when the trial ended, else Optuna's."""
-    return attributes(trial).get("state", OPTUNA_STATES[trial.state])
+    noted = attributes(trial).get("state")
+    return noted if noted in (*OPTUNA_STATES.values(), State.DIVERGED) else OPTUNA_STATES[trial.state]
 
 
 def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Self
 import pandas as pd
 
 from gram_platform.config.identity import short_hash
-from gram_platform.config.provenance import SUBMISSION, submissions_text
+from gram_platform.config.provenance import Submissions, submissions_text
 from gram_platform.config.space import SearchObjective, Space
 from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, Source, open_study
@@ -121,7 +121,7 @@ class SearchWork(Graph):
         study, store = self.study, Store(self.flags.storage)
         known = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.data_id}
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
-        rows = self.folder(store).read_spare(SEARCH_FILE, {"submissions": [SUBMISSION]}).get("submissions", [])
+        rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
         source = submissions_text(rows)
         page = Page(study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source)
         shown = {"title": study.title, "question": study.question, "varied": columns.parameters}
