@@ -23,7 +23,7 @@ from gram_platform.release.files import ByteCounter, Progress, file_names, open_
 from gram_platform.release.stock_config import checked_fields, native_config
 from gram_platform.release.stock_tensors import CheckpointWeights
 from gram_platform.store import Store
-from gram_platform.store.directories import ImportDirectory, import_id
+from gram_platform.store.directories import import_id
 from gram_platform.store.tensors import hash_named, write_stream
 
 CONFIG = "config.json"
@@ -68,7 +68,8 @@ def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, pr
 
             origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
             directory.complete(model, origin, write, tokenizer)
-    return Imported(directory.node_id, model, is_new, (*_notes(plain), *_notes_on_tokenizer(trouble, directory)))
+    on_tokenizer = (f"{trouble}: studies cannot start from it (--start)",) if trouble else ()
+    return Imported(directory.node_id, model, is_new, (*_notes(plain), *on_tokenizer))
 
 
 def _read(weights: CheckpointWeights, names: list[str], counter: ByteCounter) -> Iterator[tuple[str, torch.Tensor]]:
@@ -109,14 +110,6 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
         return None, f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is not imported"
     return path.read_bytes(), ""
-
-
-def _notes_on_tokenizer(trouble: str, directory: ImportDirectory) -> tuple[str, ...]:
-    if not trouble:
-        return ()
-    if directory.require_result().get("tokenizer_sha256"):  # an older import, whose id does not cover the tokenizer
-        return (f"{trouble}: studies that start from it (--start) use that of an earlier import of these weights",)
-    return (f"{trouble}: studies cannot start from it (--start)",)
 
 
 def _notes(plain: dict) -> tuple[str, ...]:

@@ -1,20 +1,16 @@
 """An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is none."""
 
-import json
-
 import pytest
 import torch
 
-from gram_platform.config import IMPORTED, View, run_from_plain
-from gram_platform.config.identity import hash_file, short_hash, to_plain
+from gram_platform.config import IMPORTED
+from gram_platform.config.identity import short_hash
 from gram_platform.corpora.tokenizer import END_OF_TEXT
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
 from gram_platform.store.directories import import_id
-from gram_platform.store.files import seal
 from gram_platform.store.tensors import hash_tensors
-from gram_platform.store.views import load_view
-from tests import tiny
+from tests.refused import refused
 from tests.release.planted import checkpoint, write_words
 
 
@@ -72,10 +68,10 @@ def test_a_tokenizer_without_an_end_of_text_is_as_good_as_none(folder, store):
 
 def test_a_tokenizer_that_is_not_the_model_s_is_refused(folder, store):
     write_words(folder, *(f"word{number}" for number in range(70)))
-    with pytest.raises(ValueError, match=r"vocab_size=64.*the tokenizer's 70"):
+    with refused("vocab_size", 64):
         import_checkpoint(folder, store)
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer.json"):
+    with pytest.raises(ValueError):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 
@@ -85,27 +81,5 @@ def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
     weights_sha256 = hash_tensors(store.imported(imported.import_id).weights())
     expected = IMPORTED + short_hash({"model": imported.model, "weights_sha256": weights_sha256})
     assert imported.import_id == expected == import_id(imported.model, weights_sha256)
-    with pytest.raises(ValueError, match=rf"import_id='{import_id(imported.model, weights_sha256, b'x')}'"):
+    with refused("import_id", import_id(imported.model, weights_sha256, b"x")):
         store.imported(expected).complete(imported.model, {"weights_sha256": weights_sha256}, None, b"x")
-
-
-def test_an_import_from_before_the_tokenizer_was_in_the_id(folder, store):
-    """It is opened by its id, with its tokenizer, and runs that begin with it are the runs they were."""
-    old = import_checkpoint(folder, store)
-    given = write_words(folder, "a", END_OF_TEXT)
-    directory = store.imported(old.import_id)
-    directory.folder.write("tokenizer.json", given)
-    fields = {name: value for name, value in directory.result().items() if name != "sha256"}
-    fields["tokenizer_sha256"] = hash_file(folder / "tokenizer.json")
-    directory.folder.write("result.json", seal(fields))
-    assert stored(store, old) == given
-    assert load_view(store, View.of(old.import_id))[0] == old.model
-    run = tiny.run_config(start=View.of(old.import_id))
-    assert run_from_plain(json.loads(json.dumps(to_plain(run)))).run_id == run.run_id
-    new = import_checkpoint(folder, store)
-    assert new.import_id != old.import_id
-    assert stored(store, new) == given
-    (folder / "tokenizer.json").unlink()
-    bare = import_checkpoint(folder, store)
-    assert (bare.import_id, bare.is_new) == (old.import_id, False)
-    assert "earlier import" in bare.notes[0]
