@@ -53,7 +53,7 @@ def test_views_of_a_modular_run(store):
     assert found.view({"lisp": 1.0}, {}) == View.of(found.run_id, {"lisp": 1.0})
     with refused("modules", "nuclear"):
         found.view({"nuclear": 1.0}, {})
-    with refused("weights[lisp]", 2.0):
+    with refused("view.weights[lisp]", 2.0):
         found.view({"lisp": 2.0}, {})
     with refused("sources", ["virology"]):
         found.view({"lisp": 1.0}, {"virology": "x"})

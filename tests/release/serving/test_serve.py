@@ -17,6 +17,7 @@ from gram_platform.release.serving.policy_file import load_policy
 from tests.release.serving.http import Answered, Served
 from tests.release.serving.load import Question, hammer
 from tests.release.serving.planted import ANSWERS, POLICY
+from tests.release.serving.proxy import proxied
 from tests.release.serving.running import Running, gram_serve
 
 pytestmark = pytest.mark.ray
@@ -128,13 +129,19 @@ def said_to_a_stranger(port: int) -> set[str]:
     return {"UNAUTHENTICATED"}
 
 
-def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running):
-    """Ray opens its own folder to everybody, inside one that is this user's alone; no file has a token or a prompt."""
+def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_path):
+    """Ray opens its own folder to everybody, inside one that is this user's alone; no file has a token or a prompt.
+
+    Nor a header, through the reverse proxy: Ray Serve itself would log one.
+    """
     site, prompt = running.site, "a planted prompt, " * 2
     for stream in (False, True):
         assert site.complete("lisp", prompt=prompt, stream=stream).status == 200
     assert site.complete("lisp", model="planted-model", prompt=prompt).status == 404
-    assert site.ask("GET", "/planted-path?planted-query", headers={"X-Request-ID": "planted-id"}).status == 404
+    with proxied(tmp_path, site.port) as proxy:
+        strays = {"X-Request-ID": "planted-id", "Cookie": "planted"}
+        assert proxy.ask("GET", "/planted-path?planted-query", headers=strays).status == 404
+        assert proxy.ask("GET", "/v1/models?planted-query", headers=strays | site.bearer("lisp")).status == 200
     words = " ".join(name for name, _ in listening(running))
     folders = {Path(found) for found in re.findall(r"temp[-_]dir=(\S+)", words)}
     assert folders, "no process of Ray names its folder"
