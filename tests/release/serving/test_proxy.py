@@ -159,15 +159,15 @@ def test_a_caller_who_leaves_frees_the_row(proxy, inner):
 def test_a_caller_who_leaves_before_the_answer_is_told_to_the_server(tmp_path):
     """Ray Serve then abandons the request."""
     with socket.create_server(("127.0.0.1", 0)) as behind, proxied(tmp_path, behind.getsockname()[1]) as proxy:
-        with proxy.connect() as connection:
-            connection.sendall(GET + b"\r\n")
-            asked, _ = behind.accept()
-            with asked:
-                asked.settimeout(5)
-                assert asked.recv(65536).startswith(b"GET /healthz")
-                connection.close()
-                with contextlib.suppress(ConnectionError):
-                    assert asked.recv(1) == b""
+        connection = proxy.connect()
+        connection.sendall(GET + b"\r\n")
+        asked, _ = behind.accept()
+        with asked:
+            asked.settimeout(5)
+            assert asked.recv(65536).startswith(b"GET /healthz")
+            connection.close()
+            with contextlib.suppress(ConnectionError):
+                assert asked.recv(1) == b""
 
 
 def test_a_body_that_waits_for_leave_gets_it(proxy, inner):
