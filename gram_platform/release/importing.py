@@ -68,8 +68,8 @@ def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, pr
 
             origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
             directory.complete(model, origin, write, tokenizer)
-    on_tokenizer = (f"{trouble}: studies cannot start from it (--start)",) if trouble else ()
-    return Imported(directory.node_id, model, is_new, (*_notes(plain), *on_tokenizer))
+    notes = _notes(plain) + ((f"{trouble}: studies cannot start from it (--start)",) if trouble else ())
+    return Imported(directory.node_id, model, is_new, notes)
 
 
 def _read(weights: CheckpointWeights, names: list[str], counter: ByteCounter) -> Iterator[tuple[str, torch.Tensor]]:
