@@ -209,8 +209,6 @@ def serve_command(
     device: str = "cpu",
     threads: int = 1,
     ray_address: Text = "",
-    tls_cert: Place = "",
-    tls_key: Place = "",
 ) -> None:
     """Serve a run over HTTP; a caller's token decides which modules answer. Ctrl-C stops it.
 
@@ -218,7 +216,7 @@ def serve_command(
         run_id: a complete run, such as one of GRAM's
         policy: the file that maps tokens to profiles and profiles to modules
         storage: folder or URL of the storage
-        host: interface to listen on; the default is this machine alone
+        host: interface to listen on, the default for this machine alone; others only in a container, behind a proxy
         port: port to listen on; 0 takes a free one
         replicas: processes that each hold the model
         rows: completions that one replica continues at once
@@ -230,8 +228,6 @@ def serve_command(
         device: cpu or cuda
         threads: CPU threads of a replica
         ray_address: a Ray cluster whose head is this machine; default $RAY_ADDRESS, else a private one
-        tls_cert: a PEM file with a certificate and its chain: HTTPS instead of HTTP
-        tls_key: the PEM file with its key
     """
     from gram_platform.release.serving.command import Endpoint, Service
     from gram_platform.release.serving.engine import EngineLimits
@@ -239,7 +235,7 @@ def serve_command(
     require_choice("precision", precision, PRECISIONS)
     require_choice("device", device, ("cpu", "cuda"))
     require_int("threads", threads, 1)
-    endpoint = Endpoint(host, port, replicas, ray_address, tls_cert, tls_key)
+    endpoint = Endpoint(host, port, replicas, ray_address)
     limits = EngineLimits(rows, waiting, deadline)
     place = str(local_path("policy", policy))
     Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads, max_requests).run()

@@ -1,7 +1,6 @@
 """The card has the study's numbers for the profile, says which are missing, and has none of its own."""
 
 import dataclasses
-import re
 from itertools import pairwise
 
 import pytest
@@ -11,7 +10,7 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import interval_text
 from gram_platform.config import View
 from gram_platform.corpora import prepare, resolve
-from gram_platform.release.card import card_subject, card_text, code, codes
+from gram_platform.release.card import TOKENIZER_HAS_SEEN, card_subject, card_text
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.verification import Agreement
 from tests.pages.site.planted import PROFILES, PlantedStorage, loss, ratio
@@ -76,80 +75,38 @@ def test_numbers_are_the_study_s(planted):
         (measured,) = [cell for column, cell in row.items() if column.startswith("loss ")]
         assert measured == f"{loss('tiny', domain, 1.0, ratios[0]):.3f}"
         assert row["seeds"] == "2"
-    text = card(planted, view)
-    assert "Missing:" not in text
-    assert ": `virology`." in text
-    assert text.startswith("---\nlibrary_name: transformers\n")
-    assert "license" not in text
-    assert str(AGREEMENT) in text
+    assert not numbers.missing
+    assert str(AGREEMENT) in card(planted, view)
 
 
-def test_missing_numbers_are_listed(planted):
+def test_missing_numbers_are_known(planted):
     view = View.of(gram_run(planted), {"lisp": 1.0})
-    nothing = card(planted, view)
-    assert "No study" in nothing
-    assert "forget and elicited" in nothing
+    assert not profile_numbers(planted.store, view)
     planted.study("scaling", "Scaling")
-    text = card(planted, view)
-    assert "Missing: elicited" in text
+    (numbers,) = profile_numbers(planted.store, view)
+    assert "elicited" not in numbers.classes
     attack(planted, "0", "core+lisp", "virology")
     planted.study("scaling", "Scaling")
-    text = card(planted, view)
-    assert re.search("Missing: .*core.lisp, elicited: .*seed 1: virology", text)
-    assert interval_text(*t_interval([ELICITED])) in table(text)["elicited", "virology"]["this run"]
-    assert "Missing: gram tiny core+lisp" not in card(planted, View.of(gram_run(planted), {})), "another profile's"
+    (numbers,) = profile_numbers(planted.store, view)
+    assert len(numbers.missing) == 1  # the attack on the other seed
+    assert interval_text(*t_interval([ELICITED])) in table(card(planted, view))["elicited", "virology"]["this run"]
 
 
-def test_every_number_of_a_card_without_a_study_is_the_model_s(planted):
-    """Nothing measured is typed in: without a study, no compute ratio is on the page."""
-    text = card(planted, View.of(gram_run(planted), {"lisp": 0.5}))
-    assert "# core+lisp=0.5" in text
-    measured = text.split("## What was measured")[1].split("## Verified")[0]
-    assert not re.search(r"\d\.\d", measured)
-    for word in ("finetune", "label", "scale", "No safety guarantee"):
-        assert word in measured
+@pytest.mark.parametrize("kind", ["all", "core"])
+def test_a_card_says_whether_the_tokenizer_has_seen_removed_text(planted, kind, tmp_path):
+    run_id = gram_run(planted)
+    recipe = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000, core_tokenizer=kind == "core")
+    packed = prepare(recipe, tmp_path / "packed")
+    planted.store.data_root.mkdir(exist_ok=True)
+    packed.path.rename(planted.store.data_root / planted.store.run(run_id).config()["data"]["data_id"])
+    assert (TOKENIZER_HAS_SEEN in card(planted, View(run_id))) == (kind == "all")
 
 
 def test_studies_with_the_same_evaluations_are_shown_once(planted):
     planted.study("scaling", "Scaling")
     planted.study("stories", "Stories")
     text = card(planted, View.of(gram_run(planted), {"lisp": 1.0}))
-    assert text.count("| class |") == 1
-    assert ": `stories`." in text
-
-
-@pytest.mark.parametrize("kind", ["all", "core", "given", "absent"])
-def test_a_card_says_what_text_the_tokenizer_has_seen(planted, kind, tmp_path):
-    run_id = gram_run(planted)
-    small = {"seq_len": 32, "vocab_size": 320, "sample_bytes": 50_000}
-    if kind != "absent":
-        packed = prepare(resolve("stories-smoke", **small, core_tokenizer=kind == "core"), tmp_path / "packed")
-        if kind == "given":
-            packed = prepare(resolve("stories-smoke", **small, tokenizer=str(packed.path)), tmp_path / "packed")
-        planted.store.data_root.mkdir(exist_ok=True)
-        packed.path.rename(planted.store.data_root / planted.store.run(run_id).config()["data"]["data_id"])
-    sentences = {
-        "all": "trained on all domains",
-        "core": "trained on text of core alone",
-        "given": "not trained here",
-    }
-    text = " ".join(card(planted, View(run_id)).split())
-    assert [name for name, sentence in sentences.items() if sentence in text] == [kind] * (kind != "absent")
-
-
-def test_a_card_says_that_attention_ended_with_a_document(planted):
-    """The stock architecture's does not."""
-    subject = card_subject(planted.store, View(gram_run(planted)), "float32", ())
-    masked = dataclasses.replace(subject, model=dataclasses.replace(subject.model, document_end=0))
-    texts = [card_text(one, "", (AGREEMENT,)) for one in (subject, masked)]
-    assert ["one document" in text for text in texts] == [False, True]
-
-
-def test_a_dense_run_has_nothing_absent(planted):
-    baseline = next(e["id"] for e in planted.entries if e["kind"] == "run" and e["tags"]["method"] == "baseline")
-    planted.study("scaling", "Scaling")
-    text = card(planted, View.of(baseline))
-    assert "# all" in text
+    assert len(shown_tables(text)) == 2  # the facts, and the classes of both studies
 
 
 # ---------------------------------------------------------------------------------------------------------- labels
@@ -212,8 +169,3 @@ def test_the_facts_of_a_study_are_text(planted):
     for children, is_whole in ((heading, True), (text, False)):
         shown = "".join(child.content for child in children if child.type in ("text", "text_special"))
         assert shown == fact if is_whole else shown.endswith(fact)
-
-
-def test_a_name_is_code_where_it_can_be():
-    assert (code("virology"), code("a_b-c d"), codes(("x", "y"))) == ("`virology`", "`a_b-c d`", "`x`, `y`")
-    assert code("a`|<b") == r"a\`\|\<b"

@@ -29,6 +29,7 @@ from gram_platform.store.tensors import DiskTensors
 from gram_platform.store.views import load_view, open_view, view_weights
 from tests import tiny
 from tests.engine import conftest as cells
+from tests.refused import refused
 from tests.release.planted import complete, drawn_weights, exported
 from tests.store.training import in_process
 
@@ -175,10 +176,10 @@ def test_the_same_export_again_writes_the_card_alone(store, tmp_path):
     assert again.agreements[""][0].largest_difference < 1e-4
     after = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert {name for name in before if before[name] != after[name]} == {"README.md"}
-    with pytest.raises(ValueError, match=r"out=.*holds another export"):
+    with refused("out", str(out)):
         exported(store, View(view.run_id), out)
     (out / SINGLE).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"out="):
+    with refused("out", str(out)):
         exported(store, view, out)
 
 
@@ -186,24 +187,18 @@ def test_other_files_are_never_overwritten(store, tmp_path):
     view, out = View(complete(store, modular_run())), tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"out=.*holds other files"):
+    with refused("out", str(out)):
         exported(store, view, out)
     assert [path.name for path in out.iterdir()] == ["thesis.txt"]
     (out / "thesis.txt").unlink()
     exported(store, view, out)  # an empty folder is fine
     assert (out / RECORD).is_file()
-    with pytest.raises(ValueError, match=r"out=.*found a file"):
+    with refused("out", str(out / RECORD)):
         exported(store, view, out / RECORD)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "message"),
-    [
-        ("float32", r"logits.*0\.0001"),
-        ("bfloat16", r"model.layers.1.mlp.c_proj.bias.*bit by bit"),
-    ],
-)
-def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, store, tmp_path, monkeypatch):
     """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and nothing stays."""
     view, out = View.of(complete(store, modular_run()), {"lisp": 1.0}), tmp_path / "out"
     right = exporting.foreign_weights
@@ -213,7 +208,7 @@ def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, message, store, tm
             yield name, tensor * 0.99 if name == "model.layers.1.mlp.c_proj.bias" else tensor
 
     monkeypatch.setattr(exporting, "foreign_weights", wrong)
-    with pytest.raises(ValueError, match=message):
+    with refused("export"):
         exported(store, view, out, dtype=dtype)
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
@@ -228,7 +223,7 @@ def test_a_tensor_of_another_shape_and_equal_size_is_refused(store, tmp_path, mo
     monkeypatch.setattr(
         exporting, "foreign_weights", lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a))
     )
-    with pytest.raises(ValueError, match=f"export=.*{turned}.*the view's width"):
+    with refused("export"):
         exported(store, view, out)
     assert not out.exists()
 
@@ -274,7 +269,7 @@ def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
 def test_a_full_disk_is_reported_before_the_work(store, tmp_path, monkeypatch):
     view = View(complete(store, modular_run()))
     monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-    with pytest.raises(ValueError, match=r"out=.*GB free"):
+    with refused("out", str(tmp_path / "out")):
         exported(store, view, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -320,9 +315,6 @@ def test_corrupted_weights_are_set_aside(store, tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with (
-        pytest.warns(RuntimeWarning, match="set aside"),
-        pytest.raises(ValueError, match=f"{run_id}.*intact"),
-    ):
+    with pytest.warns(RuntimeWarning), pytest.raises(ValueError):
         exported(store, View(run_id), tmp_path / "out")
     assert store.run(run_id).status() != "complete"

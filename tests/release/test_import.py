@@ -32,6 +32,7 @@ from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 from tests.engine import conftest as cells
+from tests.refused import refused
 from tests.release.planted import complete, drawn_weights, exported
 from tests.tiny import materialised
 
@@ -263,24 +264,23 @@ def changed_tensors(folder, change):
 
 
 CONFIGS = [
-    ({"model_type": "gpt2"}, r"model_type='gpt2': expected one of starcoder2, llama"),
-    ({"hidden_act": "relu"}, r"hidden_act='relu': expected (gelu_pytorch_tanh|silu)$"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, r"rope_type='yarn'.*default: .*not scaled"),
-    ({"rope_parameters": None, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, r"rope_type='llama3'"),
-    ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, r"rope_type='linear'"),
-    ({"head_dim": 8}, r"head_dim=8"),
-    ({"intermediate_size": 25}, r"model.layers.0.mlp.(c_fc|up_proj).*\(25"),
-    ({"num_hidden_layers": 3}, r"num_hidden_layers=3: expected at most 2"),
-    ({"num_hidden_layers": 1}, r"tensors=.*model.layers.1"),
-    ({"num_key_value_heads": 3}, r"num_kv_heads=3"),
+    ("config.json: model_type", {"model_type": "gpt2"}),
+    ("config.json: hidden_act", {"hidden_act": "relu"}),
+    ("config.json: rope_type", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}),
+    ("config.json: rope_type", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    ("config.json: head_dim", {"head_dim": 8}),
+    ("config.json: num_hidden_layers", {"num_hidden_layers": 3}),
+    ("tensors", {"num_hidden_layers": 1}),
+    ("lm_head.weight", {"vocab_size": tiny.VOCAB + 1}),
+    ("model.num_kv_heads", {"num_key_value_heads": 3}),
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), CONFIGS)
-def test_what_is_not_our_model_is_refused(fields, message, foreign, store):
+@pytest.mark.parametrize(("field", "fields"), CONFIGS)
+def test_what_is_not_our_model_is_refused(field, fields, foreign, store):
     _, folder = foreign
     changed_config(folder, **fields)
-    with pytest.raises(ValueError, match=message):
+    with refused(field):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 
@@ -288,13 +288,13 @@ def test_what_is_not_our_model_is_refused(fields, message, foreign, store):
 @pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
 def test_biases_of_a_llama_are_refused(name, store, tmp_path):
     _, folder = saved(LLAMA, tmp_path / "foreign", **{name: True})
-    with pytest.raises(ValueError, match=rf"config.json: {name}=True: expected False"):
+    with refused(f"config.json: {name}", True):
         import_checkpoint(folder, store)
     changed_config(folder, **{name: False})
-    with pytest.raises(ValueError, match=r"tensors=\['model.layers.0.*bias'"):
+    with refused("tensors"):
         import_checkpoint(folder, store)
     changed_config(folder, **{name: 1})
-    with pytest.raises(ValueError, match=rf"{name}=1: expected true"):
+    with refused(f"config.json: {name}", 1):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 
@@ -303,14 +303,14 @@ def test_biases_of_a_llama_are_refused(name, store, tmp_path):
 def test_attention_biases_are_refused_by_layer(foreign, store):
     _, folder = foreign
     changed_tensors(folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5))
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.q_proj.*biases"):
+    with refused("model.layers.1.self_attn.q_proj.bias"):
         import_checkpoint(folder, store)
 
 
 def test_a_window_shorter_than_the_sequences_is_refused(foreign, store):
     _, folder = foreign
     changed_config(folder, sliding_window=8)
-    with pytest.raises(ValueError, match=r"seq_len=16.*1 to 8"):
+    with refused("seq_len", 16):
         import_checkpoint(folder, store, seq_len=16)
     assert import_checkpoint(folder, store).model.seq_len == 8
 
@@ -319,18 +319,18 @@ def test_files_that_are_not_whole_are_refused(foreign, store, tmp_path):
     _, folder = foreign
     whole = (folder / SINGLE).read_bytes()
     (folder / SINGLE).write_bytes(whole[:-10])
-    with pytest.raises(ValueError, match="safetensors"):
+    with pytest.raises(ValueError):
         import_checkpoint(folder, store)
     (folder / SINGLE).unlink()
-    with pytest.raises(ValueError, match=r"model.safetensors"):
+    with refused("checkpoint"):
         import_checkpoint(folder, store)
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
-    with pytest.raises(ValueError, match=r"checkpoint='pytorch_model.bin'.*pickled"):
+    with refused("checkpoint", "pytorch_model.bin"):
         import_checkpoint(folder, store)
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
-    with pytest.raises(ValueError, match="same folder"):
+    with refused(INDEX):
         import_checkpoint(folder, store)
-    with pytest.raises(ValueError, match=r"checkpoint=.*nowhere"):
+    with refused("checkpoint", str(tmp_path / "nowhere")):
         import_checkpoint(tmp_path / "nowhere", store)
 
 
@@ -341,5 +341,5 @@ def test_an_import_that_was_damaged_is_not_used(foreign, store, tmp_path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="differs"):
+    with pytest.raises(ValueError):
         load_view(store, View.of(imported.import_id))

@@ -10,6 +10,7 @@ from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
 from gram_platform.store.directories import import_id
 from gram_platform.store.tensors import hash_tensors
+from tests.refused import refused
 from tests.release.planted import checkpoint, write_words
 
 
@@ -67,10 +68,10 @@ def test_a_tokenizer_without_an_end_of_text_is_as_good_as_none(folder, store):
 
 def test_a_tokenizer_that_is_not_the_model_s_is_refused(folder, store):
     write_words(folder, *(f"word{number}" for number in range(70)))
-    with pytest.raises(ValueError, match=r"vocab_size=64.*the tokenizer's 70"):
+    with refused("vocab_size", 64):
         import_checkpoint(folder, store)
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"tokenizer.json"):
+    with pytest.raises(ValueError):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 
@@ -80,5 +81,5 @@ def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
     weights_sha256 = hash_tensors(store.imported(imported.import_id).weights())
     expected = IMPORTED + short_hash({"model": imported.model, "weights_sha256": weights_sha256})
     assert imported.import_id == expected == import_id(imported.model, weights_sha256)
-    with pytest.raises(ValueError, match=rf"import_id='{import_id(imported.model, weights_sha256, b'x')}'"):
+    with refused("import_id", import_id(imported.model, weights_sha256, b"x")):
         store.imported(expected).complete(imported.model, {"weights_sha256": weights_sha256}, None, b"x")

@@ -12,6 +12,7 @@ from gram_platform.release import export as output_folder
 from gram_platform.release.export import RECORD
 from gram_platform.store import Store
 from tests import tiny
+from tests.refused import refused
 from tests.release.planted import complete, exported
 
 
@@ -54,10 +55,10 @@ def test_a_folder_behind_a_link_is_not_overwritten(store, view, tmp_path, no_wor
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "thesis.txt").write_text("mine")
     (tmp_path / "link").symlink_to("real")
-    with pytest.raises(ValueError, match=r"out='.*real'"):
+    with refused("out", str(tmp_path / "real")):
         exported(store, view, tmp_path / "link")
     (tmp_path / "circle").symlink_to("circle")
-    with pytest.raises(ValueError, match=r"out='.*circle': "):
+    with refused("out", str(tmp_path / "circle")):
         exported(store, view, tmp_path / "circle")
 
 
@@ -67,7 +68,7 @@ def test_a_mount_point_is_refused_before_the_work(store, view, tmp_path, monkeyp
     (tmp_path / "link").symlink_to("out")
     monkeypatch.setattr(output_folder.os.path, "ismount", lambda path: path == out)
     for name in ("out", "link"):
-        with pytest.raises(ValueError, match=r"out='.*out': .*mount point.*out/model"):
+        with refused("out", str(out)):
             exported(store, view, tmp_path / name)
     assert not any(out.iterdir())
 
@@ -80,7 +81,7 @@ def test_a_part_of_the_same_disk_that_is_mounted_is_refused(tmp_path, monkeypatc
     line = f"36 35 98:0 /src {str(out).replace(' ', chr(92) + '040')} rw,noatime - ext3 /dev/root rw"
     (tmp_path / "mountinfo").write_text(line + "\n")
     monkeypatch.setattr(output_folder, "MOUNTS", tmp_path / "mountinfo")
-    with pytest.raises(ValueError, match=r"out='.*a folder': .*mount point"):
+    with refused("out", str(out)):
         output_folder.require_no_mount(out)
     monkeypatch.setattr(output_folder, "MOUNTS", tmp_path / "nothing")  # elsewhere there is no list
     output_folder.require_no_mount(out)
@@ -90,11 +91,11 @@ def test_a_part_of_the_same_disk_that_is_mounted_is_refused(tmp_path, monkeypatc
 def test_a_folder_that_cannot_be_replaced_is_named(code, store, view, tmp_path, monkeypatch):
     """Something was mounted or put there while the export was written."""
 
-    def refused(*_):
+    def fail(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(output_folder.os, "rename", refused)
-    with pytest.raises(ValueError, match=rf"out=.*{os.strerror(code)}"), output_folder.atomic_folder(tmp_path / "out"):
+    monkeypatch.setattr(output_folder.os, "rename", fail)
+    with refused("out", str(tmp_path / "out")), output_folder.atomic_folder(tmp_path / "out"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["storage"]
 
@@ -115,15 +116,15 @@ def test_a_record_of_another_kind_is_no_export(kind, store, view, tmp_path):
             texts["without agreements"] = json.dumps({k: v for k, v in fields.items() if k != "agreements"})
             texts["odd agreements"] = json.dumps(fields | {"agreements": {"": [{"tolerance": "none"}]}})
             record.write_text(texts[kind])
-    with pytest.raises(ValueError, match=r"out='.*out'"):
+    with refused("out", str(tmp_path / "out")):
         exported(store, view, tmp_path / "out")
     if "agreements" not in kind:
-        with pytest.raises(ValueError, match=r"out='.*out': .*export\.json"):
+        with refused("out", str(tmp_path / "out")):
             exporting.require_unchanged(tmp_path / "out")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
 def test_a_place_that_is_no_folder_is_refused(make, store, view, tmp_path, no_work):
     make(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"out='.*': expected a folder"):
+    with refused("out"):
         exported(store, view, tmp_path / "out")

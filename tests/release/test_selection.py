@@ -8,6 +8,7 @@ from gram_platform.config import RoutingConfig, View
 from gram_platform.release.selection import available_modules, parse_modules, parse_sources
 from gram_platform.store import Store
 from tests import tiny
+from tests.refused import refused
 from tests.release.planted import complete
 
 
@@ -29,10 +30,10 @@ def test_the_beginning_of_an_id_is_enough(store):
     assert store.find_run(ids[0]) == ids[0]
     assert store.find_run(ids[0][:8]) == ids[0]
     letter = max("0123456789abcdef", key=lambda c: sum(i.startswith(c) for i in ids))
-    with pytest.raises(ValueError, match=rf"run_id='{letter}'.*one id, not"):
+    with refused("run_id", letter):
         store.find_run(letter)
     for nothing in ("", "xyz"):
-        with pytest.raises(ValueError, match=rf"run_id='{nothing}': expected .*run"):
+        with refused("run_id", nothing):
             store.find_run(nothing)
 
 
@@ -40,9 +41,9 @@ def test_modules_by_name_and_weight():
     assert parse_modules("") == {}
     assert parse_modules("virology, lisp=0.5") == {"virology": 1.0, "lisp": 0.5}
     for wrong in ("lisp,lisp", "lisp=much"):
-        with pytest.raises(ValueError, match="modules="):
+        with refused("modules"):
             parse_modules(wrong)
-    with pytest.raises(ValueError, match="domain=RUN_ID"):
+    with refused("sources", "lisp"):
         parse_sources("lisp")
 
 
@@ -50,11 +51,11 @@ def test_views_of_a_modular_run(store):
     found = available_modules(store, complete(store, tiny.run_config()))
     assert found.modules == ("lisp", "virology")
     assert found.view({"lisp": 1.0}, {}) == View.of(found.run_id, {"lisp": 1.0})
-    with pytest.raises(ValueError, match=r"modules='nuclear'.*lisp, virology"):
+    with refused("modules", "nuclear"):
         found.view({"nuclear": 1.0}, {})
-    with pytest.raises(ValueError, match=r"weights\[lisp\]=2.0"):
+    with refused("view.weights[lisp]", 2.0):
         found.view({"lisp": 2.0}, {})
-    with pytest.raises(ValueError, match=r"sources=\['virology'\]"):
+    with refused("sources", ["virology"]):
         found.view({"lisp": 1.0}, {"virology": "x"})
 
 
@@ -62,7 +63,7 @@ def test_modules_of_branches(store):
     """FT-MLP: the base has none, its branches have; of two branches for a domain one must be named."""
     base = tiny.run_config(modular=False)
     complete(store, base)
-    with pytest.raises(ValueError, match=r"none: .*dense"):
+    with refused("modules", "lisp"):
         available_modules(store, base.run_id).view({"lisp": 1.0}, {})
     branches = {domain: complete(store, branch_of(base, domain)) for domain in ("lisp", "virology")}
     found = available_modules(store, base.run_id)
@@ -72,6 +73,6 @@ def test_modules_of_branches(store):
     assert found.view({"lisp": 0.0}, {}) == View(base.run_id)
     other = complete(store, branch_of(base, "lisp", seed=1))
     found = available_modules(store, base.run_id)
-    with pytest.raises(ValueError, match=r"sources="):
+    with refused("sources"):
         found.view({"lisp": 1.0}, {})
     assert dict(found.view({"lisp": 1.0}, {"lisp": other}).sources) == {"lisp": other}

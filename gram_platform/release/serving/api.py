@@ -18,6 +18,7 @@ import logging
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from importlib import resources
@@ -39,6 +40,7 @@ from gram_platform.release.serving.requests import (
     MODELS,
     PAGE,
     Refusal,
+    over_limit,
     parse_request,
     refusal,
     require_holder,
@@ -54,8 +56,9 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 class Api:
     """Serves one policy over HTTP; `completions` generates the answers."""
 
-    def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions):
+    def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
+        self.max_requests, self._num_open = max_requests, Counter[str]()  # of one token
         self.confirmed_at, self.num_left_out = math.inf, 0  # by `time.monotonic`; a test's policy stays confirmed
         self.metrics = Metrics()
         self.started = int(time.time())
@@ -87,7 +90,7 @@ class Api:
         generation = GenerationRequest(prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed)
         answer = Answer(self.completions, digest, grant, generation, self.vocabulary, wanted.stop, self.metrics)
         if not wanted.stream:
-            return await self._at_once(answer)
+            return await self._at_once(answer, rule)
         events = self._events(answer, rule)
         first = await anext(events)  # sets the status: accepted or refused
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
@@ -123,15 +126,31 @@ class Api:
 
     # ------------------------------------------------------------------------------------------- the answers
 
-    async def _at_once(self, answer: Answer) -> Response:
-        async with aclosing(answer.texts(whole=True)) as parts:
+    async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
+        """Yields an answer's texts, and counts it as an open request of its token until they end.
+
+        Refusal 429 if the token has as many as it may have.
+        """
+        allowed = rule.max_requests or self.max_requests
+        if self._num_open[rule.name] >= allowed:
+            raise over_limit(allowed)
+        self._num_open[rule.name] += 1
+        try:
+            async with aclosing(answer.texts(whole)) as parts:
+                async for text in parts:
+                    yield text
+        finally:
+            self._num_open[rule.name] -= 1
+
+    async def _at_once(self, answer: Answer, rule: TokenRule) -> Response:
+        async with aclosing(self._texts(answer, rule, whole=True)) as parts:
             texts = [part async for part in parts]
         body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}
         return JSONResponse(body, headers=NO_STORE)
 
     async def _events(self, answer: Answer, rule: TokenRule) -> AsyncIterator[str]:
         """Yields server-sent events. The first is empty: generation was accepted. An error becomes the last event."""
-        async with aclosing(answer.texts()) as parts:
+        async with aclosing(self._texts(answer, rule, whole=False)) as parts:
             yield await anext(parts)
             try:
                 async for text in parts:

@@ -22,10 +22,8 @@ from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.plain import from_plain
-from gram_platform.engine.local_cluster.head import free_port
 from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
-from gram_platform.release.serving.front import LOOPBACK, MAX_REQUESTS, Places, start_front, tls_context
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed
 from gram_platform.release.serving.policy_file import load_policy, policy_text
@@ -38,33 +36,32 @@ HEAD = "node:__internal_head__"  # the resource that marks Ray's head
 POLICY_CHECK_S = 2.0  # between two checks of the policy's file
 Confirm = Callable[[Policy, int, float], None]  # as `PolicyKeeper.confirm`
 SLOW_CALLER_S = 30.0  # added to a request's deadline for callers who read slowly
+LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Says where HTTP is answered and by how many model replicas; port 0 takes a free one."""
+    """Says where Ray Serve answers HTTP and with how many model replicas; port 0 takes a free one."""
 
-    host: str = LOOPBACK
+    host: str = "127.0.0.1"
     port: int = 8000
     num_replicas: int = 1
     ray_address: str = ""
-    tls_cert: str = ""
-    tls_key: str = ""
 
     def __post_init__(self) -> None:
         require_int("port", self.port, 0, 65_535)
         require_int("replicas", self.num_replicas, 1)
 
-    def listening(self) -> socket.socket:
-        """Binds the port; ValueError if that fails."""
-        made = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            made.bind((self.host, self.port))
-        except OSError as error:
-            made.close()
-            raise invalid("port", self.port, f"a free port of {self.host} ({error.strerror})") from None
-        return made
+    def find_port(self) -> int:
+        """Returns the port, or a free one for 0. ValueError if another program has it."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.host, self.port))
+            except OSError as error:
+                raise invalid("port", self.port, f"a free port of {self.host} ({error.strerror})") from None
+            return probe.getsockname()[1]
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    max_requests: int = MAX_REQUESTS
+    max_requests: int = 64  # of one token at once
 
     def __post_init__(self) -> None:
         require_int("max_requests", self.max_requests, 1)
@@ -89,10 +86,9 @@ class Service:
         return from_plain(cls, json.loads(text))
 
     def run(self) -> NoReturn:
-        """Checks, then becomes the serving process. ValueError as `prepare`, `tls_context` and `Endpoint.listening`."""
+        """Checks, then becomes the serving process. ValueError as `prepare` and `Endpoint.find_port`."""
         prepare(self)
-        tls_context(self.endpoint.tls_cert, self.endpoint.tls_key)
-        self.endpoint.listening().close()
+        self.endpoint.find_port()
         module = [sys.executable, "-m", "gram_platform.release.serving", json.dumps(asdict(self))]
         sys.stdout.flush()
         os.execve(sys.executable, module, private_environment(self.endpoint.ray_address))
@@ -171,7 +167,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
 
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
 
-    with endpoint.listening() as listening, ExitStack() as ending:
+    with ExitStack() as ending:
         scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
         folder = ending.enter_context(scratch)
         ending.callback(leave)
@@ -183,16 +179,17 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             require_own_serve()
             name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
             ending.callback(end_application, name, is_private)
-            is_over, places = threading.Event(), Places(prepared.source.policy, service.max_requests)
+            is_over = threading.Event()
             ending.callback(is_over.set)
-            following = (service.policy, places, new_keeper(name), say, is_over)
+            following = (service.policy, prepared.source.policy, new_keeper(name), say, is_over)
             threading.Thread(target=follow_policy, args=following, name="gram-policy", daemon=True).start()
-            inner_port, tls = start(service, prepared, name), tls_context(endpoint.tls_cert, endpoint.tls_key)
-            response_s = service.limits.deadline_s + 2 * SLOW_CALLER_S
-            ending.callback(start_front(listening, inner_port, response_s, places, tls))
+            port = start(service, prepared, name)
             for line in prepared.lines():
                 say(line)
-            say(f"ready: http{'s' if tls else ''}://{endpoint.host}:{listening.getsockname()[1]}")
+            if endpoint.host not in LOOPBACKS:
+                say(f"warning: other machines may reach {endpoint.host}, and nothing here ends slow requests.")
+                say("Let only a reverse proxy reach it, such as HAProxy with cluster/haproxy.cfg")
+            say(f"ready: http://{endpoint.host}:{port}")
             while True:
                 require_ray()
                 time.sleep(POLICY_CHECK_S)
@@ -208,16 +205,24 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
 def start(service: Service, prepared: PreparedService, name: str) -> int:
     """Deploys the application `name`, whose policy is in the keeper `name`, and waits until the models answer.
 
-    Returns the port where Ray Serve's proxy answers, on the loopback.
+    Returns the port where Ray Serve answers.
     """
     from ray import serve
 
     from gram_platform.release.serving.deployments import application
 
-    port, context = free_port(), prepared.run.model.seq_len
-    within_s = service.limits.deadline_s + SLOW_CALLER_S
-    serve.start(proxy_location="HeadOnly", http_options={"host": LOOPBACK, "port": port, "request_timeout_s": within_s})
-    app = application(prepared.source, prepared.tokenizer_json, context, service.endpoint.num_replicas, name)
+    endpoint, context = service.endpoint, prepared.run.model.seq_len
+    port, within_s = endpoint.find_port(), service.limits.deadline_s + SLOW_CALLER_S
+    http_options = {"host": endpoint.host, "port": port, "request_timeout_s": within_s}
+    serve.start(proxy_location="HeadOnly", http_options=http_options)
+    app = application(
+        prepared.source,
+        prepared.tokenizer_json,
+        context,
+        service.max_requests,
+        endpoint.num_replicas,
+        name,
+    )
     serve.run(app, name=name, route_prefix="/")
     return port
 
@@ -233,27 +238,27 @@ def new_keeper(name: str) -> Confirm:
 
 
 def follow_policy(
-    path: str, places: Places, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
+    path: str, policy: Policy, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
 ) -> None:
-    """Confirms the policy of `places` again and again, as its file says by then; reports changes and errors once.
+    """Confirms the policy again and again, as its file says by then; reports changes and errors once.
 
     It is confirmed as of the moment before the file was read: a late call gives an old policy no more time.
 
     Modules are loaded only at the start: what needs others is left out until a restart. A file that cannot be read is
     not confirmed: the replicas then refuse everybody after `LEASE_S`.
     """
-    said, loaded = (), places.policy.granted_modules
+    said, loaded = (), policy.granted_modules
     while not is_over.is_set():
-        before, errors, read_at = places.policy, (), time.monotonic()
+        before, errors, read_at = policy, (), time.monotonic()
         try:
-            places.policy, errors = followed(policy_text(path), before, loaded)
-            confirm(places.policy, len(errors), read_at)
+            policy, errors = followed(policy_text(path), before, loaded)
+            confirm(policy, len(errors), read_at)
         except Exception as why:
             errors = (f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s",)
         if is_over.is_set():
             return
-        if places.policy != before:
-            say(f"the policy has changed: {len(places.policy.tokens)} tokens")
+        if policy != before:
+            say(f"the policy has changed: {len(policy.tokens)} tokens")
         for error in errors:
             if error not in said:
                 say(f"the policy has an error: {error}")

@@ -154,8 +154,17 @@ def is_cancelled(error: BaseException) -> bool:
 class Ingress:
     """Answers HTTP; built inside the replica, because a tokenizer and locks cannot be pickled."""
 
-    def __init__(self, policy: Policy, tokenizer_json: str, context: int, model: DeploymentHandle, keeper: str):
-        self._api = Api(policy, Vocabulary.of(tokenizer_json, context), RemoteCompletions(model))
+    def __init__(
+        self,
+        policy: Policy,
+        tokenizer_json: str,
+        context: int,
+        max_requests: int,
+        model: DeploymentHandle,
+        keeper: str,
+    ):
+        vocabulary = Vocabulary.of(tokenizer_json, context)
+        self._api = Api(policy, vocabulary, RemoteCompletions(model), max_requests)
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, num_left_out: int, confirmed_at: float) -> None:
@@ -166,9 +175,17 @@ class Ingress:
 
 
 def application(
-    source: ModelSource, tokenizer_json: str, context: int, num_replicas: int, keeper: str
+    source: ModelSource,
+    tokenizer_json: str,
+    context: int,
+    max_requests: int,
+    num_replicas: int,
+    keeper: str,
 ) -> serve.Application:
-    """Builds the application for `serve.run`; `keeper`: the name of its `PolicyKeeper`."""
+    """Builds the application for `serve.run`.
+
+    `max_requests`: of one token at once; `keeper`: the name of its `PolicyKeeper`.
+    """
     quiet = LoggingConfig(enable_access_log=False)  # the metrics count requests
     resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
@@ -189,4 +206,5 @@ def application(
         health_check_period_s=HEALTH_PERIOD_S,
         logging_config=quiet,
     )
-    return ingress.bind(source.policy, tokenizer_json, context, model.bind(source, keeper), keeper)
+    replicas = model.bind(source, keeper)
+    return ingress.bind(source.policy, tokenizer_json, context, max_requests, replicas, keeper)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
-COMPLETIONS, MODELS, HEALTH, METRICS, PAGE = PATHS = ("/v1/completions", "/v1/models", "/healthz", "/metrics", "/")
+COMPLETIONS, MODELS, HEALTH, METRICS, PAGE = ("/v1/completions", "/v1/models", "/healthz", "/metrics", "/")
 MAX_BODY_BYTES = 256 * 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_LENGTH = 256

@@ -89,12 +89,15 @@ def vocabulary() -> Vocabulary:
 
 
 @contextlib.contextmanager
-def served(limits: EngineLimits | None = None, **max_requests: int) -> Iterator[Served]:
-    """Without Ray: the same application and model server that Ray Serve runs; `max_requests`: of some holders."""
-    words, plan = vocabulary(), planted(**max_requests)
+def served(limits: EngineLimits | None = None, max_requests: int = 64, **of_holders: int) -> Iterator[Served]:
+    """Without Ray: the same application and model server that Ray Serve runs.
+
+    `max_requests`: of one token at once; `of_holders`: of some of them.
+    """
+    words, plan = vocabulary(), planted(**of_holders)
     source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
     model = ModelServer(source, planted_model(plan.config))
-    api = Api(plan.policy, words, model)
+    api = Api(plan.policy, words, model, max_requests)
     with contextlib.closing(socket.socket()) as endpoint:
         endpoint.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(api.app(), log_level="error", lifespan="off"))

@@ -1,7 +1,6 @@
 """Many clients at once, each asking for one profile after another, and what became of every single request."""
 
 import asyncio
-import contextlib
 import json
 import random
 import time
@@ -125,19 +124,6 @@ async def greedy(address: str, token: str, num_requests: int, statuses: Counter)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(address, connector=connector) as session:
         await asyncio.gather(*(ask(session) for _ in range(num_requests)))
-
-
-async def half_a_head(port: int, num_closed: Counter) -> None:
-    """Opens a connection and sends half a head, again and again."""
-    while True:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost:")
-            with contextlib.suppress(ConnectionError):
-                await reader.read()
-            num_closed["slow"] += 1
-        finally:
-            writer.close()
 
 
 def _streamed_text(body: str) -> str:

@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from gram_platform.release.serving.api import MAX_BODY_BYTES
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.policy import LEASE_S
 from tests.release.serving.http import Served, served, vocabulary
-from tests.release.serving.planted import ANSWERS, SEQ_LEN
+from tests.release.serving.planted import ANSWERS, SEQ_LEN, planted
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +276,13 @@ def completion_text(site: Served, holder: str, **fields) -> bytes:
     return head.encode() + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def slowed(site: Served, step_s: float) -> None:
     step = site.server.engine._batch.step
     site.server.engine._batch.step = lambda: (time.sleep(step_s), step())[1]
@@ -295,6 +303,34 @@ def test_too_many_requests_get_429_and_late_ones_504():
         got = site.complete("open", max_tokens=40, stream=True)
         assert got.status == 200
         assert got.events[-1]["error"]["code"] == "deadline"
+
+
+def test_only_the_token_over_its_limit_gets_429():
+    """Its places are free again once its requests have ended, however they end; nobody else is refused."""
+    with served(EngineLimits(num_rows=1, num_waiting=100), max_requests=4, lisp=6) as site:
+        slowed(site, 0.05)
+        got: dict[str, list] = {"open": [], "lisp": [], "both": []}
+        ask = lambda holder, stream: got[holder].append(site.complete(holder, max_tokens=4, stream=stream))
+        wanted = [(holder, n) for holder, number in (("open", 20), ("lisp", 9), ("both", 4)) for n in range(number)]
+        threads = [threading.Thread(target=ask, args=(holder, n % 2 == 0)) for holder, n in wanted]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        num_served = [sum(answer.status == 200 for answer in answers) for answers in got.values()]
+        assert num_served[0] < 12
+        assert num_served[1] >= 6
+        assert num_served[2] == 4
+        refused = [answer for answers in got.values() for answer in answers if answer.status != 200]
+        assert {(a.status, a.code, a.headers.get("retry-after")) for a in refused} == {(429, "token_limit", "1")}
+        site.api.policy = planted(lisp=1).policy
+        left = completion_text(site, "lisp", max_tokens=50, stream=True)
+        for _ in range(3):  # a request that is refused, one whose caller leaves, and two that end
+            assert site.complete("lisp", prompt=[1] * SEQ_LEN, max_tokens=2).status == 400
+            assert site.raw(left, num_bytes=300).startswith(b"HTTP/1.1 200")
+            wait_until(lambda: site.complete("lisp", max_tokens=1).status == 200)
+            for stream in (False, True):
+                assert site.complete("lisp", max_tokens=1, stream=stream).status == 200
 
 
 def test_a_disconnected_caller_frees_the_row():

@@ -18,6 +18,7 @@ from gram_platform.release.serving import command, deployments
 from gram_platform.release.serving.command import Endpoint, Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.policy import Policy
+from tests.refused import refused
 from tests.release.serving.planted import planted
 from tests.release.serving.running import START_TIMEOUT_S, environment
 
@@ -77,9 +78,9 @@ def planted_ray(monkeypatch, tmp_path):
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def service(tmp_path, device: str = "cpu") -> Service:
+def service(tmp_path, device: str = "cpu", host: str = "127.0.0.1") -> Service:
     policy = str(tmp_path / "policy.toml")
-    return Service(str(tmp_path), "abc", policy, Endpoint(port=8123), EngineLimits(), device=device)
+    return Service(str(tmp_path), "abc", policy, Endpoint(host, 8123), EngineLimits(), device=device)
 
 
 @pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
@@ -118,6 +119,23 @@ def test_a_signal_ends_it_while_it_serves_and_a_second_does_not_cut_that_short(
     serve_until_stopped(service(tmp_path), say)
     assert planted_ray[:3] == ["run", "lines", "ready: http://127.0.0.1:8123"]
     assert planted_ray[3:] == ["stopping", "serve.shutdown", "ray.shutdown"]
+
+
+def test_another_host_is_warned_about(planted_ray, monkeypatch, tmp_path):
+    """With the file of the reverse proxy that has to stand before it."""
+
+    def say(text: str) -> None:
+        planted_ray.append(text)
+        if text.startswith("ready: "):
+            threading.Timer(0.05, send, [[signal.SIGTERM]]).start()
+
+    asked = []
+    monkeypatch.setattr(serve, "start", lambda **options: asked.append(options["http_options"]["host"]))
+    serve_until_stopped(service(tmp_path, host="0.0.0.0"), say)
+    assert asked == ["0.0.0.0"]
+    warning = planted_ray.index("lines") + 1
+    assert "0.0.0.0" in planted_ray[warning]
+    assert "cluster/haproxy.cfg" in planted_ray[warning + 1]
 
 
 def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray, monkeypatch, tmp_path):
@@ -167,7 +185,7 @@ def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray,
 def test_another_serve_is_neither_joined_nor_ended(planted_ray, monkeypatch, tmp_path):
     """Ray Serve's options and address would be the other's, and its shutdown would end every application."""
     monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"theirs": 1}, proxies={"node": 1}))
-    with pytest.raises(ValueError, match=r"ray_address='theirs': expected .*without Ray Serve"):
+    with refused("ray_address", "theirs"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
 
@@ -176,7 +194,7 @@ def test_a_ray_whose_head_is_elsewhere_is_refused(planted_ray, monkeypatch, tmp_
     """Ray Serve's proxy listens on the loopback of the head's machine, where nobody here can reach it."""
     nodes = [{"NodeID": "here", "Resources": {}}, {"NodeID": "there", "Resources": {command.HEAD: 1.0}}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    with pytest.raises(ValueError, match=r"ray_address='there': expected .* head .*this machine"):
+    with refused("ray_address", "there"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
 
@@ -198,7 +216,7 @@ def test_only_its_own_application_is_deleted(planted_ray, monkeypatch, tmp_path)
 
 
 def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match=r"device='cuda': expected.*no GPU"):
+    with refused("device", "cuda"):
         serve_until_stopped(service(tmp_path, "cuda"), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 1.0})

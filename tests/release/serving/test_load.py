@@ -1,4 +1,4 @@
-"""Two hundred clients for a minute, beside one greedy token and slow connections, and without them."""
+"""Two hundred clients for a minute, beside one greedy token and without it."""
 
 import asyncio
 import functools
@@ -8,12 +8,12 @@ import pytest
 
 from gram_platform.release.serving.policy import new_token, token_entry
 from gram_platform.release.serving.policy_file import edit_policy
-from tests.release.serving.load import Record, greedy, half_a_head, hammer
+from tests.release.serving.load import Record, greedy, hammer
 from tests.release.serving.planted import ANSWERS
 from tests.release.serving.running import gram_serve
 from tests.release.serving.test_serve import planted_questions
 
-NUM_CLIENTS, NUM_GREEDY, NUM_SLOW = 200, 576, 40
+NUM_CLIENTS, NUM_GREEDY = 200, 100  # as many as the reverse proxy lets one address have
 MAX_REQUESTS = (
     16  # of a token: what the greedy one has at work takes its share of the processors, not of the rows alone
 )
@@ -24,9 +24,9 @@ MAX_RATIO = 1.5  # of the times that 99 of 100 answers need: the middle one of t
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_clients_do_not_notice_a_greedy_one_and_slow_ones(tmp_path, capsys):
+def test_two_hundred_clients_do_not_notice_a_greedy_one(tmp_path, capsys):
     """Nobody is refused who is within the limit, and nobody waits for those who are not."""
-    tokens, statuses, closed = [new_token() for _ in range(NUM_CLIENTS)], Counter(), Counter()
+    tokens, statuses = [new_token() for _ in range(NUM_CLIENTS)], Counter()
     entries = [token_entry(f"c{n}", token, tuple(ANSWERS), "open", False) for n, token in enumerate(tokens)]
     with gram_serve(tmp_path, "--max-requests", str(MAX_REQUESTS)) as running:
         edit_policy(str(tmp_path / "storage" / "policy.toml"), lambda text: text + "".join(entries))
@@ -35,7 +35,6 @@ def test_two_hundred_clients_do_not_notice_a_greedy_one_and_slow_ones(tmp_path, 
         running.wait_until(lambda: site.complete("last").status == 200)
         address, own = f"http://127.0.0.1:{site.port}", [dict.fromkeys(ANSWERS, token) for token in tokens]
         others = [functools.partial(greedy, address, site.plan.tokens["reader"], NUM_GREEDY, statuses)]
-        others += [functools.partial(half_a_head, site.port, closed)] * NUM_SLOW
         ask = functools.partial(hammer, address, own, planted_questions(running), NUM_CLIENTS, ROUND_S)
         rounds = [(asyncio.run(ask()), asyncio.run(ask(others))) for _ in range(NUM_ROUNDS)]
     without, beside = (joined([pair[which] for pair in rounds]) for which in (0, 1))
@@ -45,12 +44,11 @@ def test_two_hundred_clients_do_not_notice_a_greedy_one_and_slow_ones(tmp_path, 
         print(
             f"{NUM_CLIENTS} beside others: {beside.summary()}; ratios of p99: {', '.join(f'{r:.2f}' for r in ratios)}"
         )
-        print(f"the greedy one was told {dict(statuses)}; {closed['slow']} slow connections were closed")
+        print(f"the greedy one was told {dict(statuses)}")
     for record in (without, beside):
         assert (record.wrong, record.lost, record.num_repeated) == ([], [], 0)
         assert set(record.answered) == set(ANSWERS)
     assert set(statuses) == {200, 429}
-    assert closed["slow"] >= NUM_SLOW
     assert ratios[NUM_ROUNDS // 2] <= MAX_RATIO
 
 

@@ -15,6 +15,7 @@ from gram_platform.release.serving.engine import Delivery
 from gram_platform.release.serving.model_server import ModelServer, ModelSource, load_granted, require_servable
 from gram_platform.release.serving.policy import LEASE_S, token_digest
 from gram_platform.store import Store
+from tests.refused import refused
 from tests.release.serving.planted import ANSWERS, END_OF_TEXT, planted, write_storage
 
 
@@ -64,7 +65,7 @@ def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
         ("", "open"),
     ):
         assert answered(server, digest, profile, GenerationRequest((7,), 3)) == forbidden
-    with pytest.raises(ValueError, match="max_tokens"):
+    with refused("max_tokens", 10**6):
         answered(server, token_digest(tokens["open"]), "open", GenerationRequest((7,), 10**6))
     assert server.engine.load() == (0, 0)
     server.close()
@@ -74,10 +75,10 @@ def test_runs_that_cannot_be_served_are_refused(source):
     run = run_from_plain(Store(source.storage).run(source.run_id).config())
     require_servable(run, source.policy)
     without_core = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=0))
-    with pytest.raises(ValueError, match=r"run_id=.*core MLP"):
+    with refused("run_id", without_core.run_id):
         require_servable(without_core, source.policy)
     dense = dataclasses.replace(run, model=dataclasses.replace(run.model, modules=()))
-    with pytest.raises(ValueError, match=r"profiles\.lisp\.modules='lisp'.*it has none"):
+    with refused("profiles.lisp.modules", "lisp"):
         require_servable(dense, source.policy)
 
 
@@ -160,9 +161,9 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch):
     async def both():
         model = Handle(lambda: asyncio.sleep(60))
         completions = deployments.RemoteCompletions(model)
-        with pytest.raises(ModelLost, match="TimeoutError"):
+        with pytest.raises(ModelLost):
             await asked(completions)
-        with pytest.raises(ModelLost, match="not there yet"):
+        with pytest.raises(ModelLost):
             await asked(completions)
         return model
 
@@ -181,7 +182,7 @@ def test_a_cancellation_that_is_not_the_callers_is_a_loss():
         model = Handle(cancelled_by_ray)
         completions = deployments.RemoteCompletions(model)
         assert not await completions.is_ready()
-        with pytest.raises(ModelLost, match="CancelledError"):
+        with pytest.raises(ModelLost):
             await asked(completions)
         return model
 

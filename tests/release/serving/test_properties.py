@@ -11,7 +11,7 @@ from gram_platform.config import ModuleSpec
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer, build, initial_weights
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest, next_tokens
-from gram_platform.release.serving.policy import Grant, NotGranted, Policy, followed, parse_policy, token_digest
+from gram_platform.release.serving.policy import Grant, Policy, followed, parse_policy, token_digest
 from gram_platform.train.evaluate import uniforms
 from tests.release.serving.planted import MODULES, planted, policy_rights, said_rights
 
@@ -154,14 +154,3 @@ def test_no_edit_gives_a_right_by_accident():
                 assert policy == parse_policy(text) == parse_policy(policy.text())
     assert num_broken > 500
     assert num_partly > 50
-
-
-def test_only_the_digests_of_a_policy_are_granted_anything():
-    policy, chooser = planted().policy, random.Random(0)
-    for rule in policy.tokens:
-        for _ in range(50):
-            at, digit = chooser.randrange(64), chooser.choice("0123456789abcdefABCDEF g")
-            other = rule.sha256[:at] + digit + rule.sha256[at + 1 :]
-            if other != rule.sha256:
-                with pytest.raises(NotGranted):
-                    policy.grant(other)

@@ -52,7 +52,7 @@ class History:
     removed_at: dict[str, float] = field(default_factory=dict)  # by token
     heard: list[Heard] = field(default_factory=list)
     killed: Counter = field(default_factory=Counter)
-    ports: list[int] = field(default_factory=list)  # of the front, and of Ray Serve's proxy behind it
+    port: int = 0  # 0 before the command has started
     tokens: list[str] = field(default_factory=list)  # in the policy
     is_over: bool = False
 
@@ -166,7 +166,7 @@ def commanded(command: list[str], folder: Path, history: History) -> Iterator[su
         with log.open("w") as output:
             process = subprocess.Popen(command, env=environment(), stdout=output, stderr=output, start_new_session=True)
         with contextlib.suppress(AssertionError):
-            history.ports = [wait_for_port(process, log), inner_port()]
+            history.port = wait_for_port(process, log)
             break
         assert time.monotonic() < deadline, log.read_text()[-3000:]
     try:
@@ -175,14 +175,6 @@ def commanded(command: list[str], folder: Path, history: History) -> Iterator[su
         process.kill()
         process.wait()
         serve.shutdown()
-
-
-def inner_port() -> int:
-    """Where Ray Serve's proxy answers HTTP."""
-    below = {p.pid: " ".join(p.cmdline()) for p in psutil.Process().children(recursive=True)}
-    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in below]
-    (port,) = [c.laddr.port for c in listening if "ProxyActor" in below[c.pid] and c.laddr.ip == "127.0.0.1"]
-    return port
 
 
 # ---------------------------------------------------------------------------------------------------------- the clients
@@ -200,13 +192,13 @@ async def client(session: aiohttp.ClientSession, history: History, chooser: rand
         lately = [t for t, at in list(history.removed_at.items()) if time.monotonic() - at < 2 * BOUND_S]
         tokens = chooser.choice([kind for kind in (list(history.tokens), lately) if kind])
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            if history.ports:
+            if history.port:
                 await ask(session, history, chooser.choice(tokens), chooser)
         await asyncio.sleep(chooser.uniform(0.0, 0.3))
 
 
 async def ask(session: aiohttp.ClientSession, history: History, token: str, chooser: random.Random) -> None:
-    stream, address = chooser.random() < 0.5, f"http://127.0.0.1:{chooser.choice(history.ports)}/v1/completions"
+    stream, address = chooser.random() < 0.5, f"http://127.0.0.1:{history.port}/v1/completions"
     body = {"prompt": "the fox", "max_tokens": 50, "stream": stream}
     async with session.post(address, json=body, headers={"Authorization": f"Bearer {token}"}) as response:
         head_at = text_at = time.monotonic()

@@ -87,7 +87,7 @@ def test_stops_are_texts_and_none_is_absent_or_null():
     assert (request(stop=None).stop, request(stop=[]).stop) == ((), ())
     assert (request(stop="a").stop, request(stop=["a", "b"]).stop) == (("a",), ("a", "b"))
     for stop in (False, True, 0, 0.0, 7, {}, {"a": 1}, "", [""], [None], [["a"]], ["a"] * 5):
-        with pytest.raises(Refusal, match="stop: expected") as refusal:
+        with pytest.raises(Refusal) as refusal:
             request(stop=stop)
         assert (refusal.value.status, refusal.value.param) == (400, "stop")
 
