@@ -52,7 +52,7 @@ def step(home: Path, title: str, codes=(0,)) -> str:
 
 def test_every_step_has_commands_and_says_what_they_must_show():
     numbered = [title for title in STEPS if re.match(r"\d\. ", title)]
-    assert [int(title[0]) for title in numbered] == list(range(8))
+    assert [int(title[0]) for title in numbered] == list(range(7))
     for title in [*numbered, "Two GPUs and more"]:
         assert blocks(title), title
         assert "Must show" in STEPS[title], title
@@ -82,7 +82,7 @@ def test_nodes_from_here_and_back(home):
     assert run(home, rehearsal).returncode == 0
     step(home, "2. Text, in the background: 50 s of one core")
     assert list((home / "first-gpu/gpu/data").iterdir()), (home / "first-gpu/pack.log").read_text()
-    printed = step(home, "7. Real runs: 100 s", codes=(0, 3))
+    printed = step(home, "6. Real runs: 100 s", codes=(0, 3))
     assert re.search(r"results.tar.gz: \d+ of \d+ nodes", printed)
     assert "FAILED" not in printed
     assert "files written to" in printed
@@ -95,9 +95,8 @@ def test_nodes_from_here_and_back(home):
     [
         ("1. The machine: 20 s", (0, 1), " (None|[0-9]+) (True|False)\n"),  # 1: no daemon that shares a GPU
         ("3. Is the GPU fit? 150 s", (0, 1), "planner's table"),  # 1: this machine may be busy
-        ("4. What a step launches: 60 s each", (0,), "operations a pass"),
-        ("5. FSDP2 on one GPU: 40 s", (0,), "resumed from 1 rank tiny, float32"),
-        ("6. Compiled, merged, together: 120 s", (0,), "micro-batches of tiny"),
+        ("4. FSDP2 on one GPU: 40 s", (0,), "resumed from 1 rank tiny, float32"),
+        ("5. Compiled, merged, together: 120 s", (0,), "micro-batches of tiny"),
     ],
 )
 def test_the_other_steps(home, title, codes, shown):
