@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 import runpy
@@ -26,7 +27,7 @@ from benchmarks import (
     training,
     workloads,
 )
-from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings, table
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
 from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, random_tokens
 from gram_platform.config.flops import hardware_flops, total_parameters
@@ -53,8 +54,6 @@ def test_ratios_are_of_neighbouring_rounds():
     assert (alone.ratio, alone.spread, alone.holds) == (None, None, False)
     plain = json.loads(measured.line())
     assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == ("m", 2.5, "s", 2.5)
-    assert "holds" in table([measured, alone])
-    assert "missed" in table([measured, alone])
 
 
 def test_rounds_are_interleaved():
@@ -221,11 +220,9 @@ def test_flags_that_would_measure_nothing_are_refused(flags, monkeypatch):
     assert ended.value.code == 2
 
 
-def test_a_gradient_that_is_not_a_number_misses(monkeypatch):
-    """Also where the loss is right, as after a kernel's broken backward pass."""
-    loss, gradients = torch.tensor(2.0), iter([torch.ones(2), torch.tensor([1.0, torch.nan])])
-    monkeypatch.setattr(gpu_check, "_loss_and_gradient", lambda *_: (loss, next(gradients)))
-    assert gpu_check._parity("gradients", compared_runs(WORKLOAD)[DENSE], "float32", "cpu").holds is False
+def test_a_difference_that_is_not_a_number_misses():
+    """Python's `max` may pass over it."""
+    assert math.isnan(gpu_check.largest(torch.tensor([0.0, torch.nan, 1.0])))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -242,12 +239,3 @@ def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch):
     monkeypatch.setattr(workloads, "bfloat16_share", lambda: 0.004)
     size = STORIES_SIZES["26M"]
     assert workloads.stories_26m() == dataclasses.replace(size, precision="float32", micro_batch=size.micro_batch // 2)
-
-
-@pytest.mark.slow
-def test_in_float32_there_is_one_peer():
-    workload = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, precision="float32"))
-    measured = {m.name: m for m in training.compare(workload, with_peer=True)}
-    assert [name for name in measured if name.startswith("training")] == ["training tiny"]
-    assert measured["training tiny"].against.endswith("float32")
-    assert measured["training tiny"].aim is not None

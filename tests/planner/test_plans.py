@@ -27,6 +27,7 @@ from gram_platform.planner import (
 )
 from gram_platform.planner.memory import rank_memory
 from gram_platform.studies.build import build_graph
+from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
@@ -155,6 +156,28 @@ def test_several_machines_of_gpus_have_a_copy_of_the_weights_each():
     kept = {n: rank_memory(run, n, device="cuda") for n in (8, 16, 32)}
     assert kept[8].weights == kept[16].weights == kept[32].weights == 4 * rank_memory(run, 32).weights
     assert kept[8].activations == 4 * kept[32].activations
+
+
+def test_the_papers_dry_run_adds_up(storage):
+    """6 N D of the printed tokens and our parameter counts; hours and dollars at the table's share of the rate."""
+    words = ["--preset", "paper", "--machine", "h200", "--seeds", "1"]
+    text = describe(build_graph(STUDY, parse(STUDY, ["--storage", str(storage), *words])))
+    lines = [line.split() for line in text[: text.index("memory of one")].splitlines()]
+    rows = {words[1]: words[2:] for words in lines if words[:1] == ["baseline"]}
+    printed = {"50M": 0.96, "100M": 2.1, "200M": 4.0, "400M": 8.0, "800M": 16.1, "2B": 40.3, "5B": 99.4}
+    assert rows.keys() == printed.keys()
+    for size, (num_runs, _, *cells) in rows.items():
+        parameters, tokens, _, flops, hours, dollars = (float(cell.replace(",", "")) for cell in cells)
+        run = paper_run(size)
+        share = utilisation_of("h200", total_parameters(run.model)).share
+        assert num_runs == "1"
+        assert tokens == pytest.approx(printed[size] * 1.01e9, rel=5e-3)  # core, and 1% auxiliary
+        in_products = parameters - run.model.vocab_size * run.model.d_model  # an embedding's look-up costs nothing
+        attention = 12 * run.model.num_layers * run.model.d_model * run.model.seq_len
+        assert flops == pytest.approx((6 * in_products + attention) * tokens, rel=0.01)
+        expected = (flops + run_evaluation_flops(run)) / (989e12 * share) / 3600
+        assert hours == pytest.approx(expected, rel=0.01, abs=0.01)
+        assert dollars == pytest.approx(hours * MACHINES["h200"].dollars_per_hour, rel=0.01, abs=0.03)
 
 
 def test_runs_are_placed_as_they_are_planned(storage):
