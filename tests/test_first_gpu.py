@@ -80,9 +80,9 @@ def test_nodes_from_here_and_back(home):
     ("title", "codes", "shown"),
     [
         ("1. The machine: 20 s", (0, 1), " (None|[0-9]+) (True|False)\n"),  # 1: no daemon that shares a GPU
-        ("3. Is the GPU fit? 150 s", (0, 1), "planner's table"),  # 1: this machine may be busy
-        ("4. FSDP2 on one GPU: 40 s", (0,), "resumed from 1 rank tiny, float32"),
-        ("5. Compiled, merged, together: 120 s", (0,), "micro-batches of tiny"),
+        ("3. Is the GPU fit? 60 s", (0, 1), "planner's table"),  # 1: this machine may be busy
+        ("4. FSDP2 on one GPU: 60 s", (0,), "resumed from 1 rank tiny, float32"),
+        ("5. Compiled, merged, together: 200 s", (0,), "micro-batches of tiny"),
     ],
 )
 def test_the_other_steps(home, title, codes, shown):
