@@ -16,21 +16,19 @@ from benchmarks.gpu import (
     NUM_MICRO_BATCHES,
     SIZES,
     as_studies_merge,
+    dense_flops_per_second,
     machine_name,
     sharing,
     single_gpu_workload,
     utilisation,
 )
 from benchmarks.results import Aim, BenchmarkResult
-from benchmarks.step_shares import PARTS_OF_A_STEP, Stopwatch, watched_steps
-from benchmarks.timing import clock_of
 from benchmarks.workloads import AUX, DENSE, GRAM, Workload, compared_runs, loop_arguments, random_tokens
 from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
 from gram_platform.config.layout import MATH, model_kernel
 from gram_platform.model.kernels import kernel_in_use
-from gram_platform.planner import MACHINES
 from gram_platform.planner.memory import rank_memory
 from gram_platform.train.learner import DTYPES, Learner
 from gram_platform.train.loop import training_steps
@@ -178,26 +176,18 @@ def _memory(workload: Workload) -> BenchmarkResult:
 
 
 def _speed(workload: Workload) -> BenchmarkResult:
-    """Measures tokens per second and utilisation, then a step's shares with a wait after every part."""
+    """Measures tokens per second and utilisation."""
     measured = utilisation(workload)
-    stopwatch, clock = Stopwatch(clock=clock_of(workload.device)), clock_of(workload.device)
-    steps = watched_steps(*loop_arguments(compared_runs(workload)[DENSE], workload), lambda record: None, stopwatch)
-    next(steps)
-    started = clock()
-    list(itertools.islice(steps, NUM_ROUNDS))
-    shares = stopwatch.shares(clock() - started, 1.0)
-    texts = [f"{name} {sum(shares.get(p, 0.0) for p in parts):.0%}" for name, parts in PARTS_OF_A_STEP.items()]
     rate = sorted(measured.details["tokens/s"])[NUM_ROUNDS // 2]
-    row = table_row(workload, sorted(measured.values)[NUM_ROUNDS // 2] * 1e9)
-    against = f"{measured.against}; {rate:,.0f} tokens/s; {', '.join(texts)}; for the planner's table: {row}"
-    return replace(measured, aim=None, against=against, details={**measured.details, **shares})
+    row = table_row(workload, measured.value * 1e9)
+    against = f"{measured.against}; {rate:,.0f} tokens/s; for the planner's table: {row}"
+    return replace(measured, against=against)
 
 
 def table_row(workload: Workload, flops_per_second: float) -> str:
-    """Returns the line to add to the table of `planner/__init__.py`, with a CPU's rate for one core."""
-    machine = machine_name(workload.device)
-    cores, dense = torch.get_num_threads() if machine == "cpu" else 1, workload.size.dense()
-    known = MACHINES.get(machine)
-    share = flops_per_second / cores / known.flops_per_second if known else float("nan")
-    name, parameters, today = workload.size.name, total_parameters(dense), datetime.date.today().isoformat()
+    """Returns the line to add to the table of `planner/__init__.py`, with the share of the machine's dense rate."""
+    machine, parameters = machine_name(workload.device), total_parameters(workload.size.dense())
+    dense = dense_flops_per_second(machine)
+    share = flops_per_second / dense if dense else float("nan")
+    name, today = workload.size.name, datetime.date.today().isoformat()
     return f'Utilisation("{machine}", "{name}", {parameters}, {share:.3g}, "FINDINGS, Speed", "{today}", True)'

@@ -6,6 +6,7 @@ streams and staging of a single GPU. Needs only torch and numpy.
 
 import datetime
 import itertools
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ import torch.distributed as dist
 from benchmarks.gpu import single_gpu_workload
 from benchmarks.processes import WorkerProcess
 from benchmarks.results import Aim, BenchmarkResult
-from benchmarks.two_ranks import free_port
 from benchmarks.workloads import GRAM, Workload, compared_runs, random_tokens
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int
@@ -118,6 +118,13 @@ def _group(run: RunConfig, device: str, num_ranks: int, folder: str) -> list[Wor
     """Starts the processes of `num_ranks` ranks, or one process without ranks for 0."""
     port, numbers = free_port(), range(max(1, num_ranks))
     return [WorkerProcess(_losses, run, device, rank, num_ranks, port, folder) for rank in numbers]
+
+
+def free_port() -> int:
+    """Returns a port of this machine that no process listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def _together(workers: Sequence[WorkerProcess]) -> Losses:

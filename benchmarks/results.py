@@ -18,7 +18,6 @@ class BenchmarkSettings:
     storage: str  # a new, empty folder
     full: bool = False
     tracking_uri: str = ""  # an empty database; by default SQLite in the storage
-    device: str = "cpu"
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,18 @@
-"""Measures training tokens per second of the product's loop, against Hugging Face, matrix products, and no modules."""
+"""Measures training tokens per second of the product's loop, against Hugging Face, plain torch, and no modules."""
 
-import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from benchmarks.matmuls import MatmulRate
 from benchmarks.peers import PEERS, peer_steps, why_no_peer
 from benchmarks.processes import WorkerProcess
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
-from benchmarks.step_shares import OVERHEADS, Stopwatch, watched_steps
 from benchmarks.timing import clock_of, interleaved
 from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, stories_26m
-from gram_platform.config.flops import hardware_flops
 from gram_platform.model import cpu
-from gram_platform.train.learner import DTYPES
-from gram_platform.train.loop import StepRecord, training_steps
-
-MATMULS = "matmuls"
+from gram_platform.train.loop import training_steps
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
@@ -30,39 +23,18 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     reason = why_no_peer()
     if reason:
         print(reason, file=sys.stderr)
-    with logging(workload, settings.storage) as log, cpu.freed_memory_kept():
-        return compare(workload, log, with_peer=not reason)
+    with cpu.freed_memory_kept():
+        return compare(workload, with_peer=not reason)
 
 
-@contextlib.contextmanager
-def logging(workload: Workload, storage: str) -> Iterator[Callable[[StepRecord], object]]:
-    """Yields a run's logging of a step: it updates the summary and sends a heartbeat."""
-    from gram_platform.engine.node import MetricsSummary  # `compare` must work with torch and numpy alone
-    from gram_platform.store import Store
-
-    run = compared_runs(workload)[DENSE]
-    summary, directory = MetricsSummary(run), Store(storage).open_for_writing().run(run.run_id)
-    directory.ensure_config(run)
-    with directory.start_attempt("benchmark") as attempt:
-
-        def log(record: StepRecord) -> None:
-            summary.add(record)
-            attempt.heartbeat(record.step, run.num_steps, summary.tokens_per_second)
-
-        yield log
-
-
-def compare(workload: Workload, log: Callable[[StepRecord], object], with_peer: bool) -> list[BenchmarkResult]:
-    """Interleaves the steps of all models; `log` gets the dense model's records.
+def compare(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
+    """Interleaves the steps of all models.
 
     Peers run in their own processes, without our memory allocator settings.
     """
-    stopwatch, configs = Stopwatch(), compared_runs(workload)
-    matmuls = MatmulRate(
-        workload.size.dense(), workload.size.micro_batch, workload.device, DTYPES[workload.size.precision]
-    )
-    steps: dict[str, Iterator] = {DENSE: watched_steps(*loop_arguments(configs[DENSE], workload), log, stopwatch)}
-    steps |= {name: training_steps(*loop_arguments(configs[name], workload)) for name in (GRAM, GRAM_FROZEN)}
+    steps: dict[str, Iterator] = {
+        name: training_steps(*loop_arguments(run, workload)) for name, run in compared_runs(workload).items()
+    }
     peers = {
         precision: WorkerProcess(_peer_steps, workload, precision)
         for precision in PEERS[workload.size.precision]
@@ -70,21 +42,22 @@ def compare(workload: Workload, log: Callable[[StepRecord], object], with_peer: 
     }
     if workload.device == "cpu" and cpu.has_fast_code():
         peers[cpu.PLAIN] = WorkerProcess(_plain_steps, workload)
-    actions = {name: functools.partial(next, each) for name, each in (steps | peers).items()} | {MATMULS: matmuls}
+    actions = {name: functools.partial(next, each) for name, each in (steps | peers).items()}
     try:
         seconds = interleaved(actions, workload.num_rounds, clock_of(workload.device))
     finally:
         for peer in peers.values():
             peer.end()
-    measured = [_against_matmuls(workload, seconds[DENSE], matmuls)]
-    if with_peer:
-        measured = [*_against_peers(workload, seconds), *measured]
+    measured = _against_peers(workload, seconds) if with_peer else []
     if cpu.PLAIN in peers:
         against = "plain torch for the kernels and the memory"
         plain = _against_dense(workload, seconds | {GRAM: seconds[DENSE], DENSE: seconds[cpu.PLAIN]}, GRAM, 1.0)
         measured.append(replace(plain, name=f"CPU code {workload.size.name}", against=against))
-    measured += [_against_dense(workload, seconds, GRAM, 0.97), _against_dense(workload, seconds, GRAM_FROZEN, 1.0)]
-    return [*measured, _step_overheads(workload, seconds[DENSE], stopwatch)]
+    return [
+        *measured,
+        _against_dense(workload, seconds, GRAM, 0.97),
+        _against_dense(workload, seconds, GRAM_FROZEN, 1.0),
+    ]
 
 
 def _peer_steps(workload: Workload, precision: str) -> Iterator[float]:
@@ -124,20 +97,6 @@ def _against_peers(workload: Workload, seconds: Mapping[str, tuple[float, ...]])
     ]
 
 
-def _against_matmuls(workload: Workload, seconds: tuple[float, ...], matmuls: MatmulRate) -> BenchmarkResult:
-    flops = hardware_flops(workload.size.dense(), workload.num_micro_batches * workload.size.micro_batch)
-    by_product = {f"{name}, GFLOP/s": rate / 1e9 for name, rate in matmuls.by_product.items()}
-    return BenchmarkResult(
-        name=f"FLOPs {workload.size.name}",
-        unit="GFLOP/s",
-        values=tuple(flops / spent / 1e9 for spent in seconds),
-        references=tuple(rate / 1e9 for rate in matmuls.rates[1:]),  # the first is from the warm-up
-        against=f"the model's own matrix products in {workload.size.precision}",
-        aim=Aim("at least", 0.6),
-        details={**by_product, **matmuls.attention()},
-    )
-
-
 def _against_dense(
     workload: Workload, seconds: Mapping[str, tuple[float, ...]], name: str, bound: float
 ) -> BenchmarkResult:
@@ -148,17 +107,4 @@ def _against_dense(
         references=_rates(workload, seconds[DENSE]),
         against="the dense model in the same loop",
         aim=Aim("at least", bound),
-    )
-
-
-def _step_overheads(workload: Workload, seconds: tuple[float, ...], stopwatch: Stopwatch) -> BenchmarkResult:
-    shares = stopwatch.shares(sum(seconds), workload.factor)
-    return BenchmarkResult(
-        name=f"step overheads {workload.size.name}",
-        unit="of a step",
-        values=(sum(shares[part] for part in OVERHEADS),),
-        references=(),
-        against=f"{workload.size.batch_size * workload.size.seq_len} tokens a step",
-        aim=Aim("at most", 0.08, "value"),
-        details={**shares, "measured at tokens a step": workload.tokens_per_step},
     )

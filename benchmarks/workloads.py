@@ -49,11 +49,6 @@ class Workload:
     def tokens_per_step(self) -> int:
         return self.num_micro_batches * self.size.micro_batch * self.size.seq_len
 
-    @property
-    def factor(self) -> float:
-        """Returns the size's own micro-batches per step over this workload's."""
-        return self.size.batch_size / (self.num_micro_batches * self.size.micro_batch)
-
 
 def training_run(workload: Workload, model: ModelConfig, domain: str, routing: RoutingConfig) -> RunConfig:
     """Plans a run on one domain, so that all its micro-batches have the same route."""

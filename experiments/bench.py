@@ -8,7 +8,6 @@
     python experiments/bench.py --gpu --device cpu --sizes tiny --rounds 1 --eager
     python experiments/bench.py --gpu --check   # is this GPU fit? about two minutes; exit code 1 if a row misses
     python experiments/bench.py --gpu --check --ranks 2 --sizes 100M   # two GPUs against one: losses and checkpoints
-    python experiments/bench.py --gpu --profile # what a step launches, and where its time goes
 
 docs/first-gpu.md has these in their order, with what each must show.
 
@@ -30,7 +29,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/ lies beside experiments/, in no package
 
-from benchmarks import gpu, gpu_check, gpu_profile, gpu_ranks
+from benchmarks import gpu, gpu_check, gpu_ranks
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
 from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
 from gram_platform.config.identity import require_int
@@ -39,14 +38,10 @@ BENCHMARKS = (  # modules of benchmarks
     "training",
     "evaluation",
     "serving",
-    "two_ranks",
     "corpus",
     "frame",
-    "site",
     "driver",  # from here on Ray's processes run beside the measured work
-    "corpus_workers",
     "study_overhead",
-    "search_overhead",
 )
 
 
@@ -60,13 +55,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=DEFAULT_SIZES, help="for the GPU form")
     parser.add_argument("--rounds", type=int, default=5, help="for the GPU form")
     parser.add_argument("--eager", action="store_true", help="the GPU form without torch.compile")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
-    form.add_argument("--profile", action="store_true", help="with --gpu: profile steps instead of measuring peers")
+    parser.add_argument("--check", action="store_true", help="with --gpu: check the GPU instead of measuring peers")
     parser.add_argument("--ranks", type=int, help="with --check: check so many FSDP2 ranks, a GPU each")
     flags = parser.parse_args()
-    if (flags.check or flags.profile) and not flags.gpu:
-        parser.error("--check and --profile need --gpu")
+    if flags.check and not flags.gpu:
+        parser.error("--check needs --gpu")
     if flags.ranks is not None and not flags.check:
         parser.error("--ranks needs --check")
     if flags.gpu and flags.device == "cuda" and not torch.cuda.is_available():
@@ -91,8 +84,6 @@ def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
         return gpu_ranks.check(flags.device, flags.sizes, flags.ranks)
     if flags.check:
         return gpu_check.check(flags.device, flags.sizes)
-    if flags.profile:
-        return gpu_profile.measure(flags.device, flags.sizes, compiled=not flags.eager)
     return gpu.measure(flags.device, flags.sizes, flags.rounds, compiled=not flags.eager)
 
 

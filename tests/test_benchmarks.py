@@ -1,9 +1,9 @@
 """Runs tiny forms of every benchmark, and checks the invariants that make a comparison fair."""
 
 import dataclasses
-import importlib
 import itertools
 import json
+import math
 import os
 import re
 import runpy
@@ -20,39 +20,30 @@ from benchmarks import (
     driver,
     evaluation,
     gpu_check,
-    gpu_profile,
     gpu_ranks,
     peers,
-    results,
     serving,
-    site,
-    step_shares,
     study_overhead,
     training,
-    two_ranks,
     workloads,
 )
-from benchmarks.matmuls import MatmulRate, products
-from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings, table
+from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
 from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, random_tokens
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import STORIES_SIZES
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
+from gram_platform.model import cpu
 from gram_platform.model.transformer import build, initial_weights
 from gram_platform.release.stock_tensors import foreign_weights
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.train.objectives import cross_entropy
+from tests.refused import refused
 from tests.test_architecture import NOT_IN_CORE
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dataclasses.replace(STORIES_SMOKE_SIZES["tiny"], precision="bfloat16")
 WORKLOAD = Workload(TINY, num_micro_batches=2, num_rounds=2)
-
-
-@pytest.mark.parametrize("path", sorted(Path(results.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
-def test_every_measurement_imports(path):
-    importlib.import_module(f"benchmarks.{path.stem}".removesuffix(".__init__"))
 
 
 def test_ratios_are_of_neighbouring_rounds():
@@ -63,8 +54,6 @@ def test_ratios_are_of_neighbouring_rounds():
     assert (alone.ratio, alone.spread, alone.holds) == (None, None, False)
     plain = json.loads(measured.line())
     assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == ("m", 2.5, "s", 2.5)
-    assert "holds" in table([measured, alone])
-    assert "missed" in table([measured, alone])
 
 
 def test_rounds_are_interleaved():
@@ -89,19 +78,6 @@ def test_compared_runs_are_what_they_are_called():
         assert [dict(route.active) for route in routes] == [{} if name == DENSE else {"aux": 1.0}]
 
 
-def test_matmuls_are_the_models():
-    """The products' FLOPs are the model's, attention left out; every one is timed three ways."""
-    model = STORIES_SIZES["26M"].dense()
-    linear = sum(3 * 2 * 256 * p.fan_in * p.fan_out * p.count for p in products(model))
-    attention = model.num_layers * 3 * 4 * 256**2 * model.d_model
-    assert hardware_flops(model, 1) == linear + attention
-    rate = MatmulRate(TINY.dense(), 2)
-    rate()
-    assert len(rate.by_product) == 3 * len(products(TINY.dense()))
-    assert min(rate.rates) > 0
-    assert min(rate.attention().values()) > 0
-
-
 def test_the_peer_is_our_model():
     """With our weights Hugging Face's model has our loss, and our parameters but for its attention biases."""
     pytest.importorskip("transformers")
@@ -121,23 +97,12 @@ def test_the_peer_is_our_model():
 
 
 @pytest.mark.slow
-def test_training(tmp_path):
-    with training.logging(WORKLOAD, str(tmp_path)) as log:
-        measured = {m.name: m for m in training.compare(WORKLOAD, log, with_peer=not peers.why_no_peer())}
-    assert len(measured) == 5 + 2 * (not peers.why_no_peer())
-    overheads = measured["step overheads tiny"]
-    assert {"optimizer", "clipping", "routing", "data loading", "logging"} <= overheads.details.keys()
-    shares = [overheads.details[part] for part in (*step_shares.OVERHEADS, "forward", "backward and accumulation")]
-    assert 0.2 < sum(shares) <= 1.0  # half of it or more where nothing else runs
-    assert 0 < overheads.value < sum(shares)
+def test_training():
+    measured = {m.name: m for m in training.compare(WORKLOAD, with_peer=not peers.why_no_peer())}
+    ours = {f"{GRAM} tiny", f"{GRAM_FROZEN} tiny"} | ({"CPU code tiny"} if cpu.has_fast_code() else set())
+    assert len(measured) == len(ours) + 2 * (not peers.why_no_peer())
+    assert ours <= measured.keys()
     assert all(min(m.values) > 0 for m in measured.values())
-
-
-def test_shares_at_more_micro_batches():
-    """What is done once a step is once in a step of four times the micro-batches."""
-    watch = step_shares.Stopwatch({"optimizer": 1.0, "routing": 1.0, "forward": 7.0})
-    shares = watch.shares(total_s=10.0, factor=4.0)
-    assert shares == pytest.approx({"optimizer": 1 / 37, "routing": 4 / 37, "forward": 28 / 37})
 
 
 def test_evaluation(tmp_path):
@@ -160,20 +125,6 @@ def test_corpus(tmp_path):
     rate = corpus.rate(tmp_path, tmp_path / "stories", tokenizer, num_bytes, num_rounds=1)
     assert 0 < rate.ratio < 2
     assert 50 < corpus.peak_mb(tmp_path / "stories", tokenizer, tmp_path / "apart") < 1000
-
-
-def test_site(tmp_path):
-    (measured,) = site.measure(BenchmarkSettings(str(tmp_path)), num_runs=60, num_points=4)
-    assert min(measured.value, *measured.details.values()) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_apart", [False, True])
-def test_two_ranks(with_apart):
-    measured = two_ranks.compare(dataclasses.replace(WORKLOAD, num_rounds=1), with_apart)
-    assert len(measured) == 1 + with_apart
-    assert len({m.values for m in measured}) == 1
-    assert all(m.ratio > 0 for m in measured)
 
 
 @pytest.mark.slow
@@ -209,7 +160,6 @@ def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
     """On the CPU at the smallest size."""
     done = bench(tmp_path, "--gpu --device cpu --sizes tiny --rounds 1 --eager")
     assert done.returncode == 0, done.stderr
-    assert "transformers is not" in done.stderr
     lines = lines_of(done)
     assert [re.sub(r"\D", "", line["name"]) for line in lines] == ["", "8", "4"]  # of micro-batches and of runs
     assert all(line["name"].endswith(" cpu") for line in lines)
@@ -227,7 +177,8 @@ def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
     assert lines[one("gradients", "float32")]["value"] == 0.0
     assert 0.0 < lines[one("gradients", "bfloat16")]["value"] < 0.1
     assert lines[one("resumed")]["value"] == 0.0
-    assert "tokens/s; forward" in lines[one("FLOPs")]["against"]
+    assert lines[one("FLOPs")]["ratio"] > 0.0
+    assert "Utilisation(" in lines[one("FLOPs")]["against"]
     missed = [name for name, line in lines.items() if line["holds"] is False]
     assert set(missed) <= {one("2 ", "runs")}  # this machine may be busy
     assert done.returncode == (1 if missed else 0), done.stderr
@@ -256,60 +207,35 @@ def test_a_rank_whose_losses_are_others_misses():
 
 def test_ranks_that_a_size_cannot_have_are_refused():
     for num_ranks in (-1, 3):
-        with pytest.raises(ValueError, match=f"ranks={num_ranks}: expected"):
+        with refused("ranks", num_ranks):
             gpu_ranks.check("cpu", ["tiny"], num_ranks)
 
 
 @pytest.mark.parametrize("flags", ["--device gpu", "--rounds 0", "--check --ranks 0"])
-def test_flags_that_would_measure_nothing_are_refused(flags, monkeypatch, capsys):
+def test_flags_that_would_measure_nothing_are_refused(flags, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", *flags.split()])
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "experiments/bench.py"), run_name="__main__")
     assert ended.value.code == 2
-    assert "error: " in capsys.readouterr().err
 
 
-def test_a_gradient_that_is_not_a_number_misses(monkeypatch):
-    """Also where the loss is right, as after a kernel's broken backward pass."""
-    loss, gradients = torch.tensor(2.0), iter([torch.ones(2), torch.tensor([1.0, torch.nan])])
-    monkeypatch.setattr(gpu_check, "_loss_and_gradient", lambda *_: (loss, next(gradients)))
-    assert gpu_check._parity("gradients", compared_runs(WORKLOAD)[DENSE], "float32", "cpu").holds is False
-
-
-def test_a_profile_counts_and_names_operations():
-    measured = gpu_profile.of_run(WORKLOAD, DENSE)
-    layers = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, num_layers=2 * TINY.num_layers))
-    assert gpu_profile.of_run(layers, DENSE).value > 1.3 * measured.value > 0
-    (shares,) = [value for value in measured.details.values() if isinstance(value, dict)]
-    assert "aten::mm" in shares
-    assert sum(shares.values()) <= 1.0 + 1e-9
+def test_a_difference_that_is_not_a_number_misses():
+    """Python's `max` may pass over it."""
+    assert math.isnan(gpu_check.largest(torch.tensor([0.0, torch.nan, 1.0])))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_check_says_that_there_is_no_gpu(tmp_path):
     done = bench(tmp_path, "--gpu --check")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no GPU" in done.stderr
 
 
-def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch, capsys):
+def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch):
     """There nobody trains in bfloat16, and the bench did not end in ten minutes."""
     assert 0.0 < workloads.bfloat16_share() < 100.0
     monkeypatch.setattr(workloads, "bfloat16_share", lambda: 1.5)
     assert workloads.stories_26m() == STORIES_SIZES["26M"]
-    assert capsys.readouterr().err == ""
     monkeypatch.setattr(workloads, "bfloat16_share", lambda: 0.004)
     size = STORIES_SIZES["26M"]
     assert workloads.stories_26m() == dataclasses.replace(size, precision="float32", micro_batch=size.micro_batch // 2)
-    assert "0.004 of float32's rate" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_in_float32_there_is_one_peer():
-    workload = dataclasses.replace(WORKLOAD, size=dataclasses.replace(TINY, precision="float32"))
-    measured = {m.name: m for m in training.compare(workload, lambda record: None, with_peer=True)}
-    assert [name for name in measured if name.startswith("training")] == ["training tiny"]
-    assert measured["training tiny"].against.endswith("float32")
-    assert measured["training tiny"].aim is not None
-    assert measured["FLOPs tiny"].against.endswith("float32")

@@ -110,7 +110,6 @@ def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConf
 
 ACCUMULATIONS = ("heterogeneous", "uniform")
 COMPANIONS = ("one", "subset")
-CLIP_SCOPES = ("global", "per_set")
 MISDIRECTION = "misdirection"
 OBJECTIVES = ("cross_entropy", "maxent_kl", "maxent_entropy", MISDIRECTION, "gradient_difference")
 
@@ -223,6 +222,7 @@ class OptimizerConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1  # on matrices only, unless `decay_vectors`
     clip_norm: float = 1.0  # 0: no clipping
+    # One norm over all sets [ours]. There is no other value; the field stays because it is part of every id.
     clip_scope: str = "global"
     decay_vectors: bool = added(False)  # decay biases and norms too
 
@@ -232,7 +232,7 @@ class OptimizerConfig:
         if self.warmup_fraction + self.decay_fraction > 1.0:
             raise invalid("optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction")
         require_fields("optimizer", self, 0, "weight_decay", "clip_norm")
-        require_choice("optimizer.clip_scope", self.clip_scope, CLIP_SCOPES)
+        require_choice("optimizer.clip_scope", self.clip_scope, ("global",))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Works on lists of tensors, for which a GPU needs few kernels, and of sharded ten
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -53,25 +52,15 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 
 
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
-    """Scales gradients down to `clip_norm` (0: leaves them) and returns their norm before.
+    """Scales gradients down to `clip_norm` (0: leaves them) and returns their norm before, over all sets [ours].
 
-    `global`: one norm over all sets [ours]. `per_set`: one norm for each set; returns the largest. Parameters without
-    gradients are left out.
+    The factor is the one of torch's `clip_grad_norm_`. Parameters without gradients are left out.
     """
-    groups = [[p.grad for p in named.values() if p.grad is not None] for named in sets.values()]
-    groups = [group for group in groups if group]
-    if config.clip_scope == "global":
-        groups = [[gradient for group in groups for gradient in group]]
-    norms = [_clipped(group, config.clip_norm) for group in groups]
-    return float(np.max([float(norm) for norm in norms]))  # NaN if any is NaN: Python's `max` may skip it
-
-
-def _clipped(gradients: Sequence[torch.Tensor], clip_norm: float) -> torch.Tensor:
-    """Does as torch's `clip_grad_norm_`; returns the norm of all gradients together."""
+    gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
-    if clip_norm:
-        torch._foreach_mul_(_locals(gradients), torch.clamp(clip_norm / (norm + 1e-6), max=1.0))
-    return norm
+    if config.clip_norm:
+        torch._foreach_mul_(_locals(gradients), torch.clamp(config.clip_norm / (norm + 1e-6), max=1.0))
+    return float(norm)
 
 
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:

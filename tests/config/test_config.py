@@ -53,7 +53,7 @@ OTHERS = {
     "width": 9, "kind": None, "domain": "nuclear", "rope_theta": 1e5, "norm_eps": 1e-6, "init_std": 0.03,
     "data_id": "other", "name": "cyber", "num_sequences": 23, "num_draws": None, "p_core_robust": 0.4,
     "p_aux_spread": 0.2, "accumulation": "uniform", "peak_lr": 1e-3, "warmup_fraction": 0.1, "decay_fraction": 0.1,
-    "beta1": 0.8, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.0, "clip_norm": 2.0, "clip_scope": "per_set",
+    "beta1": 0.8, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.0, "clip_norm": 2.0, "clip_scope": None,
     "batch_size": 16, "micro_batch": 4, "num_points": 1, "domains": None, "seed": 1, "precision": "bfloat16",
     "objective": None, "start": View("abc"), "freeze_core": None, "patience": None, "first": 1, "forget": None,
     "retain_weight": 2.0, "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",

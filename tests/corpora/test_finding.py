@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import socket
 
 import pytest
 
 from gram_platform.corpora import check, prepare, resolve
 from gram_platform.corpora.sources import find_files, find_units, scan_units
+from tests.refused import refused
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_patterns_enter_linked_folders(tmp_path, other, settings):
     (tmp_path / "text" / "b.c").symlink_to("a.c")
     spec = tmp_path / "text" / "globs.json"
     spec.write_text(json.dumps({"globs": {"core": ["a.c"], "code": ["b.c"]}}))
-    with pytest.raises(ValueError, match=r"^globs\[core\]='.*a\.c': .*one label"):
+    with refused("globs[core]", str(tmp_path / "text" / "a.c")):
         resolve(spec, **settings)
 
 
@@ -66,34 +66,34 @@ def test_patterns_enter_linked_folders(tmp_path, other, settings):
 def test_a_link_whose_target_is_gone_is_named(corpus, settings, name):
     (corpus / name).symlink_to("gone")
     (corpus / f".#{name}").symlink_to("somebody@somewhere")  # as an editor's lock
-    with pytest.raises(ValueError, match=rf"corpus='.*/{name}': .*gone"):
+    with refused("corpus", str(corpus / name)):
         resolve(corpus, **settings)
     (corpus / name).unlink()
     (corpus / name).symlink_to(name)
-    with pytest.raises(ValueError, match=rf"corpus='.*/{name}': "):
+    with refused("corpus", str(corpus / name)):
         check(corpus)
 
 
 def test_pipes_sockets_and_devices_are_named_and_not_opened(tmp_path, corpus, settings):
     os.mkfifo(corpus / "a.jsonl")
-    with pytest.raises(ValueError, match=r"a\.jsonl': .* pipe"):
+    with refused("corpus", str(corpus / "a.jsonl")):
         resolve(corpus, **settings)
     (corpus / "a.jsonl").rename(corpus / "a.log")
     assert resolve(corpus, **settings).domains == ("core", "virology")
     os.mkfifo(tmp_path / "globs.json")
     os.mkfifo(tmp_path / "recipe.toml")
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
-    for place, found in (("globs.json", "a pipe"), ("recipe.toml", "a pipe"), ("zero.jsonl", "a device")):
-        with pytest.raises(ValueError, match=f"{place}': .*found {found}"):
-            resolve(tmp_path / place, **settings)
-    with pytest.raises(ValueError, match=r"'/dev/zero': .*found a device"):
+    for name in ("globs.json", "recipe.toml", "zero.jsonl"):
+        with refused("corpus", str(tmp_path / name)):
+            resolve(tmp_path / name, **settings)
+    with refused("corpus", "/dev/zero"):
         resolve("/dev/zero", **settings)
     for field in ("tokenizer", "instructions"):
-        with pytest.raises(ValueError, match=rf"{field}='.*globs\.json': .* pipe"):
+        with refused(field, str(tmp_path / "globs.json")):
             resolve(corpus, **settings, **{field: str(tmp_path / "globs.json")})
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(corpus / "b.jsonl"))  # an absolute path may be too long
-        with pytest.raises(ValueError, match=r"b\.jsonl': .* socket"):
+        with refused("corpus", str(corpus / "b.jsonl")):
             resolve(corpus, **settings)
 
 
@@ -115,7 +115,7 @@ def test_a_folder_without_a_right_is_named(corpus, other, monkeypatch, look):
     for function, place in (("scandir", corpus / "sub"), ("stat", corpus / "sub" / "deep" / "mails.jsonl")):
         with monkeypatch.context() as patch:
             refuse(patch, function, place)
-            with pytest.raises(ValueError, match=rf"^corpus='{re.escape(str(place))}': .*\(Permission denied\)$"):
+            with refused("corpus", str(place)):
                 look(corpus)
 
 
@@ -124,10 +124,10 @@ def test_a_file_that_goes_away_or_cannot_be_read_is_named(tmp_path, corpus, othe
     recipe = resolve(corpus, **settings)
     (corpus / "part.jsonl").rename(tmp_path / "elsewhere")
     for work in (lambda: scan_units(units, tmp_path), lambda: prepare(recipe, tmp_path / "data")):
-        with pytest.raises(ValueError, match=r"part\.jsonl: .*No such file"):
+        with pytest.raises(ValueError, match=r"part\.jsonl: "):
             work()
     (corpus / "part.jsonl").mkdir()  # stands for an error of the disk: it can be opened by nobody
-    with pytest.raises(ValueError, match=r"part\.jsonl: .*Is a directory"):
+    with pytest.raises(ValueError, match=r"part\.jsonl: "):
         scan_units(units, None)
 
 
@@ -150,6 +150,6 @@ def test_a_label_whose_files_hold_no_text_is_named(tmp_path, settings):
     for name, text in (("a.txt", "words " * 30), ("b.txt", "more words " * 30), ("a.c", " \n")):
         (tmp_path / name).write_text(text)
     (tmp_path / "globs.json").write_text(json.dumps({"globs": {"core": ["*.txt"], "code": ["*.c"]}}))
-    with pytest.raises(ValueError, match="label='code': "):
+    with refused("label", "code"):
         resolve(tmp_path / "globs.json", **settings)
     assert [(result.label, result.ok) for result in check(tmp_path / "globs.json")] == [("code", False), ("core", True)]

@@ -14,7 +14,8 @@ import zstandard
 from gram_platform.corpora import catalog, check, hub, prepare, resolve
 from gram_platform.corpora import recipe as recipe_module
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes, whole_parts
-from gram_platform.corpora.records import read_unit
+from gram_platform.corpora.records import ChangedText, read_unit
+from tests.refused import refused
 
 BIG = 10**9
 
@@ -132,9 +133,9 @@ def test_fields_are_joined_and_unknown_ones_named(tmp_path, jsonl):
         ("core", "T\n\nB"),
         ("core", "U"),
     ]
-    with pytest.raises(ValueError, match=r"field='abstract'.*body, label, title"):
+    with refused("json: field", "abstract"):
         fetched(local_row(path, text_fields=("abstract",)), tmp_path / "b")
-    with pytest.raises(ValueError, match=r"label='core'"):
+    with refused("json: label", "core"):
         fetched(local_row(path, text_fields=("title",), labels=("other",)), tmp_path / "c")
 
 
@@ -156,7 +157,7 @@ def test_a_field_that_no_record_has_is_an_error_at_once(tmp_path, jsonl, records
     monkeypatch.setattr(hub, "FIRST_RECORDS", 5)
     broken = [*records[:20], {"text": 1}]  # the stream breaks here
     row = local_row(jsonl(tmp_path / "a.jsonl", broken), keep=(("meta.pages", "x"),))
-    with pytest.raises(ValueError, match=r"field='meta\.pages'"):
+    with refused("json: field", "meta.pages"):
         fetched(row, tmp_path / "hub")
 
 
@@ -283,7 +284,7 @@ def test_check_says_what_is_wrong_with_every_row(monkeypatch):
     results = check("simple-stories")
     assert [(r.ok, r.mark) for r in results] == [(False, "not verified")] * 2
     assert "SimpleStories/SimpleStories" in results[0].found
-    assert "127.0.0.1 does not answer" in results[0].found
+    assert "127.0.0.1" in results[0].found
 
 
 def test_check_of_local_and_generated_corpora(corpus, tmp_path):
@@ -291,14 +292,14 @@ def test_check_of_local_and_generated_corpora(corpus, tmp_path):
     assert [r.ok for r in check("stories")] == [True]
     (corpus / "part.jsonl").write_text("{}\n")
     assert [(r.ok, "part.jsonl:1: " in r.found) for r in check(corpus)] == [(False, True)]
-    with pytest.raises(ValueError, match="corpus='missing'"):
+    with refused("corpus", "missing"):
         check("missing")
 
 
 def test_bad_rows(tmp_path):
-    with pytest.raises(ValueError, match=r"label=''.*label_field"):
+    with refused("hub row d: label", ""):
         HubRow("d", "main", ("text",), 1.0, False)
-    with pytest.raises(ValueError, match="regular expression"):
+    with refused("hub row d: pattern of lang", "("):
         HubRow("d", "main", ("text",), 1.0, False, label="core", keep=(("lang", "("),))
 
 
@@ -334,6 +335,6 @@ def test_fetched_text_that_was_damaged_is_fetched_again(tmp_path, records, jsonl
     shutil.rmtree(first.path)
     (part,) = (root / "hub").rglob("part-00000.jsonl.zst")
     part.write_bytes(damage(part.read_bytes()))
-    with pytest.raises(ValueError, match=r"part-00000\.jsonl\.zst.*submit again"):
+    with pytest.raises(ChangedText):
         prepare(recipe, root)
     assert prepare(recipe, root).fingerprint == first.fingerprint

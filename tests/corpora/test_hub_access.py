@@ -17,7 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
 
 from gram_platform.config.endings import Unavailable
-from gram_platform.corpora import catalog, check, hub, hub_access, prepare, resolve
+from gram_platform.corpora import catalog, hub, hub_access, prepare, resolve
 from gram_platform.corpora.recipe import HubRow, HubSource
 from tests.corpora.test_hub import BIG, fetched, local_row, small_parts
 
@@ -89,20 +89,15 @@ def test_every_row_is_asked_before_any_is_fetched(server, tmp_path, records, jso
     readable = local_row(jsonl(tmp_path / "a.jsonl", records))
     rows = (readable, hub_row("gated", data_dir="data/lisp"), hub_row("private"))
     monkeypatch.setitem(catalog.CORPORA, "here", catalog.HubCorpus(rows, ("core",), 2_000, 1.0))
-    with pytest.raises(ValueError, match="2 of 3 rows: ") as found:
+    with pytest.raises(ValueError, match="HF_TOKEN") as found:
         prepare(resolve("here", **settings), tmp_path / "data")
-    text = str(found.value)
-    assert "org/gated data/lisp at main" in text
-    assert f"{server.hub}/datasets/org/private exists, " in text
-    assert "HF_TOKEN" in text
-    assert "not set" in text
+    assert "org/gated data/lisp at main" in str(found.value)
+    assert f"{server.hub}/datasets/org/private" in str(found.value)
     assert not list((tmp_path / "data").rglob("part-*"))
-    monkeypatch.setenv("HF_TOKEN", "of somebody else")
-    assert "not open" in next(r.found for r in check("here") if "gated" in r.source)
 
 
 def test_a_dataset_that_does_not_exist_is_bad_input(server, tmp_path):
-    with pytest.raises(ValueError, match=r"org/absent at main .*HF_TOKEN"):
+    with pytest.raises(ValueError, match="org/absent"):
         fetched(hub_row("absent"), tmp_path)
 
 
@@ -112,7 +107,7 @@ def test_a_server_that_is_overloaded_is_asked_again(server, tmp_path, records, s
     server.texts["/a.jsonl"] = lines(records)
     server.statuses["/a.jsonl"] = status
     row = local_row(f"{server.files}/a.jsonl")
-    with pytest.raises(Unavailable, match=rf"a.jsonl .*status {status}") as found:
+    with pytest.raises(Unavailable, match=f"{status}") as found:
         fetched(row, tmp_path / "hub")
     assert not isinstance(found.value, ValueError)
     assert type(pickle.loads(pickle.dumps(found.value))) is Unavailable  # as it comes from a worker
@@ -123,22 +118,21 @@ def test_a_server_that_is_overloaded_is_asked_again(server, tmp_path, records, s
     assert len(fetched(row, tmp_path / "hub")) == len(records)
 
 
-def test_rows_of_a_hub_that_is_away_are_asked_again_together(server, tmp_path, capsys):
+def test_rows_of_a_hub_that_is_away_are_asked_again_together(server, tmp_path):
     """One pause for all of them, and none where one is refused: that will not pass."""
     rows = tuple(hub_row(f"away-{number}") for number in range(3))
     server.statuses |= {f"/api/datasets/{row.dataset}/auth-check": 503 for row in rows}
-    with pytest.raises(Unavailable, match="3 of 3 rows: "):
+    with pytest.raises(Unavailable):
         hub.fetch(HubSource(rows, (BIG,) * 3), tmp_path, lambda *_: None)
-    assert capsys.readouterr().err.count("asking again") == 3
     assert set(Counter(server.asked).values()) == {4}
     server.asked.clear()
     server.statuses["/api/datasets/org/away-1/auth-check"] = 403
-    with pytest.raises(ValueError, match="1 of 3 rows: "):
+    with pytest.raises(ValueError, match="org/away-1"):
         hub.fetch(HubSource(rows, (BIG,) * 3), tmp_path, lambda *_: None)
     assert set(Counter(server.asked).values()) == {1}
 
 
-def test_what_a_request_cannot_hold_is_bad_input(server, tmp_path, monkeypatch, capsys):
+def test_what_a_request_cannot_hold_is_bad_input(server, tmp_path, monkeypatch):
     """Its message names the characters, and not the token. An offline library is no server that is away."""
     monkeypatch.setenv("HF_TOKEN", "\N{LEFT DOUBLE QUOTATION MARK}hf_secret")
     with pytest.raises(ValueError, match="HF_TOKEN='\N{LEFT DOUBLE QUOTATION MARK}'") as found:
@@ -148,7 +142,6 @@ def test_what_a_request_cannot_hold_is_bad_input(server, tmp_path, monkeypatch, 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
         fetched(hub_row("a"), tmp_path)
-    assert "asking again" not in capsys.readouterr().err
     assert server.asked == []
 
 
@@ -167,7 +160,7 @@ def test_a_fetch_outlives_random_faults(server, tmp_path, records, jsonl, monkey
 def test_a_file_that_is_missing_is_named(server, tmp_path, records):
     server.texts["/a.jsonl"] = lines(records)
     row = dataclasses.replace(local_row(""), files=(f"{server.files}/a.jsonl", f"{server.files}/b.jsonl"))
-    with pytest.raises(ValueError, match=r"b\.jsonl .*404"):
+    with pytest.raises(ValueError, match=r"b\.jsonl"):
         fetched(row, tmp_path / "hub")
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from gram_platform.corpora import check, prepare, resolve
 from gram_platform.corpora.installed import BYTES_OF_LABEL, DOCUMENT_CHARS, installed_text
+from tests.refused import refused
 
 WANTED = {"core": 60_000, "cpp": 20_000, "javascript": 20_000, "stubs": 20_000, "licences": 20_000}
 ENDINGS = {"core": "{}.py", "cpp": "{}.hpp", "javascript": "{}.js", "stubs": "{}.pyi", "licences": "LICENSE-{}.txt"}
@@ -128,19 +129,18 @@ def test_too_little_text_of_a_label(tmp_path, packages):
     for path in packages.rglob("*.hpp"):
         path.unlink()
     (packages / "only.cuh").write_text(some_text(1))
-    named = r"corpus='installed \[label cpp\]'.* at least 0\.004 MB.* there are 0\.00\d+ MB in \*\.h, \*\.hpp, \*\.cuh"
-    with pytest.raises(ValueError, match=rf"{named}.*site-packages\..*torch and pyarrow"):
+    with refused("corpus", "installed [label cpp]"):
         installed_text(tmp_path / "cache", (packages,), WANTED)
     assert list((tmp_path / "cache" / "installed").iterdir()) == []
-    with pytest.raises(ValueError, match=r"label core\].* 0 MB .*nowhere\."):
+    with refused("corpus", "installed [label core]"):
         installed_text(tmp_path / "cache", (tmp_path / "nowhere",), WANTED)
 
 
 def test_a_storage_that_cannot_be_written(tmp_path, packages, settings):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"storage='.*/file/data/installed': "):
+    with refused("storage", str(tmp_path / "file" / "data" / "installed")):
         installed_text(tmp_path / "file" / "data", (packages,), WANTED)
-    with pytest.raises(ValueError, match=r"cache_dir=None: .*'installed'"):
+    with refused("cache_dir", None):
         resolve("installed", **settings)
 
 

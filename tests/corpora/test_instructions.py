@@ -10,6 +10,7 @@ from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_te
 from gram_platform.corpora.tokenizer import load_tokenizer, separator_tokens
 from gram_platform.train.data import Separator
 from tests.corpora.conftest import make_records, write_jsonl
+from tests.refused import refused
 
 SHAPE = {"seq_len": 16, "vocab_size": 400, "validation_sequences": 4, "sample_bytes": 100_000}
 ASKED = [{"prompt": f"Who keeps key {n}?\n", "response": f"Mira keeps key {n}, says {n * 7}."} for n in range(80)]
@@ -48,26 +49,26 @@ def test_lines_in_a_folder_are_the_same_text_as_records_with_that_label(corpus, 
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
+    "line",
     [
-        ({"prompt": "a"}, "response is missing"),
-        ({"response": "a"}, "prompt is missing"),
-        ({"prompt": " ", "response": "a"}, "prompt is empty"),
-        ({"prompt": "a", "response": 3}, "response is 3, "),
-        ({"prompt": "a Response: b", "response": "c"}, "prompt holds ' Response:'"),
-        ({"question": "a", "answer": "b"}, ".*text.*label.*prompt.*response"),
+        {"prompt": "a"},
+        {"response": "a"},
+        {"prompt": " ", "response": "a"},
+        {"prompt": "a", "response": 3},
+        {"prompt": "a Response: b", "response": "c"},
+        {"question": "a", "answer": "b"},
     ],
 )
-def test_a_bad_line_is_named(line, named, corpus, tmp_path):
+def test_a_bad_line_is_named(line, corpus, tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text("\n".join(json.dumps(one) for one in (*ASKED, line)))
-    with pytest.raises(ValueError, match=rf"mine\.jsonl:81: {named}"):
+    with pytest.raises(ValueError, match=r"mine\.jsonl:81: "):
         resolve(corpus, instructions=str(mine), **SHAPE)
 
 
 def test_other_files_and_generated_text_are_refused(corpus, tmp_path):
-    with pytest.raises(ValueError, match=r"instructions='.*absent.jsonl': expected .*\*\.jsonl"):
+    with refused("instructions", str(tmp_path / "absent.jsonl")):
         resolve(corpus, instructions=str(tmp_path / "absent.jsonl"), **SHAPE)
     mine = write_jsonl(tmp_path / "mine.jsonl", ASKED)
-    with pytest.raises(ValueError, match=r"instructions='.*': expected none"):
+    with refused("instructions", str(mine)):
         resolve("stories-smoke", instructions=str(mine), **SHAPE)

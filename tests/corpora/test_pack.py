@@ -19,7 +19,9 @@ from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora import CorruptCorpus, PackedCorpus, pack, prepare, resolve, sources
 from gram_platform.corpora import packed as packed_module
 from gram_platform.corpora.packed import token_dtype
+from gram_platform.corpora.records import ChangedText
 from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
+from tests.refused import refused
 
 
 def texts(packed: PackedCorpus, split: str, domain: str) -> list[str]:
@@ -85,13 +87,13 @@ def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settin
     assert other.train("core").dtype == np.dtype("<u4")
     assert [token_dtype(size).itemsize for size in (65_535, 65_536)] == [2, 4]
     np.testing.assert_array_equal(other.train("core"), packed.train("core"))
-    with pytest.raises(ValueError, match=r"vocab_size=260.*tokenizer's 300"):
+    with refused("vocab_size", 260):
         resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path))
-    with pytest.raises(ValueError, match="tokenizer='nowhere'"):
+    with refused("tokenizer", "nowhere"):
         resolve(corpus, **settings, tokenizer="nowhere")
     endless = json.loads(packed.tokenizer_path.read_text().replace(END_OF_TEXT, "<|other|>"))
     (tmp_path / "endless.json").write_text(json.dumps(endless))
-    with pytest.raises(ValueError, match=r"tokenizer='no end of text'.*<\|endoftext\|>"):
+    with refused("tokenizer"):
         resolve(corpus, **settings, tokenizer=str(tmp_path / "endless.json"))
 
 
@@ -99,7 +101,7 @@ def test_a_tokenizer_of_the_hub_is_checked_before_anything_is_read(tmp_path, cor
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
     monkeypatch.setattr(pack, "hub_tokenizer", lambda source: load_tokenizer(packed.tokenizer_path))
     recipe = resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer="owner/name@main")
-    with pytest.raises(ValueError, match=r"vocab_size=260.*tokenizer's 300"):
+    with refused("vocab_size", 260):
         prepare(recipe, tmp_path / "data", progress=lambda *a: pytest.fail("it read something"))
 
 
@@ -131,14 +133,14 @@ def test_duplicates_land_on_one_side_and_are_counted(tmp_path, records, settings
 def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, jsonl):
     short = [{"text": f"too short {index}", "label": "tiny"} for index in range(2)]
     path = jsonl(tmp_path / "a.jsonl", [*records, *short])
-    with pytest.raises(ValueError, match=r"label 'tiny'.* 17 tokens"):
+    with refused("label 'tiny'"):
         prepare(resolve(path, **settings), tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_a_domain_of_equal_documents(tmp_path, records, settings, jsonl):
     path = jsonl(tmp_path / "a.jsonl", [*records, *[{"text": "the same words " * 40, "label": "one"}] * 30])
-    with pytest.raises(ValueError, match=r"'one'='0 documents, "):
+    with refused("label 'one'"):
         prepare(resolve(path, **settings), tmp_path / "data")
 
 
@@ -146,8 +148,9 @@ def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
     recipe = resolve(corpus, **settings)
     with (corpus / "part.jsonl").open("a") as handle:
         handle.write('{"text": "one more", "label": "core"}\n')
-    with pytest.raises(ValueError, match="changed since"):
+    with pytest.raises(ChangedText) as caught:
         prepare(recipe, tmp_path / "data")
+    assert caught.value.paths == (corpus / "part.jsonl",)
 
 
 def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
@@ -156,7 +159,7 @@ def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
     file, before = packed.path / "train" / "core.bin", packed.fingerprint
     raw = file.read_bytes()
     file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
-    with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
+    with pytest.raises(CorruptCorpus):
         PackedCorpus.open(packed.path)
     for damage in (lambda: file.write_bytes(raw[:-2]), file.unlink, (packed.path / "manifest.json").unlink):
         damage()
@@ -171,14 +174,14 @@ def test_a_manifest_that_changed_is_compared_again(tmp_path, corpus, settings):
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
     manifest = packed.path / "manifest.json"
     fields, other = json.loads(manifest.read_text()), "0" * 64
-    for change, message in (
-        ({"files": {**fields["files"], "train/core.bin": other}}, r"train/core\.bin has SHA-256"),
-        ({"files": {}}, "one file a domain and split"),
-        ({"fingerprint": other[:16]}, "fingerprint does not follow"),
-        ({"layout": 2}, "has layout 2, this version reads layout 1"),
+    for change in (
+        {"files": {**fields["files"], "train/core.bin": other}},
+        {"files": {}},
+        {"fingerprint": other[:16]},
+        {"layout": 2},
     ):
         manifest.write_text(json.dumps({**fields, **change}))
-        with pytest.raises(CorruptCorpus, match=message):
+        with pytest.raises(CorruptCorpus):
             PackedCorpus.open(packed.path)
 
 
@@ -194,7 +197,7 @@ def test_contents_are_compared_once_a_machine_and_again_after_a_change(tmp_path,
     with file.open("r+b") as handle:
         handle.write((packed.path / "validation" / "core.bin").read_bytes()[:40])
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(CorruptCorpus, match=r"core\.bin has SHA-256"):
+    with pytest.raises(CorruptCorpus):
         PackedCorpus.open(packed.path)
     monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "another machine"))
     assert prepare(resolve(corpus, **settings), tmp_path / "data").fingerprint == packed.fingerprint
@@ -269,7 +272,7 @@ def test_a_damaged_part_is_packed_anew(tmp_path, corpus, settings, monkeypatch):
             patch.setattr(pack, "_count_duplicates", stop)
             with pytest.raises(KeyboardInterrupt):
                 prepare(recipe, root)
-        with pytest.raises(ValueError, match=f"{name} was damaged"):
+        with pytest.raises(ValueError, match=name):
             prepare(recipe, root)
         assert list(root.iterdir()) == []
     assert prepare(recipe, root).fingerprint == expected
@@ -299,7 +302,7 @@ def test_two_at_once_both_end_well(tmp_path, corpus, settings):
 
 def test_a_root_that_cannot_be_written(tmp_path, corpus, settings):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"storage=.*can be written"):
+    with refused("storage", str(tmp_path / "file" / "data")):
         prepare(resolve(corpus, **settings), tmp_path / "file" / "data")
 
 
@@ -313,7 +316,6 @@ def test_a_disk_that_fills_up(tmp_path, corpus, settings):
     arguments = [sys.executable, "-c", code, str(corpus), str(tmp_path / "data")]
     ended = subprocess.run(arguments, capture_output=True, text=True)
     assert "InvalidField: storage=" in ended.stderr
-    assert "a disk" in ended.stderr
     assert list((tmp_path / "data").iterdir()) == []
 
 

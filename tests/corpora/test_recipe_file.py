@@ -6,12 +6,13 @@ from urllib.parse import quote
 
 import pytest
 
-from gram_platform.config.identity import to_plain
+from gram_platform.config.identity import InvalidField, to_plain
 from gram_platform.config.written import assignments
 from gram_platform.corpora import catalog, check, prepare, resolve
 from gram_platform.corpora.recipe_file import described_corpus, recipe_text
 from gram_platform.corpora.resolution import grows_with_size
 from tests.corpora.conftest import make_records, write_jsonl
+from tests.refused import refused
 
 SHAPE = {"seq_len": 16, "vocab_size": 300, "validation_sequences": 4, "sample_bytes": 100_000}
 
@@ -68,26 +69,27 @@ LABELS = 'core_labels = ["prose"]\n[globs]\nprose = ["prose*.txt"]\n"co/de" = ["
 
 
 @pytest.mark.parametrize(
-    ("changed", "line", "message"),
+    ("changed", "line", "field"),
     [
-        (("prose", "prosa"), 1, r"core_labels='prosa': expected .*co/de, prose"),
-        (('["prose"]', '["prose", "co/de"]'), 1, r"core_labels='co/de, prose|core_labels='prose, co/de"),
-        (("", ""), 4, r"label='co/de': expected .*without"),
-        (("[globs]", 'tokenizer = "nothing.json"\n[globs]'), 2, r"tokenizer='nothing.json': expected .*tokenizer.json"),
+        (("prose", "prosa"), 1, "core_labels"),
+        (('["prose"]', '["prose", "co/de"]'), 1, "core_labels"),
+        (("", ""), 4, "label"),
+        (("[globs]", 'tokenizer = "nothing.json"\n[globs]'), 2, "tokenizer"),
     ],
 )
-def test_errors_about_labels_and_tokenizer_name_file_line_and_field(changed, line, message, tmp_path):
+def test_errors_about_labels_and_tokenizer_name_file_line_and_field(changed, line, field, tmp_path):
     for number, label in enumerate(("prose", "code") * 2):
         (tmp_path / f"{label}{number}.txt").write_text(f"{label} {number} " * 50)
     path = write(tmp_path, LABELS.replace(*changed, 1))
-    with pytest.raises(ValueError, match=rf"^{path}, line {line}: ({message})"):
+    with pytest.raises(InvalidField) as caught:
         resolve(path, **SHAPE)
+    assert (caught.value.place, caught.value.field) == (f"{path}, line {line}", field)
 
 
 def test_an_error_of_a_flag_beside_a_recipe_is_the_flags(tmp_path):
     (tmp_path / "prose.txt").write_text("prose " * 50)
     (tmp_path / "code.txt").write_text("code " * 50)
-    with pytest.raises(ValueError, match=r"^core_label='prosa'"):
+    with refused("core_label", "prosa"):
         resolve(write(tmp_path, LABELS), core_label="prosa", **SHAPE)
 
 
@@ -161,50 +163,49 @@ def test_a_url_can_name_any_path_and_value(tmp_path):
     "text", ["a = " + "[" * 100_000, "a = " + "{b=" * 9_000, "a = " + "1" * 5_000, "a = \0", "a = 2026-02-31", "a" * 99]
 )
 def test_a_recipe_that_is_no_toml_is_named(text, tmp_path):
-    with pytest.raises(ValueError, match=r"^/.*/recipe\.toml: not TOML: "):
+    with pytest.raises(ValueError, match=r"/recipe\.toml: "):
         resolve(write(tmp_path, text), **SHAPE)
 
 
 def test_a_line_is_counted_by_its_end_alone(tmp_path):
-    with pytest.raises(ValueError, match=r"recipe\.toml, line 2: root=3: "):
-        resolve(write(tmp_path, "# one\u2028line\x85\nroot = 3\n"), **SHAPE)
+    path = write(tmp_path, "# one\u2028line\x85\nroot = 3\n")
+    with pytest.raises(InvalidField) as caught:
+        resolve(path, **SHAPE)
+    assert (caught.value.place, caught.value.field, caught.value.value) == (f"{path}, line 2", "root", 3)
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "field"),
     [
-        ("hf://ORG/NAME?text=story", "label=FIELD&text=FIELD"),
-        ("hf://NAME?label=topic", "hf://ORG/NAME"),
-        ("hf://ORG/NAME?label=topic&lables=a", "corpus: lables='a': expected .*label, text, labels"),
-        ("hf://json?label=subject&files={file}", "subject"),
-        ("hf://json?label=topic&files={file}&files=other", "corpus: files='.*stories.jsonl': "),
+        ("hf://ORG/NAME?text=story", "corpus"),
+        ("hf://NAME?label=topic", "corpus"),
+        ("hf://ORG/NAME?label=topic&lables=a", "corpus: lables"),
+        ("hf://json?label=subject&files={file}", "json: field"),
+        ("hf://json?label=topic&files={file}&files=other", "corpus: files"),
     ],
 )
-def test_a_wrong_url(url, message, dataset):
-    with pytest.raises(ValueError, match=message):
+def test_a_wrong_url(url, field, dataset):
+    with refused(field):
         resolve(url.format(file=dataset), **SHAPE)
 
 
-WRONG = {
-    'core_labels = ["core"]\n': r"recipe\.toml: globs, records='': expected at least one of both; or rows",
-    "rows = []\n": r"recipe\.toml, line 1: rows=\(\): expected at least one dataset",
-    '[[rows]]\ndataset = "a/b"\n': r"recipe\.toml, line 1: hub row a/b: label='': expected exactly one of label and",
-    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext = "y"\n': r"line 4: rows\[0\]\.text='y': expected one of the fields",
-    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext_fields = "y"\n': r"line 4: rows\[0\]\.text_fields='y': .* an array",
-    '[[rows]]\ndataset = "a/b"\nlabel_field = "x"\n': r"line 1: hub row a/b: labels=\(\): expected the values",
-    '[[rows]]\ndataset = "a/b"\nlabel = "x"\nshare = 2\n': r"line 4: hub row a/b: share=2\.0: expected .* <= 1",
-    '[[rows]]\ndataset = "a/b"\nlabel = "x"\nkeep = [["lang", "("]]\n': r"line 1: .*pattern of lang='\(': expected",
-    'core_labels = ["y"]\n[[rows]]\ndataset = "a/b"\nlabel = "x"\n': r"line 1: core_labels=\['y'\]: expected labels of",
-    '[globs]\ncode = ["*.nothing"]\n': r"line 2: globs\[code\]=.*expected patterns that match at least one file",
-    'records = ["nowhere"]\n': r"line 1: records='nowhere': expected a file or folder that exists",
-    'root = 3\nrecords = ["x"]\n': r"line 1: root=3: expected a text",
-    "records = \n": r"recipe\.toml: not TOML: .*line 1",
-    "[globs]\ncode = 7\n": r"line 2: globs\[?\.?code\]?=7: expected an array",
+WRONG = {  # text: field and line, 0 for the whole file
+    'core_labels = ["core"]\n': ("globs, records", 0),
+    "rows = []\n": ("rows", 1),
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext = "y"\n': ("rows[0].text", 4),
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext_fields = "y"\n': ("rows[0].text_fields", 4),
+    '[[rows]]\ndataset = "a/b"\nlabel_field = "x"\n': ("hub row a/b: labels", 1),
+    '[[rows]]\ndataset = "a/b"\nlabel = "x"\nshare = 2\n': ("hub row a/b: share", 4),
+    'core_labels = ["y"]\n[[rows]]\ndataset = "a/b"\nlabel = "x"\n': ("core_labels", 1),
+    '[globs]\ncode = ["*.nothing"]\n': ("globs[code]", 2),
+    'records = ["nowhere"]\n': ("records", 1),
+    'root = 3\nrecords = ["x"]\n': ("root", 1),
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_recipe_names_file_line_and_field(text, tmp_path):
-    with pytest.raises(ValueError, match=WRONG[text]) as caught:
-        resolve(write(tmp_path, text), core_label="x", **SHAPE)
-    assert str(caught.value).startswith(os.path.join(str(tmp_path), "recipe.toml"))
+    path, (field, line) = write(tmp_path, text), WRONG[text]
+    with pytest.raises(InvalidField) as caught:
+        resolve(path, core_label="x", **SHAPE)
+    assert (caught.value.field, caught.value.place) == (field, f"{path}, line {line}" if line else path)

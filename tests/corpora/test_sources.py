@@ -14,6 +14,7 @@ import zstandard
 from gram_platform.corpora import prepare, resolve
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.sources import find_units
+from tests.refused import refused
 
 
 def write(path, records, kind):
@@ -59,20 +60,17 @@ def test_identity_follows_contents_and_settings(tmp_path, records, settings, cor
         "vocab_size": 301,
         "split_seed": 1,
         "validation_fraction": 0.1,
-        "core_label": "virology",
         "sample_bytes": 99_999,
     }.items():
-        if field == "core_label":
-            with pytest.raises(ValueError, match="'core'"):
-                resolve(corpus, **{**settings, field: value})
-            continue
         assert resolve(corpus, **{**settings, field: value}).data_id != before, field
+    with refused("label", "core"):
+        resolve(corpus, **{**settings, "core_label": "virology"})
 
 
 def test_a_cache_that_cannot_be_written(tmp_path, settings, corpus):
     """A dry run too keeps what it has read of local files in the storage."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"storage='.*/file/data': "):
+    with refused("storage", str(tmp_path / "file" / "data")):
         resolve(corpus, **settings, cache_dir=tmp_path / "file" / "data")
 
 
@@ -87,31 +85,31 @@ def test_a_scan_is_kept_by_path_size_and_time(tmp_path, settings, corpus):
     assert resolve(corpus, **cached, progress=lambda *a: calls.append(a)) == first  # not read again
     assert calls[-1] == ("reading", stat.st_size, stat.st_size)
     os.utime(file, (1, 1))
-    with pytest.raises(ValueError, match=r"part\.jsonl:1"):
+    with pytest.raises(ValueError, match=r"part\.jsonl:1: "):
         resolve(corpus, **cached)
 
 
 @pytest.mark.parametrize(
-    ("line", "named"),
+    "line",
     [
-        (b'{"text": "a", "label"', r":3: .*JSON object"),
-        (b"[1]", r":3: is a list"),
-        (b'{"id": ' + b"1" * 5000 + b', "text": "a", "label": "core"}', r":3: .*JSON object.*5000 digits"),
-        (b'{"text": "a\xff", "label": "core"}', r":3: is not UTF-8"),
-        (b'{"text": "a"}', r":3: label is missing"),
-        (b'{"text": "a", "label": "  "}', r":3: label is empty"),
-        (b'{"text": "a", "label": 7}', r":3: label is 7"),
-        (b'{"text": "", "label": "core"}', r":3: text is empty"),
-        (b'{"text": null, "label": "core"}', r":3: text is missing"),
-        (b'{"text": "\\ud800", "label": "core"}', r":3: text .*surrogate"),
+        b'{"text": "a", "label"',
+        b"[1]",
+        b'{"id": ' + b"1" * 5000 + b', "text": "a", "label": "core"}',
+        b'{"text": "a\xff", "label": "core"}',
+        b'{"text": "a"}',
+        b'{"text": "a", "label": "  "}',
+        b'{"text": "a", "label": 7}',
+        b'{"text": "", "label": "core"}',
+        b'{"text": null, "label": "core"}',
+        b'{"text": "\\ud800", "label": "core"}',
     ],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
-def test_bad_lines_are_named(tmp_path, settings, line, named, kind):
+def test_bad_lines_are_named(tmp_path, settings, line, kind):
     good = b'{"text": "fine", "label": "core"}\n'
     raw = good + b"\n" + line + b"\n" + good
     (tmp_path / f"bad.{kind}").write_bytes(gzip.compress(raw) if kind.endswith("gz") else raw)
-    with pytest.raises(ValueError, match=rf"bad\.{kind}{named}"):
+    with pytest.raises(ValueError, match=f"bad.{kind}:3: "):
         resolve(tmp_path, **settings)
 
 
@@ -120,7 +118,7 @@ def test_a_record_too_large_is_named_before_it_fills_the_memory(tmp_path, settin
     monkeypatch.setattr("gram_platform.corpora.records.MAX_RECORD_BYTES", 1000)
     good = b'{"text": "fine", "label": "core"}\n'
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(good + b'{"text": "' + b"x" * 10_000))
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2: .*1,000 bytes"):
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2: "):
         resolve(tmp_path, **settings)
 
 
@@ -130,7 +128,7 @@ def test_a_text_too_large_is_named_in_every_format(tmp_path, monkeypatch):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("x" * 1001)
     for unit, place in (Unit((tmp_path / "a.parquet",)), "a.parquet:2"), (Unit((tmp_path / "b.txt",), "core"), "b.txt"):
-        with pytest.raises(ValueError, match=rf"{place}: .*1,000 bytes"):
+        with pytest.raises(ValueError, match=f"{place}: "):
             list(read_unit(unit))
 
 
@@ -155,7 +153,7 @@ def test_broken_compression_and_parquet_are_named(tmp_path, records, settings, k
     raw = file.read_bytes()
     for broken in (raw[:-30], b"junk" + raw[4:-30]):
         file.write_bytes(broken)
-        with pytest.raises(ValueError, match=rf"a\.{kind}"):
+        with pytest.raises(ValueError, match=f"a.{kind}"):
             resolve(file.parent, **settings)
 
 
@@ -165,21 +163,21 @@ def test_the_ending_says_the_format(tmp_path, records, settings, corpus, jsonl):
 
 def test_parquet_names_wrong_columns_and_rows(tmp_path, settings):
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "topic": ["b"]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"label; .*text, topic"):
+    with pytest.raises(ValueError, match=r"a\.parquet: "):
         resolve(tmp_path, **settings)
     twice = pyarrow.table([["a"], ["b"], ["core"]], names=["text", "text", "label"])
     pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"text; .*text, text, label"):
+    with pytest.raises(ValueError, match=r"a\.parquet: "):
         resolve(tmp_path, **settings)
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": ["core", None]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet:2: label"):
+    with pytest.raises(ValueError, match=r"a\.parquet:2: "):
         resolve(tmp_path, **settings)
 
 
 def test_core_label_must_be_there(settings, corpus):
-    with pytest.raises(ValueError, match=r"core_label='nope'.*core, virology"):
+    with refused("core_label", "nope"):
         resolve(corpus, **{**settings, "core_label": "nope"})
-    with pytest.raises(ValueError, match=r"core_label='core, virology': .*at least one"):
+    with refused("core_label", "core, virology"):
         resolve(corpus, **{**settings, "core_label": "core,virology"})
 
 
@@ -189,7 +187,7 @@ def test_a_core_label_with_commas(tmp_path, records, settings, jsonl):
     jsonl(tmp_path / "a.jsonl", records)
     named = [resolve(tmp_path, **{**settings, "core_label": label}) for label in ("code, any", ("code, any",))]
     assert [recipe.domain_of for recipe in named] == [{"code, any": "core", "virology": "virology"}] * 2
-    with pytest.raises(ValueError, match=r"core_label='any, code': "):
+    with refused("core_label", "any, code"):
         resolve(tmp_path, **{**settings, "core_label": "code, any, virology"})
 
 
@@ -197,41 +195,30 @@ def test_labels_are_pooled_into_core(tmp_path, records, settings, jsonl):
     for number, record in enumerate(records):
         record["label"] = ("prose", "papers", "nuclear")[number % 3]
     jsonl(tmp_path / "a.jsonl", records)
-    with pytest.raises(ValueError, match=r"core_label=None.*nuclear, papers, prose"):
+    with refused("core_label", None):
         resolve(tmp_path, **{**settings, "core_label": None})
     recipe = resolve(tmp_path, **{**settings, "core_label": "prose, papers"})
     assert recipe.domains == ("core", "nuclear")
     assert recipe.domain_of == {"papers": "core", "prose": "core", "nuclear": "nuclear"}
 
 
-@pytest.mark.parametrize(
-    ("label", "named"),
-    [
-        ("cs.CR", r"label='cs\.CR'"),
-        ("a\x00b", r"label='a\\x00b'.*control characters"),
-        ("a\rb", r"label='a\\rb'.*control characters"),
-        ("b" * 201, "at most 200 bytes"),
-        ("病" * 67, "at most 200 bytes"),
-        ("病" * 39, "at most 228 .*found 234"),
-        ("unlabelled", "label='unlabelled'.*partial labels"),
-    ],
-)
-def test_label_names_that_cannot_be_domains(tmp_path, records, settings, jsonl, label, named):
+@pytest.mark.parametrize("label", ["cs.CR", "a\x00b", "a\rb", "b" * 201, "病" * 67, "病" * 39, "unlabelled"])
+def test_label_names_that_cannot_be_domains(tmp_path, records, settings, jsonl, label):
     renamed = [{**record, "label": label} if record["label"] == "virology" else record for record in records]
-    with pytest.raises(ValueError, match=named):
+    with refused("label"):
         resolve(jsonl(tmp_path / "a.jsonl", renamed), **settings)
 
 
 @pytest.mark.parametrize(
     ("label", "named"),
     [
-        ("vi\u202eygolor", r"label='vi\\u202eygolor': "),
-        ("viro\u200blogy", "invisible"),
-        ("Virology", r"label='virology': .*'Virology' and 'virology'"),
-        ("virolo\uff47y", r"label='virolo\uff47y': .*'virology' and 'virolo\\uff47y'"),
+        ("vi\u202eygolor", "vi\u202eygolor"),
+        ("viro\u200blogy", "viro\u200blogy"),
+        ("Virology", "virology"),
+        ("virolo\uff47y", "virolo\uff47y"),
         ("\u2168\u2168", None),
         ("COR\u0112", None),
-        ("Core", "label='Core': .*'core' and 'Core'"),
+        ("Core", "Core"),
     ],
 )
 def test_labels_that_cannot_be_told_apart(tmp_path, records, settings, jsonl, label, named):
@@ -240,7 +227,7 @@ def test_labels_that_cannot_be_told_apart(tmp_path, records, settings, jsonl, la
     if named is None:
         assert label in resolve(path, **settings).domains
         return
-    with pytest.raises(ValueError, match=named):
+    with refused("label", named):
         resolve(path, **settings)
 
 
@@ -249,7 +236,7 @@ def test_a_label_that_looks_like_one_of_core_is_refused(tmp_path, records, setti
     others = [{"text": f"{record['text']} again", "label": "K\u0131rmizi"} for record in records]
     kelvin = [{"text": f"{record['text']} more", "label": "\u212a\u0131rmizi"} for record in records]
     path = jsonl(tmp_path / "a.jsonl", records + others + kelvin)
-    with pytest.raises(ValueError, match=r"label='K\u0131rmizi'.*'\\u212a\\u0131rmizi' and 'K\\u0131rmizi' look alike"):
+    with refused("label", "K\u0131rmizi"):
         resolve(path, **{**settings, "core_label": ("core", "\u212a\u0131rmizi")})
     both = {**settings, "core_label": ("core", "\u212a\u0131rmizi", "K\u0131rmizi")}
     assert resolve(path, **both).domains == ("core", "virology")
@@ -264,7 +251,7 @@ def test_label_names_that_can(tmp_path, records, settings, jsonl, label):
 
 def test_a_domain_of_one_document(tmp_path, records, settings, jsonl):
     path = jsonl(tmp_path / "a.jsonl", [*records, {"text": "long enough " * 500, "label": "one"}])
-    with pytest.raises(ValueError, match=r"label='one': .*found 1$"):
+    with refused("label", "one"):
         resolve(path, **settings)
 
 
@@ -287,14 +274,14 @@ def test_globs(tmp_path, settings):
     assert {d.name: d.num_documents for d in recipe.domains_from} == {"core": 2, "internal_code": 2}
 
     spec.write_text(json.dumps({"globs": {"code": ["src/*.py"], "core": ["*.txt", "src/a.py"]}}))
-    with pytest.raises(ValueError, match=r"a\.py.*one label"):
+    with refused("globs[core]", str(src / "a.py")):
         resolve(spec, **settings)
     spec.write_text(json.dumps({"globs": {"code": ["src/*.rs"], "core": ["*.txt"]}}))
-    with pytest.raises(ValueError, match=r"globs\[code\]"):
+    with refused("globs[code]"):
         resolve(spec, **settings)
     spec.write_text(json.dumps({"globs": {"code": ["src/*.py"], "core": ["*.txt"]}}))
     (src / "a.py").write_bytes(b"ok\nbad \xff\n")
-    with pytest.raises(ValueError, match=r"a\.py:2: is not UTF-8"):
+    with pytest.raises(ValueError, match=r"a\.py:2: "):
         resolve(spec, **settings)
 
 
@@ -302,29 +289,33 @@ def test_globs(tmp_path, settings):
 def test_globs_that_no_file_system_takes_are_named(tmp_path, settings, pattern):
     (tmp_path / "a.txt").write_text("plain words\n")
     (tmp_path / "corpus.json").write_text(json.dumps({"globs": {"core": ["*.txt"], "z": [pattern]}}))
-    with pytest.raises(ValueError, match=r"^globs\[z\]=.*: .*patterns"):
+    with refused("globs[z]"):
         resolve(tmp_path / "corpus.json", **settings)
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "7", "{}", '{"globs": {"a": ["*"]}, "root": 7}', '{"globs": {"": ["*"]}}']
+    ("text", "field"),
+    [
+        ("[" * 100_000, "corpus"),
+        ("7", "corpus"),
+        ("{}", "corpus"),
+        ('{"globs": {"a": ["*"]}, "root": 7}', "corpus"),
+        ('{"globs": {"": ["*"]}}', "globs[]"),
+    ],
 )
-def test_a_file_of_globs_in_another_shape_is_named(tmp_path, settings, text):
+def test_a_file_of_globs_in_another_shape_is_named(tmp_path, settings, text, field):
     (tmp_path / "corpus.json").write_text(text)
-    with pytest.raises(ValueError, match=r"^(corpus='.*corpus\.json'|globs\[\]=.*): expected"):
+    with refused(field):
         resolve(tmp_path / "corpus.json", **settings)
 
 
 def test_nothing_to_read(tmp_path, settings):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="one record"):
+    with refused("corpus", str(tmp_path / "empty")):
         resolve(tmp_path / "empty", **settings)
     shutil.rmtree(tmp_path / "empty")
-    with pytest.raises(ValueError, match="holds files named"):
+    with refused("corpus", str(tmp_path)):
         resolve(tmp_path, **settings)
-    with pytest.raises(
-        ValueError,
-        match=r"corpus='missing'.*dual-use, .*, simple-stories, stories, .*, stories-smoke",
-    ):
+    with refused("corpus", "missing"):
         resolve("missing", **settings)

@@ -10,10 +10,12 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from gram_platform.config.identity import InvalidField
 from gram_platform.corpora import prepare, resolve
 from gram_platform.corpora.compression import opened
-from gram_platform.corpora.records import MAX_RECORD_BYTES, Unit, read_unit
+from gram_platform.corpora.records import MAX_RECORD_BYTES, ChangedText, Unit, read_unit
 from gram_platform.corpora.sources import SCANS, find_units, scan_units
+from tests.refused import refused
 
 MB = 1_000_000
 
@@ -23,7 +25,7 @@ def test_a_record_may_have_268_mb(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.touch()
     os.truncate(path, 268_435_457)
-    with pytest.raises(ValueError, match=r"a\.txt: .*268,435,456 bytes"):
+    with pytest.raises(ValueError, match=r"a\.txt: "):
         list(read_unit(Unit((path,), "core")))
     os.truncate(path, 268_435_456)
     monkeypatch.setattr(type(path), "read_bytes", lambda path: b"its text")
@@ -51,7 +53,7 @@ def test_empty_lines_without_end_are_an_error_soon(tmp_path, end):
     path.write_bytes(gzip.compress(record + end * 1_000_000 + record + end * 1_000_001))
     records = read_unit(Unit((path,)))
     assert [next(records), next(records)] == [("core", "a")] * 2
-    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2000003: .*1,000,000 empty lines"):
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz:2000003: "):
         next(records)
 
 
@@ -83,12 +85,12 @@ def test_rows_that_share_a_text_are_read_a_few_at_a_time(tmp_path, is_dictionary
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("gram_platform.corpora.records.MAX_RECORD_BYTES", MB)
     bomb = shared_text(tmp_path / "a.parquet", 20_000, is_dictionary=False, use_dictionary=False)
-    with pytest.raises(ValueError, match=r"a\.parquet: .* 20,\d+,\d+ bytes"):
+    with pytest.raises(ValueError, match=r"a\.parquet: "):
         list(read_unit(Unit((bomb,))))
     for kind in ("gz", "zst"):
         packed = tmp_path / f"b.parquet.{kind}"
         packed.write_bytes(pyarrow.compress(bytes(5 * MB), {"gz": "gzip", "zst": "zstd"}[kind], asbytes=True))
-        with pytest.raises(ValueError, match=rf"b\.parquet\.{kind}: .*1,\d+,\d+ bytes"):
+        with pytest.raises(ValueError, match=rf"b\.parquet\.{kind}: "):
             list(read_unit(Unit((packed,))))
 
 
@@ -103,7 +105,7 @@ def test_columns_that_are_nested_are_named(tmp_path):
     for name in ("text", "label"):
         columns = {"text": ["a"], "label": ["core"], name: [[["a"]]]}
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-        with pytest.raises(ValueError, match=rf"a\.parquet: column {name} .* list<.*>, .*strings"):
+        with pytest.raises(ValueError, match=rf"a\.parquet: .*{name}"):
             list(read_unit(Unit((tmp_path / "a.parquet",))))
 
 
@@ -132,22 +134,22 @@ def test_separators_inside_a_text_end_no_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("raw", "named"),
+    ("raw", "line"),
     [
-        (FIRST.decode().encode("utf-16"), r":1: .*NUL bytes.*UTF-16"),
-        (FIRST.decode().encode("utf-16-be"), r":1: .*NUL bytes.*UTF-16"),
-        (FIRST + b"\n" + bytes(9), r":2: holds NUL bytes"),
-        (FIRST + b"\r" + SECOND, r":1: .*Extra data"),
-        (FIRST + b"\n" + b"[" * 200_000, r":2: "),
-        (FIRST + b"\n" + b'{"a":' * 200_000, r":2: "),
-        (b'{"text": "a", "label": 0}', r":1: label is 0, "),
-        (b'{"text": "a", "label": true}', r":1: label is True"),
-        (b'{"text": ["a"], "label": "core"}', r":1: text is \['a'\]"),
+        (FIRST.decode().encode("utf-16"), 1),
+        (FIRST.decode().encode("utf-16-be"), 1),
+        (FIRST + b"\n" + bytes(9), 2),
+        (FIRST + b"\r" + SECOND, 1),
+        (FIRST + b"\n" + b"[" * 200_000, 2),
+        (FIRST + b"\n" + b'{"a":' * 200_000, 2),
+        (b'{"text": "a", "label": 0}', 1),
+        (b'{"text": "a", "label": true}', 1),
+        (b'{"text": ["a"], "label": "core"}', 1),
     ],
 )
-def test_what_is_no_record_is_named(tmp_path, raw, named):
+def test_what_is_no_record_is_named(tmp_path, raw, line):
     (tmp_path / "a.jsonl").write_bytes(raw)
-    with pytest.raises(ValueError, match=rf"a\.jsonl{named}"):
+    with pytest.raises(ValueError, match=rf"a\.jsonl:{line}: "):
         list(read_unit(Unit((tmp_path / "a.jsonl",))))
 
 
@@ -161,7 +163,7 @@ def test_an_edit_that_keeps_size_and_time_is_read_when_submitted_again(tmp_path,
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert resolve(corpus, **settings, cache_dir=root) == first
     assert {path: path.stat().st_mtime_ns for path in (root / SCANS).iterdir()} == scans
-    with pytest.raises(ValueError, match=r"part\.jsonl: changed .*submit again"):
+    with pytest.raises(ChangedText):
         prepare(first, root)
     again = resolve(corpus, **settings, cache_dir=root)
     assert again.data_id not in (first.data_id, "")
@@ -186,7 +188,8 @@ def test_a_file_that_grows_while_it_is_scanned_is_scanned_again(tmp_path, corpus
 def test_labels_without_number_are_named_in_short(tmp_path, jsonl, settings):
     records = [{"text": f"{label} {copy}", "label": str(label)} for label in range(40_000) for copy in (0, 1)]
     path = jsonl(tmp_path / "a.jsonl", records)
-    with pytest.raises(ValueError, match=r" 0, 1, 10, .* 39,900 more$"):
+    with pytest.raises(InvalidField) as caught:
         resolve(path, **{**settings, "core_label": "nope"})
-    with pytest.raises(ValueError, match=r"corpus\.domains=40000: .* 32,768: .*core_label"):
+    assert len(str(caught.value)) < 2_000
+    with refused("corpus.domains", 40_000):
         resolve(path, **{**settings, "core_label": "0"})

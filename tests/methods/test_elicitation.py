@@ -11,6 +11,7 @@ from gram_platform.methods.elicitation import attacks, finetuned
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import NEIGHBOUR, Elicitation
 from tests.methods.test_plans import AUXILIARY, setting
+from tests.refused import refused
 
 
 def attacked(**kind) -> dict:
@@ -60,11 +61,11 @@ def test_an_attack_may_count_responses_alone():
 
 
 def test_text_that_the_corpus_lacks_is_refused():
-    with pytest.raises(ValueError, match=r"elicitation.text='poems'.*own, neighbour.*core, cyber"):
+    with refused("elicitation.text", "poems"):
         attacked(text="poems")
     alone = setting(num_sequences={CORE: 4000, "lisp": 250}, profiles=((),))
     alone = alone.with_options(elicitation=Elicitation(32, 8, text=NEIGHBOUR))
-    with pytest.raises(ValueError, match=r"elicitation.text='neighbour'"):
+    with refused("elicitation.text", NEIGHBOUR):
         method_nodes("filtering", alone)
 
 
@@ -90,6 +91,6 @@ def test_a_stage_follows_every_compared_view_and_is_evaluated_and_attacked(metho
 
 def test_a_stage_on_a_view_of_several_experts_is_refused():
     cell, stage = setting(), Elicitation(32, 8, text="instructions")
-    with pytest.raises(ValueError, match=r"options.finetuning='instructions'"):
+    with refused("options.finetuning", "instructions"):
         finetuned(cell, stage, plan("demix", cell))
     assert View.of("run").rule == "constant"

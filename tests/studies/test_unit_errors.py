@@ -17,6 +17,7 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
 from gram_platform.studies.record import finished_sizes, record_of
 from gram_platform.studies.run import run_study
+from tests.refused import refused
 
 
 def graph_of(tmp_path, *flags: str) -> Graph:
@@ -35,7 +36,7 @@ def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
 
 
 def test_a_storage_without_a_calibration_has_no_errors_to_print(tmp_path):
-    with pytest.raises(ValueError, match="NAME=STORAGE"):
+    with refused("storage", f"stories={tmp_path}"):
         main([f"stories={tmp_path}"])
 
 
@@ -73,7 +74,7 @@ def test_a_record_with_a_huge_error_can_be_read_and_one_below_zero_cannot(tmp_pa
     plain = json.loads(replace(record, unit_errors=tuple(rows)).to_json())
     assert record_from_plain(plain).unit_errors == tuple(rows)
     for wrong in (-0.1, float("nan"), float("inf"), "0.1"):
-        with pytest.raises(ValueError, match="unit_errors"):
+        with pytest.raises(ValueError):
             record_from_plain({**plain, "unit_errors": [{**rows[0], "ratio": wrong}]})
 
 

@@ -63,6 +63,6 @@ def test_an_evaluation_is_given_to_the_device_as_a_whole(monkeypatch, evaluate, 
     monkeypatch.setattr("gram_platform.train.evaluate.evaluation_batch", lambda *_: 4)
     model, num_passes = Learner(tiny.run_config(), "meta").model, []
     model.register_forward_hook(lambda *_: num_passes.append(1))
-    with pytest.raises(NotImplementedError, match="meta"):
+    with pytest.raises(NotImplementedError):
         evaluate(model, tiny.arrays(), tiny.DOMAINS, 10)
     assert len(num_passes) == 3 * len(tiny.DOMAINS) * num_profiles

@@ -22,6 +22,7 @@ from gram_platform.train.objectives import (
 )
 from tests import tiny
 from tests.allocations import Allocations
+from tests.refused import refused
 
 LOGITS = torch.tensor([[[2.0, 1.0, 0.0, -1.0]]])
 
@@ -214,10 +215,10 @@ def test_misdirection_goes_on_from_a_checkpoint_bit_for_bit():
 
 
 def test_misdirection_needs_a_layer_and_a_start():
-    with pytest.raises(ValueError, match=r"objective.steered_layers, steering=\(0, 0.0\): .*above 0"):
+    with refused("objective.steered_layers, steering", (0, 0.0)):
         Objective("misdirection", ("lisp",))
     deep = Objective("misdirection", ("lisp",), steered_layers=3, steering=1.0)
-    with pytest.raises(ValueError, match=r"objective.steered_layers=3: expected at most 2"):
+    with refused("objective.steered_layers", 3):
         tiny.run_config(False, draws=(160, 160, 0), objective=deep, start=View.of("start"))
-    with pytest.raises(ValueError, match="a start"):
+    with pytest.raises(ValueError):
         tiny.run_config(False, draws=(160, 160, 0), objective=STEERED)

@@ -13,6 +13,7 @@ from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
 from tests import tiny
+from tests.refused import refused
 
 SEPARATOR = Separator((7, 8), 0)
 ROWS = np.array(
@@ -78,8 +79,8 @@ def test_passes_train_the_same_weights_and_prompts_are_no_part_of_the_loss():
 
 
 def test_text_without_the_separator_and_other_objectives_are_refused():
-    with pytest.raises(ValueError, match=r"objective.responses_after=' Response:': "):
+    with refused("objective.responses_after", " Response:"):
         PlanReader(CONFIG, asked(), separator=Separator((60, 1, 60), 0))
-    with pytest.raises(ValueError, match=r"objective.responses_after.*cross_entropy"):
+    with refused("objective.responses_after", " Response:"):
         Objective("maxent_kl", ("lisp",), responses_after=" Response:")
     assert CONFIG.run_id != dataclasses.replace(CONFIG, objective=Objective()).run_id
