@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gram_platform.engine.local_cluster import head, state
 from gram_platform.studies import session
+from tests.heads import running_head
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_UPLOAD_BYTES = 5_000_000
@@ -56,42 +56,25 @@ def bare_python(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def kuberay_like(bare_python, storage, monkeypatch):
+def kuberay_like(bare_python, tmp_path, monkeypatch):
     """A head that takes no work, as KubeRay's, and one machine of two CPUs, which a driver may ask for too."""
-    plain, port = head.head_command, head.free_port()
-
-    def without_cpus(cluster: state.Cluster) -> list[str]:
-        kept = [option for option in plain(cluster) if not option.startswith(("--port=", "--num-cpus="))]
-        return [*kept, f"--port={port}", "--num-cpus=0"]
-
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(sys, "executable", str(bare_python))
-    monkeypatch.setattr(head, "head_command", without_cpus)
-    cluster = head.start()
-    machine = ["ray", "start", f"--address=127.0.0.1:{port}", "--num-cpus=2", "--resources", '{"driver": 1}', "--block"]
-    head.spawn(cluster, machine, cluster.folder / "machine.log")
-    deadline = time.monotonic() + 120
-    while sum(node["raylet"]["state"] == "ALIVE" for node in nodes_of(cluster)) < 2:
-        assert time.monotonic() < deadline, (cluster.folder / "machine.log").read_text()
-        time.sleep(0.2)
-    yield cluster
-    state.stop(cluster)
-
-
-def nodes_of(cluster: state.Cluster) -> list[dict]:
-    answer = head.ask(cluster, "/nodes?view=summary")
-    return answer["data"]["summary"] if answer else []
+    with running_head(bare_python, {"GRAM_STORAGE": str(tmp_path / "storage")}, num_cpus=0) as head:
+        machine = ("--num-cpus=2", "--resources", '{"driver": 1}', "--block")
+        head.spawn("ray", "start", f"--address=127.0.0.1:{head.port}", *machine)
+        deadline = time.monotonic() + 120
+        while head.num_machines() < 2:
+            assert time.monotonic() < deadline, (head.folder / "log.txt").read_text()
+            time.sleep(0.2)
+        yield head
 
 
 @pytest.fixture(scope="module")
-def bare_cluster(bare_python, tmp_path_factory):
+def bare_head(bare_python):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAM_STORAGE", str(tmp_path_factory.mktemp("storage")))
         patch.delenv("PYTHONPATH", raising=False)
-        patch.setattr(sys, "executable", str(bare_python))
-        cluster = head.start()
-        yield cluster
-        state.stop(cluster)
+        with running_head(bare_python) as head:
+            yield head
 
 
 def test_the_interpreter_lacks_the_project(bare_python):
@@ -102,22 +85,22 @@ def test_the_interpreter_lacks_the_project(bare_python):
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_package_travels_with_the_job(bare_cluster, tmp_path, monkeypatch):
+def test_package_travels_with_the_job(bare_head, tmp_path):
     """On the driver and in a task, from a script in `experiments/`; the exit code says so."""
     shutil.copytree(ROOT / "gram_platform", tmp_path / "gram_platform", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/probe.py").write_text(PROBE)
-    monkeypatch.chdir(tmp_path)
-    assert head.submit(bare_cluster, ["python", "experiments/probe.py"]) == 0
+    done = bare_head.submit("python", "experiments/probe.py", working_dir=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.ray
-def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    uploads = bare_cluster.ray_folder / "session_latest/runtime_resources/working_dir_files"
+def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_head):
+    uploads = bare_head.folder / "ray/session_latest/runtime_resources/working_dir_files"
     before = set(uploads.glob("_ray_pkg_*"))
-    build = "python experiments/scaling.py --help >/dev/null"  # test_architecture.py builds all experiments
-    assert head.submit(bare_cluster, ["bash", "-c", build]) == 0
+    # test_architecture.py builds all experiments
+    done = bare_head.submit("python", "experiments/scaling.py", "--help", working_dir=ROOT)
+    assert done.returncode == 0, done.stdout
     upload = next(path for path in set(uploads.glob("_ray_pkg_*")) - before if path.is_dir())
     files = {path.relative_to(upload): path.stat().st_size for path in upload.rglob("*") if path.is_file()}
     assert Path("gram_platform/config/identity.py") in files
@@ -132,13 +115,11 @@ ADVICE = """ray job submit --entrypoint-resources '{"driver": 1}'"""
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_like, storage, monkeypatch, capfd):
+def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_like, tmp_path):
     """As it is written, without a flag: the study begins; with the preset of a minute it ends with its table."""
-    monkeypatch.chdir(ROOT)
-    submit = ["ray", "job", "submit", "--address", kuberay_like.address, "--working-dir", "."]
     job = subprocess.Popen(
-        [*submit, "--", "python", "experiments/scaling.py"],
-        env=head.environment(kuberay_like),
+        kuberay_like.job("python", "experiments/scaling.py", working_dir=ROOT),
+        env=kuberay_like.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -148,17 +129,18 @@ def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_lik
         lines.append(line)
         if "trained in" in line:
             break
-    (job_id,) = set(re.findall(r"raysubmit_\w+", "".join(lines)))
-    stop = ["ray", "job", "stop", "--address", kuberay_like.address, job_id]
-    subprocess.run(stop, env=head.environment(kuberay_like), capture_output=True, check=True)
-    job.communicate()
     said = "".join(lines)
+    (job_id,) = set(re.findall(r"raysubmit_\w+", said))
+    stop = ["ray", "job", "stop", "--address", kuberay_like.address, job_id]
+    subprocess.run(stop, env=kuberay_like.environment, capture_output=True, check=True)
+    job.communicate()
     assert said.count(ADVICE) == 1, said
     assert "trained in" in said, said
-    small = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline"]
-    assert head.submit(kuberay_like, ["python", "experiments/scaling.py", *small]) == 0
-    assert "2 of 2 nodes done" in capfd.readouterr().out
-    assert (storage / "studies/scaling/table.csv").exists()
+    small = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline")
+    done = kuberay_like.submit("python", "experiments/scaling.py", *small, working_dir=ROOT)
+    assert done.returncode == 0, done.stdout
+    assert "2 of 2 nodes done" in done.stdout
+    assert (tmp_path / "storage/studies/scaling/table.csv").exists()
 
 
 PLACES = [  # CPUs here, resources of the cluster, whether it can grow -> whether the driver's flag is named

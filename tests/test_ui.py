@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.engine.local_cluster.ui import leave_link_page, link_page, write_link_page
+from gram_platform.pages.link_page import leave_link_page, link_page, write_link_page
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.views import study_views

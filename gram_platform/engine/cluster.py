@@ -22,8 +22,7 @@ import ray
 from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.local_cluster.head import num_cpus, short_tmpdir
-from gram_platform.engine.local_cluster.state import TEMPORARY
+from gram_platform.engine.machine import TEMPORARY, num_cpus, short_tmpdir
 from gram_platform.engine.ray_private import address_of, address_record, refusal
 
 ADDRESS = "RAY_ADDRESS"

@@ -15,9 +15,8 @@ import ray
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
-from gram_platform.engine import cluster, ray_private
+from gram_platform.engine import cluster, machine, ray_private
 from gram_platform.engine.cluster import ClusterLost
-from gram_platform.engine.local_cluster import head
 from gram_platform.engine.ray_private import address_of
 
 HERE = bytes(range(28))  # the id of Ray's process on this machine
@@ -259,7 +258,7 @@ def test_a_folder_that_sockets_cannot_be_in_is_refused_or_replaced(user, tmp_pat
     monkeypatch.setenv("TMPDIR", str(tmp_path / place))
     cluster.connect()
     assert user[0]["_temp_dir"] == "/tmp/ray"
-    is_long = len(str(tmp_path / place)) > head.MAX_TMPDIR_BYTES  # for the sockets of Python's processes too
+    is_long = len(str(tmp_path / place)) > machine.MAX_TMPDIR_BYTES  # for the sockets of Python's processes too
     assert os.environ["TMPDIR"] == ("/tmp" if is_long else str(tmp_path / place))
 
 

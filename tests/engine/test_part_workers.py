@@ -93,7 +93,7 @@ PLACES = """
 import json, os, time
 import ray
 from ray.cluster_utils import Cluster
-from gram_platform.engine.local_cluster.head import num_cpus
+from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.part_workers import part_workers, placement
 
 small = {"object_store_memory": 100 * 2**20}

@@ -12,7 +12,6 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import absolute_place
 from gram_platform.corpora import hub, prepare, resolve
 from gram_platform.engine.handover import unpack_archive, write_archive
-from gram_platform.engine.local_cluster import __main__ as local_cluster
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus, provide_corpus
@@ -336,22 +334,6 @@ def test_optunas_database_is_not_written_through_a_link(tmp_path, outside, name)
     with contextlib.suppress(ValueError):
         open_storage(f"sqlite:///{tmp_path}/storage/optuna.db").engine.dispose()
     assert (tmp_path / "storage/optuna.db").is_symlink() == (name == "optuna.db")
-
-
-@pytest.mark.parametrize("target", ["home", "absent", "pipe"])
-def test_logs_of_ray_are_copied_without_links_to_no_link(tmp_path, outside, monkeypatch, target):
-    logs = tmp_path / "ray" / "session_latest" / "logs"
-    logs.mkdir(parents=True)
-    (logs / "gcs.out").write_text("a line")
-    (logs / "link").symlink_to(outside)
-    storage = tmp_path / "storage"
-    storage.mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    (storage / "ray_logs").symlink_to(tmp_path / target)
-    monkeypatch.setattr(local_cluster, "local_folder", lambda: storage)
-    local_cluster.keep_logs(SimpleNamespace(ray_folder=tmp_path / "ray"))
-    assert [path.name for path in (storage / "ray_logs").iterdir()] == ["gcs.out"]
-    assert not (storage / "ray_logs").is_symlink()
 
 
 # ---------------------------------------------------------------------------------------------- values of stored JSON

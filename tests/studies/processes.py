@@ -18,15 +18,6 @@ from gram_platform.store.leases import is_fresh, read_lease
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store
 EXPERIMENT = (sys.executable, "experiments/scaling.py")
-LOCAL_CLUSTER = (
-    sys.executable,
-    "-m",
-    "gram_platform.engine.local_cluster",
-    "run",
-    "--",
-    "python",
-    "experiments/scaling.py",
-)
 TINY = ("--preset", "smoke", "--sizes", "tiny")
 SMALL = (*TINY, "--seeds", "1", "--methods", "baseline", "gram")  # 2 runs of 2 s, 3 short attacks and 7 evaluations
 

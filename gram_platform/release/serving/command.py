@@ -22,8 +22,7 @@ from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.plain import from_plain
-from gram_platform.engine.local_cluster.head import free_port
-from gram_platform.engine.local_cluster.state import private_folder
+from gram_platform.engine.machine import free_port, private_folder
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.front import LOOPBACK, MAX_REQUESTS, Places, start_front, tls_context
 from gram_platform.release.serving.model_server import ModelSource, require_servable

@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gram_platform.engine.local_cluster.head import free_port
+from gram_platform.engine.machine import free_port
 from gram_platform.release.serving import front
 from gram_platform.release.serving.api import MAX_BODY_BYTES
 from gram_platform.release.serving.command import Endpoint
