@@ -5,11 +5,8 @@ import math
 import os
 import random
 import socket
-import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-
-from gram_platform.config.identity import invalid
 
 # Short, because a socket's path has at most 107 bytes.
 TEMPORARY = Path("/tmp")
@@ -64,14 +61,3 @@ def short_tmpdir() -> dict[str, str]:
     """Returns another $TMPDIR if the path of this process's is too long for the sockets of Python's processes."""
     is_short = len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_TMPDIR_BYTES
     return {} if is_short else {"TMPDIR": str(TEMPORARY)}
-
-
-def private_folder() -> Path:
-    """Returns this user's folder on this machine, made at first use; ValueError if others may change it."""
-    folder = TEMPORARY / f"gram-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise invalid("folder", str(folder), "a folder that this user alone owns and may enter (mode 0700)")
-    return folder
