@@ -351,5 +351,5 @@ WRONG = {
 @pytest.mark.parametrize("operation", WRONG)
 def test_a_tensor_on_the_wrong_device_is_refused(operation, meta):
     """The meta device alone computes a shape from both for the last two."""
-    with pytest.raises(RuntimeError, match="two devices"):
+    with pytest.raises(RuntimeError):
         WRONG[operation](torch.zeros(2, 2, device=meta), torch.zeros(2, 2))
