@@ -50,20 +50,6 @@ def step(home: Path, title: str, codes=(0,)) -> str:
     return printed
 
 
-def test_every_step_has_commands_and_says_what_they_must_show():
-    numbered = [title for title in STEPS if re.match(r"\d\. ", title)]
-    assert [int(title[0]) for title in numbered] == list(range(8))
-    for title in [*numbered, "Two GPUs and more"]:
-        assert blocks(title), title
-        assert "Must show" in STEPS[title], title
-    assert all(re.search(r"\b\d+ s\b", title) for title in numbered[1:])
-    assert "export DEVICE=cpu SIZES=tiny" in PAGE
-    for line in PAGE.replace("\\\n", " ").splitlines():
-        if line.startswith("    ") and "bench.py" in line:
-            assert "--device ${DEVICE:-cuda}" in line
-            assert "--sizes ${SIZES:-" in line
-
-
 @pytest.mark.slow  # `tests/train/test_sharding.py` compares ranks with one process too
 def test_two_ranks(home):
     (check, study) = blocks("Two GPUs and more")
