@@ -1,13 +1,14 @@
 """Makes a folder for the files of a Ray that this process starts, and removes it however this process ends.
 
-Ray's processes end with the process that has started them, but nothing removes their files, and a process that is
-killed cannot. So a second process waits for the end of the first one at a pipe, and then removes the folder. It
-executes this file, which is why nothing here needs more than the standard library.
+When a process is killed, the Ray that it has started ends too, except two of Ray's processes, which stay for a minute.
+Nothing removes Ray's files. So a second process waits at a pipe for the end of the first one, ends what is left of
+Ray and removes the folder. It executes this file, which is why nothing here needs more than the standard library.
 """
 
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,8 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KEEP, REMOVE = b"keep\n", b"remove\n"
-# The longest that Ray's processes take to notice the end of the one that has started them.
-ENDING_S = 30.0
+# Begins the command lines of the processes that Ray's process on a machine has started.
+TITLE = b"ray::"
+# After this time the folder is removed even if somebody has a file of it open.
+ENDING_S = 10.0
 
 
 class OwnFolder:
@@ -46,11 +49,15 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits for a word at standard input, or for its end, and then for Ray's processes; removes the folder."""
+    """Waits for a word at standard input, or for its end; then ends Ray's processes and removes the folder."""
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + ENDING_S
-    while time.monotonic() < deadline and set(users_of(folder)) - {os.getppid()}:
+    while time.monotonic() < deadline and (users := set(users_of(folder)) - {os.getppid()}):
+        for process in users:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{process}/cmdline").read_bytes().startswith(TITLE):
+                    os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,6 +1,7 @@
 """The Ray that a command starts for itself: it is no other one, answers nobody else, and nothing of it stays."""
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -162,6 +163,6 @@ def is_page(connection) -> bool:
         urllib.request.urlopen(f"http://127.0.0.1:{connection.laddr.port}/api/jobs/", timeout=5)
     except urllib.error.HTTPError as error:
         return error.code == 401
-    except OSError:
+    except (OSError, http.client.HTTPException):
         return False
     raise AssertionError(f"a stranger is answered at port {connection.laddr.port}")
