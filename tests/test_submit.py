@@ -4,17 +4,23 @@ The cluster's Python sees every installed dependency but not this project, as on
 dependencies: the package has to come with the upload.
 """
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
+from gram_platform.engine.machine import free_port
 from gram_platform.studies import session
 from tests.heads import running_head
 
@@ -107,6 +113,38 @@ def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_head):
     assert not {path.parts[0] for path in files} & {".venv", ".git", "shared", "storage"}
     largest = sorted(files.items(), key=lambda item: -item[1])[:5]
     assert sum(files.values()) < MAX_UPLOAD_BYTES, f"unpacked; the largest files are {largest}"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_head_as_the_documents_start_it_takes_a_job_and_is_stopped_alone(ray_cluster, tmp_path):
+    """The commands as they are written, on free ports; the job only plans the study."""
+    blocks = re.findall(r"(?:^    .*\n)+", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE)
+    (commands,) = (block for block in blocks if "ray start --head" in block)
+    folder, mark = Path(tempfile.mkdtemp(prefix="gram-head-", dir="/tmp")), uuid.uuid4().hex
+    replaced = {"/tmp/ray-trial": str(folder), "8266": str(free_port()), "10002": str(free_port())}
+    replaced |= {"~/.gram": f"{tmp_path / 'storage'} --dry-run"}
+    for written, here in replaced.items():
+        assert written in commands
+        commands = commands.replace(written, here)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "GRAM_TEST_MARK": mark, "SPT_NOENV": "1"}
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", commands], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "study scaling, preset smoke" in done.stdout
+        assert not [process for process in psutil.process_iter() if has_mark(process, mark)]
+        assert ray_cluster.get(ray_cluster.remote(lambda: 1).remote()) == 1
+    finally:
+        shutil.rmtree(folder)
+
+
+def has_mark(process: psutil.Process, mark: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("GRAM_TEST_MARK") == mark
+    return False
 
 
 ADVICE = """ray job submit --entrypoint-resources '{"driver": 1}'"""
