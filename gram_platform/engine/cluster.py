@@ -23,12 +23,12 @@ import ray
 from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.machine import TEMPORARY, num_cpus, short_tmpdir
+from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.own_folder import OwnFolder
 from gram_platform.engine.ray_private import address_of, address_record, refusal
 
 ADDRESS = "RAY_ADDRESS"
-FOLDER = "RAY_TMPDIR"
+FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
 # Time-out of an address's answer.
 PROBE_S = 5.0
 # Time-outs of joining a Ray, of starting one, and of leaving it.
@@ -102,17 +102,33 @@ def start(**options: object) -> None:
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-    os.environ.update(short_tmpdir())
     folder = OwnFolder(_folder())
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
     try:
-        with _time_limit(START_S, what, folder.keep):
+        with _time_limit(START_S, what, folder.keep), _temporary_files_in(folder.path.parent):
             _initialise(what, address="local", _temp_dir=str(folder.path), **options)
     except ClusterLost:
         folder.keep()
         raise
     _own_folders.append(folder)
     say(f"started a Ray on this machine: {_size()}", sys.stderr)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Lets the processes that start in the block keep their temporary files in a folder.
+
+    What torch compiles stays where it is without this, for later commands.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _initialise(what: str, **options: object) -> None:

@@ -1,4 +1,4 @@
-"""Finds what this process may use of its machine: cores, free ports, and folders for temporary files."""
+"""Finds what this process may use of its machine: cores and ports."""
 
 import contextlib
 import math
@@ -7,10 +7,6 @@ import random
 import socket
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-
-# Short, because a socket's path has at most 107 bytes.
-TEMPORARY = Path("/tmp")
-MAX_TMPDIR_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 
 
 def free_port(*wanted: int) -> int:
@@ -55,9 +51,3 @@ def _quota_v1(folder: Path) -> Iterator[float]:
         if quota > 0:
             # The file says -1 where there is no quota.
             yield quota / period
-
-
-def short_tmpdir() -> dict[str, str]:
-    """Returns another $TMPDIR if the path of this process's is too long for the sockets of Python's processes."""
-    is_short = len(os.fsencode(os.environ.get("TMPDIR", ""))) <= MAX_TMPDIR_BYTES
-    return {} if is_short else {"TMPDIR": str(TEMPORARY)}

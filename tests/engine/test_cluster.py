@@ -17,7 +17,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
 
 from gram_platform.config.identity import InvalidField
-from gram_platform.engine import cluster, machine, ray_private
+from gram_platform.engine import cluster, ray_private
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.ray_private import address_of
 
@@ -71,7 +71,7 @@ def user(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "MAX_FOLDER_BYTES", 200)
     calls = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **options: calls.append(options))
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append({**options, "TMPDIR": os.environ.get("TMPDIR")}))
     monkeypatch.setattr(ray, "shutdown", lambda: None)  # of the Ray that other tests share
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 3.0, "GPU": 1.0})
     monkeypatch.setattr(ray_private, "find_node_ids", lambda: [HERE.hex()])
@@ -259,8 +259,9 @@ def test_a_folder_that_sockets_cannot_be_in_is_refused_or_replaced(user, tmp_pat
     monkeypatch.setenv("TMPDIR", str(tmp_path / place))
     cluster.connect()
     assert Path(user[0]["_temp_dir"]).parents[1] == Path("/tmp")
-    is_long = len(str(tmp_path / place)) > machine.MAX_TMPDIR_BYTES  # for the sockets of Python's processes too
-    assert os.environ["TMPDIR"] == ("/tmp" if is_long else str(tmp_path / place))
+    # Python's processes below Ray have sockets too.
+    assert Path(user[0]["TMPDIR"]) == Path(user[0]["_temp_dir"]).parent
+    assert os.environ["TMPDIR"] == str(tmp_path / place)
 
 
 def test_the_handler_of_sigterm_is_kept(user, monkeypatch):
