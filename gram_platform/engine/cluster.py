@@ -118,9 +118,8 @@ def start(**options: object) -> None:
 def _temporary_files_in(folder: Path) -> Iterator[None]:
     """Lets the processes that start in the block keep their temporary files in a folder.
 
-    What torch compiles stays where it is without this, for later commands.
+    Code that torch has compiled is among them, unless $TORCHINDUCTOR_CACHE_DIR names a place that stays.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
     try:
