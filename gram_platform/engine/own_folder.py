@@ -20,7 +20,7 @@ KEEP, REMOVE = b"keep\n", b"remove\n"
 # Begins the command lines of the processes that Ray's process on a machine has started.
 TITLE = b"ray::"
 # After this time the folder is removed even if somebody has a file of it open.
-ENDING_S = 10.0
+CLEARING_S = 10.0
 
 
 class OwnFolder:
@@ -52,7 +52,7 @@ def remove_at_end(folder: Path) -> None:
     """Waits for a word at standard input, or for its end; then ends Ray's processes and removes the folder."""
     if sys.stdin.buffer.readline() == KEEP:
         return
-    deadline = time.monotonic() + ENDING_S
+    deadline = time.monotonic() + CLEARING_S
     while time.monotonic() < deadline and (users := set(users_of(folder)) - {os.getppid()}):
         for process in users:
             with contextlib.suppress(OSError):
