@@ -1,7 +1,7 @@
 # The commands of a checkout. `make demo` and `make test` also set up .venv.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lr-bs-demo test quick test-all test-lowest fuzz box audit lock docs stop lint format
+.PHONY: help setup demo lr-bs-demo test quick test-all test-lowest fuzz box audit lock docs lint format
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,11 +27,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true # pip would do it on one core; some files are no Python of today
 	@touch $@
 
-demo: setup ## run the scaling study on generated stories, on a private local Ray; KEEP=1 keeps Ray and MLflow running
-	$(BIN)/python -m gram_platform.engine.local_cluster run $(if $(KEEP),--keep) -- python experiments/scaling.py --preset demo $(ARGS)
+demo: setup ## run the scaling study on generated stories, on a Ray of its own
+	RAY_ADDRESS=local $(BIN)/python experiments/scaling.py --preset demo $(ARGS)
 
-lr-bs-demo: setup ## run the grid of learning rate and batch size at three model sizes; KEEP=1 as above
-	$(BIN)/python -m gram_platform.engine.local_cluster run $(if $(KEEP),--keep) -- python experiments/lr_bs_grid.py --preset demo $(ARGS)
+lr-bs-demo: setup ## run the grid of learning rate and batch size at three model sizes
+	RAY_ADDRESS=local $(BIN)/python experiments/lr_bs_grid.py --preset demo $(ARGS)
 
 test: lint ## run lint, then all tests except the slow ones, two files at a time
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -86,9 +86,6 @@ $(DOCS)/.installed: docs/requirements.txt
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --quiet -r docs/requirements.txt
 	@touch $@
-
-stop: ## stop only what a demo left running
-	@if test -x $(BIN)/python; then $(BIN)/python -m gram_platform.engine.local_cluster stop; else echo "nothing is running"; fi
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

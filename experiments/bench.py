@@ -33,6 +33,7 @@ from benchmarks import gpu, gpu_check, gpu_ranks
 from benchmarks.gpu import DEFAULT_SIZES, SIZES
 from benchmarks.results import BenchmarkResult, BenchmarkSettings, table
 from gram_platform.config.identity import require_int
+from gram_platform.engine.machine import num_cpus
 
 BENCHMARKS = (  # modules of benchmarks
     "training",
@@ -89,8 +90,6 @@ def on_gpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
 
 def on_cpu(flags: argparse.Namespace) -> Iterator[BenchmarkResult]:
     """Runs every benchmark in a new, empty storage."""
-    from gram_platform.engine.local_cluster.head import num_cpus  # imports psutil, which the form for GPUs lacks
-
     for name in flags.only:
         benchmark = importlib.import_module(f"benchmarks.{name}")  # each needs other libraries
         torch.set_num_threads(num_cpus())

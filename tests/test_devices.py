@@ -338,18 +338,3 @@ def test_serving_stays_on_its_device(kind, meta):
         pass
     assert [len(sequence.drawn) for sequence in new] == [2, 3, 4]
     assert {memory.device for memory in (batch.reader.keys_LRKSh, batch.reader.values_LRKSh)} == {meta}
-
-
-WRONG = {
-    "cat": lambda right, wrong: torch.cat([right, wrong]),
-    "add": lambda right, wrong: right + wrong,
-    "mm": lambda right, wrong: right @ wrong,
-    "index": lambda right, wrong: right[wrong.long()],
-}
-
-
-@pytest.mark.parametrize("operation", WRONG)
-def test_a_tensor_on_the_wrong_device_is_refused(operation, meta):
-    """The meta device alone computes a shape from both for the last two."""
-    with pytest.raises(RuntimeError, match="two devices"):
-        WRONG[operation](torch.zeros(2, 2, device=meta), torch.zeros(2, 2))

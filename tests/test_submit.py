@@ -4,19 +4,25 @@ The cluster's Python sees every installed dependency but not this project, as on
 dependencies: the package has to come with the upload.
 """
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from gram_platform.engine.local_cluster import head, state
+from gram_platform.engine.machine import free_port
 from gram_platform.studies import session
+from tests.heads import running_head
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_UPLOAD_BYTES = 5_000_000
@@ -56,42 +62,25 @@ def bare_python(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def kuberay_like(bare_python, storage, monkeypatch):
+def kuberay_like(bare_python, tmp_path, monkeypatch):
     """A head that takes no work, as KubeRay's, and one machine of two CPUs, which a driver may ask for too."""
-    plain, port = head.head_command, head.free_port()
-
-    def without_cpus(cluster: state.Cluster) -> list[str]:
-        kept = [option for option in plain(cluster) if not option.startswith(("--port=", "--num-cpus="))]
-        return [*kept, f"--port={port}", "--num-cpus=0"]
-
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr(sys, "executable", str(bare_python))
-    monkeypatch.setattr(head, "head_command", without_cpus)
-    cluster = head.start()
-    machine = ["ray", "start", f"--address=127.0.0.1:{port}", "--num-cpus=2", "--resources", '{"driver": 1}', "--block"]
-    head.spawn(cluster, machine, cluster.folder / "machine.log")
-    deadline = time.monotonic() + 120
-    while sum(node["raylet"]["state"] == "ALIVE" for node in nodes_of(cluster)) < 2:
-        assert time.monotonic() < deadline, (cluster.folder / "machine.log").read_text()
-        time.sleep(0.2)
-    yield cluster
-    state.stop(cluster)
-
-
-def nodes_of(cluster: state.Cluster) -> list[dict]:
-    answer = head.ask(cluster, "/nodes?view=summary")
-    return answer["data"]["summary"] if answer else []
+    with running_head(bare_python, {"GRAM_STORAGE": str(tmp_path / "storage")}, num_cpus=0) as head:
+        machine = ("--num-cpus=2", "--resources", '{"driver": 1}', "--block")
+        head.spawn("ray", "start", f"--address=127.0.0.1:{head.port}", *machine)
+        deadline = time.monotonic() + 120
+        while head.num_machines() < 2:
+            assert time.monotonic() < deadline, (head.folder / "log.txt").read_text()
+            time.sleep(0.2)
+        yield head
 
 
 @pytest.fixture(scope="module")
-def bare_cluster(bare_python, tmp_path_factory):
+def bare_head(bare_python):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAM_STORAGE", str(tmp_path_factory.mktemp("storage")))
         patch.delenv("PYTHONPATH", raising=False)
-        patch.setattr(sys, "executable", str(bare_python))
-        cluster = head.start()
-        yield cluster
-        state.stop(cluster)
+        with running_head(bare_python) as head:
+            yield head
 
 
 def test_the_interpreter_lacks_the_project(bare_python):
@@ -102,22 +91,22 @@ def test_the_interpreter_lacks_the_project(bare_python):
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_package_travels_with_the_job(bare_cluster, tmp_path, monkeypatch):
+def test_package_travels_with_the_job(bare_head, tmp_path):
     """On the driver and in a task, from a script in `experiments/`; the exit code says so."""
     shutil.copytree(ROOT / "gram_platform", tmp_path / "gram_platform", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments/probe.py").write_text(PROBE)
-    monkeypatch.chdir(tmp_path)
-    assert head.submit(bare_cluster, ["python", "experiments/probe.py"]) == 0
+    done = bare_head.submit("python", "experiments/probe.py", working_dir=tmp_path)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.ray
-def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    uploads = bare_cluster.ray_folder / "session_latest/runtime_resources/working_dir_files"
+def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_head):
+    uploads = bare_head.folder / "ray/session_latest/runtime_resources/working_dir_files"
     before = set(uploads.glob("_ray_pkg_*"))
-    build = "python experiments/scaling.py --help >/dev/null"  # test_architecture.py builds all experiments
-    assert head.submit(bare_cluster, ["bash", "-c", build]) == 0
+    # test_architecture.py builds all experiments
+    done = bare_head.submit("python", "experiments/scaling.py", "--help", working_dir=ROOT)
+    assert done.returncode == 0, done.stdout
     upload = next(path for path in set(uploads.glob("_ray_pkg_*")) - before if path.is_dir())
     files = {path.relative_to(upload): path.stat().st_size for path in upload.rglob("*") if path.is_file()}
     assert Path("gram_platform/config/identity.py") in files
@@ -126,19 +115,53 @@ def test_this_checkout_is_a_small_upload_and_its_experiments_build(bare_cluster,
     assert sum(files.values()) < MAX_UPLOAD_BYTES, f"unpacked; the largest files are {largest}"
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+def test_a_head_as_the_documents_start_it_takes_a_job_and_is_stopped_alone(ray_cluster, tmp_path):
+    """The commands as they are written, on free ports; the job only plans the study."""
+    blocks = re.findall(r"(?:^    .*\n)+", (ROOT / "docs/cluster.md").read_text(), re.MULTILINE)
+    (commands,) = (block for block in blocks if "ray start --head" in block)
+    folder, mark = Path(tempfile.mkdtemp(prefix="gram-head-", dir="/tmp")), uuid.uuid4().hex
+    replaced = {"/tmp/ray-trial": str(folder), "8266": str(free_port()), "10002": str(free_port())}
+    replaced |= {"~/.gram": f"{tmp_path / 'storage'} --dry-run"}
+    for written, here in replaced.items():
+        assert written in commands
+        commands = commands.replace(written, here)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "GRAM_TEST_MARK": mark, "SPT_NOENV": "1"}
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", commands], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "study scaling, preset smoke" in done.stdout
+        deadline = time.monotonic() + 60
+        while left := [process for process in psutil.process_iter() if has_mark(process, mark)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+        assert ray_cluster.get(ray_cluster.remote(lambda: 1).remote()) == 1
+    finally:
+        shutil.rmtree(folder)
+
+
+def has_mark(process: psutil.Process, mark: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get("GRAM_TEST_MARK") == mark
+    return False
+
+
 ADVICE = """ray job submit --entrypoint-resources '{"driver": 1}'"""
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_like, storage, monkeypatch, capfd):
+def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_like, tmp_path):
     """As it is written, without a flag: the study begins; with the preset of a minute it ends with its table."""
-    monkeypatch.chdir(ROOT)
-    submit = ["ray", "job", "submit", "--address", kuberay_like.address, "--working-dir", "."]
     job = subprocess.Popen(
-        [*submit, "--", "python", "experiments/scaling.py"],
-        env=head.environment(kuberay_like),
+        kuberay_like.job("python", "experiments/scaling.py", working_dir=ROOT),
+        env=kuberay_like.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -148,17 +171,18 @@ def test_the_documented_command_works_from_a_head_that_takes_no_work(kuberay_lik
         lines.append(line)
         if "trained in" in line:
             break
-    (job_id,) = set(re.findall(r"raysubmit_\w+", "".join(lines)))
-    stop = ["ray", "job", "stop", "--address", kuberay_like.address, job_id]
-    subprocess.run(stop, env=head.environment(kuberay_like), capture_output=True, check=True)
-    job.communicate()
     said = "".join(lines)
+    (job_id,) = set(re.findall(r"raysubmit_\w+", said))
+    stop = ["ray", "job", "stop", "--address", kuberay_like.address, job_id]
+    subprocess.run(stop, env=kuberay_like.environment, capture_output=True, check=True)
+    job.communicate()
     assert said.count(ADVICE) == 1, said
     assert "trained in" in said, said
-    small = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline"]
-    assert head.submit(kuberay_like, ["python", "experiments/scaling.py", *small]) == 0
-    assert "2 of 2 nodes done" in capfd.readouterr().out
-    assert (storage / "studies/scaling/table.csv").exists()
+    small = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline")
+    done = kuberay_like.submit("python", "experiments/scaling.py", *small, working_dir=ROOT)
+    assert done.returncode == 0, done.stdout
+    assert "2 of 2 nodes done" in done.stdout
+    assert (tmp_path / "storage/studies/scaling/table.csv").exists()
 
 
 PLACES = [  # CPUs here, resources of the cluster, whether it can grow -> whether the driver's flag is named

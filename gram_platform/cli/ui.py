@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,12 +19,15 @@ from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.provenance import Submissions
 from gram_platform.config.terminal import say
-from gram_platform.engine.local_cluster import ui
-from gram_platform.engine.local_cluster.head import free_port
+from gram_platform.engine.machine import free_port
+from gram_platform.pages.link_page import HOST, MLFLOW_PORT, leave_link_page, write_link_page
 from gram_platform.store import Store
 from gram_platform.studies.flag_groups import Number
 
 RECORDS = ("study.json", "search.json")
+# Without it MLflow opens on traces of language models.
+RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
+ANSWER_TIMEOUT_S = 60.0
 ENDING_S = 5.0
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -43,15 +48,15 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
         raise invalid("storage", store.root, "a folder: runs of an object store are in the MLflow of --tracking-uri")
     if not database.is_file():
         raise invalid("storage", store.root, "a storage with an mlflow.db, which a submission or `gram sync` makes")
-    listening = free_port(port or ui.MLFLOW_PORT)
+    listening = free_port(port or MLFLOW_PORT)
     if port and listening != port:
-        raise invalid("port", port, f"a free port of {ui.HOST}")
+        raise invalid("port", port, f"a free port of {HOST}")
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     with tempfile.TemporaryFile() as log, _running(database, listening, log) as server:
-        address = f"http://{ui.HOST}:{listening}"
-        if not ui.answers(server, address):
+        address = f"http://{HOST}:{listening}"
+        if not _answers(server, address):
             raise Stopped(f"MLflow does not open: {_last_line(log)}")
-        ui.write_link_page(database, address)
+        write_link_page(database, address)
         name, page = _newest(store, database, address)
         say(f"MLflow of {store.root}{name}: {page}\nCtrl-C closes it")
         if _has_browser():
@@ -70,7 +75,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
         # It ends also where this process is killed.
         how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    server = subprocess.Popen(ui.mlflow_command(database, port), env=environment, **how)
+    server = subprocess.Popen(_mlflow_command(database, port), env=environment, **how)
     try:
         yield server
     finally:
@@ -81,7 +86,26 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
                 os.killpg(server.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 server.wait(ENDING_S)
-        ui.leave_link_page(database, f"http://{ui.HOST}:{port}")
+        leave_link_page(database, f"http://{HOST}:{port}")
+
+
+def _mlflow_command(database: Path, port: int) -> list[str]:
+    """Returns the command of MLflow's server, for this machine alone."""
+    from gram_platform.tracking.database import database_uri
+
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
+    return [*command, "--host", HOST, "--port", str(port), "--workers", "1"]
+
+
+def _answers(server: subprocess.Popen, address: str) -> bool:
+    """Waits until the server answers at its address; False if it ends before, or does not answer in time."""
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while time.monotonic() < deadline and server.poll() is None:
+        with suppress(OSError), directly.open(address + "/health", timeout=5.0):
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
@@ -95,7 +119,7 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
         for name in names:
             if views := tracker.view_urls(name, address + "/"):
                 return f", {name}", views.get("ratios", next(iter(views.values())))
-    return "", address + ui.RUNS_PAGE
+    return "", address + RUNS_PAGE
 
 
 def _submitted(store: Store, name: str) -> str:

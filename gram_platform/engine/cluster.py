@@ -9,11 +9,12 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,23 +23,25 @@ import ray
 from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.local_cluster.head import num_cpus, short_tmpdir
-from gram_platform.engine.local_cluster.state import TEMPORARY
+from gram_platform.engine.machine import num_cpus
+from gram_platform.engine.own_folder import OwnFolder
 from gram_platform.engine.ray_private import address_of, address_record, refusal
 
 ADDRESS = "RAY_ADDRESS"
-FOLDER = "RAY_TMPDIR"
+FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
 # Time-out of an address's answer.
 PROBE_S = 5.0
 # Time-outs of joining a Ray, of starting one, and of leaving it.
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
-# the path of a socket has at most 107 bytes
-MAX_FOLDER_BYTES = 107 - len(f"/ray/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
+# The path of a socket has at most 107 bytes.
+MAX_FOLDER_BYTES = 107 - len(f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
 # The folder of a Ray, in the command lines of its processes.
 SESSION = re.compile(r"/session_[\d_-]+")
 CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
 CURE += "studies need none"
+# Of the Ray that this process has started.
+_own_folders: list[OwnFolder] = []
 # Leaving Ray has begun; it is done.
 _LEAVING, _LEFT = threading.Event(), threading.Event()
 CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
@@ -65,7 +68,7 @@ def connect(is_verbose: bool = False) -> None:
     elif address := "" if given else _found():
         _join(address, None, **quiet)
     else:
-        start(num_cpus=num_cpus(), _temp_dir=str(_folder() / "ray"), **quiet)
+        start(num_cpus=num_cpus(), **quiet)
 
 
 def join(given: str, **options: object) -> None:
@@ -92,16 +95,39 @@ def _join(address: str, given: str | None, **options: object) -> None:
 
 
 def start(**options: object) -> None:
-    """Starts a Ray on this machine, for this process. `options`: of `ray.init`.
+    """Starts a Ray on this machine that ends with this process. `options`: of `ray.init`.
 
-    ClusterLost if it does not start; ValueError for a user without a home, where Ray keeps the user's token.
+    Its files are in a folder of its own, and it answers only to its own random token, unless the user has chosen
+    another one. ClusterLost if it does not start; its logs stay then.
     """
-    _require_place_of_token()
-    os.environ.update(short_tmpdir())
-    what = f"Ray does not start on this machine (its logs: {options['_temp_dir']}/session_latest/logs)"
-    with _time_limit(START_S, what):
-        _initialise(what, address="local", **options)
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    folder = OwnFolder(_folder())
+    what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
+    try:
+        with _time_limit(START_S, what, folder.keep), _temporary_files_in(folder.path.parent):
+            _initialise(what, address="local", _temp_dir=str(folder.path), **options)
+    except ClusterLost:
+        folder.keep()
+        raise
+    _own_folders.append(folder)
     say(f"started a Ray on this machine: {_size()}", sys.stderr)
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Lets the processes that start in the block keep their temporary files in a folder.
+
+    Code that torch has compiled is among them, unless $TORCHINDUCTOR_CACHE_DIR names a place that stays.
+    """
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _initialise(what: str, **options: object) -> None:
@@ -129,6 +155,8 @@ def leave() -> None:
     """Leaves the Ray of this command, and ends one that was started for it."""
     _LEAVING.set()
     ray.shutdown()
+    while _own_folders:
+        _own_folders.pop().remove()
     _LEFT.set()
 
 
@@ -145,9 +173,17 @@ def _size() -> str:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Ends the process if the block takes longer: Ray may wait for ever, and handles no signal then."""
-    timer = threading.Timer(seconds, _give_up, (seconds, what))
+def _time_limit(seconds: float, what: str, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Ends the process, after a call of `before`, if the block takes longer.
+
+    Ray may wait for ever, and handles no signal then.
+    """
+
+    def end() -> None:
+        before()
+        _give_up(seconds, what)
+
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
     try:
@@ -195,20 +231,6 @@ def _token(is_named: bool) -> str:
     return ""
 
 
-def _require_place_of_token() -> None:
-    """ValueError if Ray would make a token for this user, and cannot write it."""
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or _token(is_named=False):
-        return
-    try:
-        folder = Path.home() / ".ray"
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return
-    except (OSError, RuntimeError) as error:
-        expected = f"a folder that can be written, where Ray keeps a token ({error}); --in-process needs none"
-        raise invalid("HOME", os.environ.get("HOME", ""), expected) from error
-
-
 def _folder() -> Path:
     """Returns the folder in which Ray makes its own: $RAY_TMPDIR, else $TMPDIR if it serves, else /tmp.
 
@@ -227,9 +249,7 @@ def _checked_folder(folder: Path) -> Path:
         raise invalid(FOLDER, str(folder), expected)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Ray makes this folder accessible to all users.
-        inner = folder / "ray"
-        with tempfile.TemporaryFile(dir=inner if inner.exists() else folder):
+        with tempfile.TemporaryFile(dir=folder):
             return folder.absolute()
     except OSError as error:
         raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error

@@ -18,7 +18,7 @@ from gram_platform.corpora.parts import Result, Task, Workers, call_on_one_core,
 from gram_platform.engine.capacity import await_report, has_fixed_size
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES
-from gram_platform.engine.local_cluster.head import num_cpus as num_cores
+from gram_platform.engine.machine import num_cpus as num_cores
 
 # A custom resource of Ray: a machine for fetching and packing offers one for each of its cores.
 PACK = "pack"

@@ -16,7 +16,7 @@ from gram_platform.engine.capacity import has_fixed_size
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.local_cluster.head import num_cpus
+from gram_platform.engine.machine import num_cpus
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned

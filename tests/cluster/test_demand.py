@@ -151,15 +151,6 @@ def test_a_real_run_asks_for_its_ranks_by_their_placement_group_alone(real_deman
         assert machines(node_types, [one], constraints=real_demand.cluster_resource_constraints) == {"gpu-8": 1}
 
 
-def test_six_runs_of_four_ranks_get_three_machines(node_types):
-    assert machines(node_types, [gang(number, 4) for number in range(6)]) == {"gpu-8": 3}
-
-
-def test_gangs_take_all_large_machines_and_no_small_one(node_types):
-    most = node_types["gpu-8"].max_worker_nodes
-    assert machines(node_types, [gang(number, 8) for number in range(most + 2)]) == {"gpu-8": most}
-
-
 @pytest.mark.parametrize("num_tasks", [1, 40, 512])
 def test_packing_starts_machines_for_packing_alone(node_types, monkeypatch, num_tasks):
     """As many as have a core for every task, up to the most; what the files set tells the driver that it may ask."""
@@ -177,19 +168,3 @@ def test_packing_starts_machines_for_packing_alone(node_types, monkeypatch, num_
 def test_nothing_but_packing_starts_a_machine_for_packing(node_types):
     tasks = machines(node_types, num_slots=64, asked={"num_cpus": 1.0})
     assert not {"pack", "driver"} & set(tasks + machines(node_types, [gang(0, 4)]) + machines(node_types, num_slots=64))
-
-
-def num_gpus(node_types, started: Counter) -> float:
-    return sum(count * node_types[name].resources["GPU"] for name, count in started.items())
-
-
-def test_a_grid_of_64_trials_starts_every_machine(node_types):
-    every = {name: kind.max_worker_nodes for name, kind in node_types.items() if kind.resources.get("GPU")}
-    started = machines(node_types, num_slots=64)
-    assert num_gpus(node_types, started) == min(64, num_gpus(node_types, Counter(every)))
-
-
-def test_runs_that_share_gpus_start_so_many_fewer_machines(node_types):
-    eighth = Resources(cpus_per_rank=1.0, gpus_per_rank=1.0, gpus_per_run=0.125)
-    started = machines(node_types, num_slots=64, asked=eighth.of_slot)
-    assert num_gpus(node_types, started) in (8.0, 16.0)

@@ -25,7 +25,7 @@ def test_ray_takes_the_file_as_it_is():
 
 
 def test_ray_refuses_what_is_not_filled_in():
-    with pytest.raises(jsonschema.ValidationError, match=r"YOUR_[CG]PUS_OF_A_WORKER"):
+    with pytest.raises(jsonschema.ValidationError):
         validate_config(prepare_config(launcher(ONPREM_FILE)))
 
 

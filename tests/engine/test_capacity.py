@@ -17,6 +17,7 @@ from ray.core.generated.autoscaler_pb2 import (
 )
 
 from gram_platform.config.flops import GIB
+from gram_platform.config.identity import InvalidField
 from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, graph, ray_private
 from gram_platform.engine.capacity import Cordon
@@ -156,13 +157,13 @@ def test_capacity_is_required_for_what_is_missing(nodes, execution):
 # --------------------------------------------------------------------------------- what can never be placed
 
 BIG, GPU_BOX = {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
-TOO_MUCH = [  # machines, CPUs and GPUs of a rank, ranks -> what is said
-    ([BIG], 8.0, 0.0, 1, r"threads=8.*at most 4,"),
-    ([BIG, BIG], 8.0, 0.0, 1, r"threads=8.*at most 4,"),  # a rank is on one machine
-    ([BIG], 1.0, 1.0, 1, r"device='cuda'.*GPU"),
-    ([{"CPU": 64.0}, GPU_BOX], 16.0, 1.0, 1, r"threads=16.*at most 8,"),  # of the machine with the GPU
-    ([BIG], 1.0, 0.0, 8, r"num_workers=8.*at most 4,"),
-    ([BIG, BIG], 3.0, 0.0, 4, r"num_workers=4.*at most 2,"),
+TOO_MUCH = [  # machines, CPUs and GPUs of a rank, ranks -> the field that is refused
+    ([BIG], 8.0, 0.0, 1, "threads"),
+    ([BIG, BIG], 8.0, 0.0, 1, "threads"),  # a rank is on one machine
+    ([BIG], 1.0, 1.0, 1, "device"),
+    ([{"CPU": 64.0}, GPU_BOX], 16.0, 1.0, 1, "threads"),  # the machine with the GPU has 8 CPUs
+    ([BIG], 1.0, 0.0, 8, "num_workers"),
+    ([BIG, BIG], 3.0, 0.0, 4, "num_workers"),
 ]
 
 
@@ -198,12 +199,13 @@ def machines(monkeypatch):
     return set_machines
 
 
-@pytest.mark.parametrize(("present", "cpus", "gpus", "ranks", "message"), TOO_MUCH)
-def test_what_a_cluster_of_fixed_size_can_never_place_is_refused(machines, present, cpus, gpus, ranks, message):
+@pytest.mark.parametrize(("present", "cpus", "gpus", "ranks", "field"), TOO_MUCH)
+def test_what_a_cluster_of_fixed_size_can_never_place_is_refused(machines, present, cpus, gpus, ranks, field):
     machines(present)
     said = []
-    with pytest.raises(ValueError, match=f"^{message}"):
+    with pytest.raises(InvalidField) as caught:
         capacity.require_capacity(ranks, Resources(cpus, gpus), said.append)
+    assert caught.value.field == field
     capacity.require_capacity(1, Resources(4.0), said.append)
     assert not said
 
@@ -225,14 +227,12 @@ def test_a_cluster_with_an_autoscaler_is_waited_for_and_no_other(machines, monke
             assert (gang(), fits()) == (("PACK", capacity.WAIT_FOR_MORE_S), False)
     for report in (True, False):
         machines([BIG], report=report, version=version)
-        with pytest.raises(ValueError, match=r"^device='cuda'"):
+        with pytest.raises(InvalidField):
             capacity.require_capacity(1, Resources(1.0, 1.0), print)
     machines([BIG], "gpu-8", version=version)
     said = []
     capacity.require_capacity(1, Resources(1.0, 1.0), said.append)
     assert len(said) == 1
-    assert "waiting for machines" in said[0]
-    assert "device='cuda'" in said[0]
 
 
 def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeypatch):
@@ -242,7 +242,7 @@ def test_what_an_autoscaler_says_it_can_place_is_not_spoken_of(machines, monkeyp
     capacity.require_capacity(8, Resources(8.0, 1.0), said.append)
     assert not said
     capacity.require_capacity(9, Resources(8.0, 1.0), said.append)
-    assert "num_workers=9" in said[0]
+    assert len(said) == 1
 
 
 @pytest.mark.ray
@@ -253,7 +253,7 @@ def test_a_local_cluster_has_a_fixed_size(ray_cluster):
     assert capacity.has_fixed_size()
     assert capacity.largest_cluster() == {}, "ray._private.state: get_max_resources_from_cluster_config"
     assert ray_private.draining_machines() == set(), "ray._private.state: get_draining_nodes"
-    with pytest.raises(ValueError, match=r"^threads=3.*at most 2,"):
+    with pytest.raises(InvalidField):
         capacity.require_capacity(1, Resources(3.0), print)
 
 

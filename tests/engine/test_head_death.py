@@ -67,7 +67,7 @@ def lose_this_machine(execution, nodes) -> None:
                 process.kill()
 
     try:
-        with pytest.raises(ClusterLost, match="Submit again"):
+        with pytest.raises(ClusterLost):
             run_graph(nodes, execution, Resources(), ALL_ON_ONE_RANK, kill_it_once, poll_s=0.05)
         assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(nodes)
     finally:

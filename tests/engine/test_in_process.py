@@ -62,7 +62,6 @@ def test_a_failure_blocks_only_what_needs_it(setting, nodes, execution):
     progress = run_in_process([*bad, *nodes], execution)
     run, *evaluations = bad
     assert list(progress.failed) == [run.id]
-    assert "loss" in progress.failed[run.id]
     assert progress.blocked == {node.id: [run.id] for node in evaluations}
     assert progress.done == {node.id for node in nodes}
     num_attempts = len(Store(execution.storage).run(run.id).attempts.list())
@@ -79,9 +78,7 @@ def test_an_evaluation_without_its_runs_weights_fails_by_name(nodes, execution):
     assert progress.done == {run.id}
     failed = [node.id for node in others if node.needs == {run.id}]
     assert sorted(progress.failed) == sorted(failed)
-    for message in progress.failed.values():
-        assert "weights were removed" in message
-        assert f"runs/{run.id}" in message
+    assert all(run.id in message for message in progress.failed.values())
 
 
 def test_an_unexpected_error_rises_and_is_recorded(nodes, execution, monkeypatch):

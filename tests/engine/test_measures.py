@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses, View
+from gram_platform.config.identity import InvalidField
 from gram_platform.corpora.packed import packed_documents, prompts_and_truths
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
@@ -14,13 +15,11 @@ from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.methods.measurements import Samples
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.measurements import MEASUREMENTS
-from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
+from gram_platform.pages.report.samples import read_samples, samples_page
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
 from gram_platform.studies.submission import placement_of
-from tests import pseudo_terminal
 
 NUM_SEQUENCES = 5
 
@@ -56,14 +55,14 @@ def test_corrupted_tensors_are_made_again(view, setting, execution):
     data = bytearray(directory.folder.read(name))
     data[-1] ^= 1
     directory.folder.write(name, bytes(data))
-    with pytest.warns(RuntimeWarning, match="corrupted"), pytest.raises(ValueError, match="submit again"):
+    with pytest.warns(RuntimeWarning), pytest.raises(InvalidField):
         directory.tensors()
     assert directory.result() is None
     assert execute_evaluation(tokens, {}, execution) == result
     assert set(directory.tensors()) == set(setting.auxiliary)
     plain = Evaluation(view, setting.data_id, (CORE,), 2)
     execute_evaluation(plain, {}, execution)
-    with pytest.raises(ValueError, match="keeps tensors"):
+    with pytest.raises(InvalidField):
         Store(execution.storage).evaluation(plain.eval_id).tensors()
 
 
@@ -107,9 +106,6 @@ def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, ex
     assert sorted(of_core["profile"]) == sorted(profiles)
     assert of_core["continuation"].str.len().min() > 0
     assert list(sections[f"{kept}, document 0"].table.columns) == ["method", "topic kept", "topic removed"]
-    assert samples_text(record, results).startswith(f"{kept}, document 0: ")
-    shown = "".join(pseudo_terminal.in_short(MEASUREMENTS["samples"].brief(record, results, False)))
-    assert "".join(samples_text(record, results).split()) in "".join(shown.split())
 
 
 def test_documents_of_packed_rows():
@@ -117,8 +113,9 @@ def test_documents_of_packed_rows():
     rows = np.stack([stream[:6], stream[5:]])
     assert [d.tolist() for d in packed_documents(rows, 0)] == [[5, 6], [7], [8, 9, 10]]
     assert prompts_and_truths(rows, 0, (0, 1), 1, 1) == [([5], [6]), ([8], [9])]
-    with pytest.raises(ValueError, match=r"documents=\(0, 2\).*below the 2"):
+    with pytest.raises(InvalidField) as caught:
         prompts_and_truths(rows, 0, (0, 2), 1, 1)
+    assert caught.value.value == (0, 2)
     assert packed_documents(np.array([[1, 2, 3]]), 0) == []
     assert [d.tolist() for d in packed_documents(np.array([[1, 2, 0]]), 0)] == [[1, 2]]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.config.endings import Unavailable
+from gram_platform.config.identity import InvalidField
 from gram_platform.corpora import prepare, resolve, sources
 from gram_platform.corpora.parts import PartFiles
 from gram_platform.corpora.records import ChangedText, Unit
@@ -74,9 +75,9 @@ def test_a_bad_record_is_the_error_of_one_process(ray_cluster, tmp_path, monkeyp
     recipe = resolve(path, **SETTINGS)
     with path.open("a") as file:
         file.write("{\n")
-    with pytest.raises(ValueError, match=r"a.jsonl:121: ") as found:
+    # And no error of Ray.
+    with pytest.raises(ChangedText):
         prepare(recipe, tmp_path / "data", workers=part_workers(lambda: None, False))
-    assert type(found.value) is ChangedText  # and no error of Ray
 
 
 def away(task: int) -> None:
@@ -85,7 +86,7 @@ def away(task: int) -> None:
 
 def test_a_server_that_is_away_is_no_bad_input(ray_cluster):
     """The caller of the tasks sees the kind of error that may pass."""
-    with pytest.raises(Unavailable, match="does not answer"):
+    with pytest.raises(Unavailable):
         list(part_workers(lambda: None, True)(away, range(2)))
 
 
@@ -93,7 +94,7 @@ PLACES = """
 import json, os, time
 import ray
 from ray.cluster_utils import Cluster
-from gram_platform.engine.local_cluster.head import num_cpus
+from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.part_workers import part_workers, placement
 
 small = {"object_store_memory": 100 * 2**20}
@@ -144,5 +145,6 @@ def test_a_cluster_of_fixed_size_waits_for_no_machine_for_packing(ray_cluster, m
     monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
     assert placement(anywhere=True).options["num_cpus"] == 1
     monkeypatch.setenv(STARTS_PACK_MACHINES, "true")
-    with pytest.raises(ValueError, match="GRAM_PACK_MACHINES='true': expected 1 where"):
+    with pytest.raises(InvalidField) as caught:
         placement(anywhere=True)
+    assert (caught.value.field, caught.value.value) == (STARTS_PACK_MACHINES, "true")

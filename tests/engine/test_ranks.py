@@ -232,7 +232,7 @@ def train_without_pickles(rank, num_ranks, run, execution):
     distributed_c10d._pickler = distributed_c10d._unpickler = refuse
     pickle.loads = pickle.load = refuse
     train_to_shards(rank, num_ranks, run, execution)
-    with pytest.raises(AssertionError, match="a pickle"):
+    with pytest.raises(AssertionError):
         distributed_c10d.all_gather_object([None] * num_ranks, rank)  # so they would be seen
 
 
@@ -265,7 +265,7 @@ def train_on_a_full_disk(rank, num_ranks, run, execution):
 
     if rank == 1:
         ranks.write_shard = full
-    with pytest.raises(OSError, match=r"rank 1: .*no space"):
+    with pytest.raises(OSError):
         train_rank(run, execution)
 
 

@@ -18,15 +18,6 @@ from gram_platform.store.leases import is_fresh, read_lease
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store
 EXPERIMENT = (sys.executable, "experiments/scaling.py")
-LOCAL_CLUSTER = (
-    sys.executable,
-    "-m",
-    "gram_platform.engine.local_cluster",
-    "run",
-    "--",
-    "python",
-    "experiments/scaling.py",
-)
 TINY = ("--preset", "smoke", "--sizes", "tiny")
 SMALL = (*TINY, "--seeds", "1", "--methods", "baseline", "gram")  # 2 runs of 2 s, 3 short attacks and 7 evaluations
 
@@ -79,7 +70,9 @@ class Submission:
     def descendants(self) -> list[psutil.Process]:
         """Every process of its Ray: daemons and workers."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            self.seen |= {child.pid: child for child in psutil.Process(self.process.pid).children(recursive=True)}
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                if not removes_a_folder(child):
+                    self.seen[child.pid] = child
         return list(self.seen.values())
 
     def wait_for(self, condition, what: str, timeout_s: float = 120.0):
@@ -115,6 +108,13 @@ class Submission:
         """The runs at work in attempts that it started, once each has committed."""
         found = [training for training in in_training(self.storage) if training.attempt_id not in self.earlier]
         return [training for training in found if training.checkpoints(self.storage)]
+
+
+def removes_a_folder(process: psutil.Process) -> bool:
+    """Whether a process waits for the end of its Ray to remove the files: whoever kills it leaves them."""
+    with contextlib.suppress(psutil.Error):
+        return any(word.endswith("own_folder.py") for word in process.cmdline())
+    return False
 
 
 SLACK_S = 2.0  # one step and one commit, on a machine that does other things too

@@ -12,14 +12,12 @@ from pathlib import Path
 import pytest
 
 from gram_platform.config.endings import exit_with
-from gram_platform.engine.local_cluster.head import free_port
-from gram_platform.engine.local_cluster.state import processes_of, read_state
+from gram_platform.engine.machine import free_port
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.tracking import Tracker
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import (
     EXPERIMENT,
-    LOCAL_CLUSTER,
     ROOT,
     SMALL,
     Submission,
@@ -166,33 +164,6 @@ def flip_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-# ------------------------------------------------------------------------------------------------- long
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_local_cluster_killed_in_two_ways(finished_study, prepared_storage):
-    """Its command, whose leftovers the next one ends; then Ray under its job."""
-    storage = prepared_storage
-    with Submission(storage, OFTEN, LOCAL_CLUSTER) as first:
-        first.training()
-        first.kill_driver()
-        orphans = read_state()
-        assert processes_of(orphans)
-        with Submission(storage, OFTEN, LOCAL_CLUSTER) as second:
-            second.wait_for(lambda: not processes_of(orphans), "end of the leftovers")
-            second.earlier = {attempt_id for ids in attempts(storage).values() for attempt_id in ids}
-            second.training()
-            kill(p for p in processes_of(read_state()) if p.pid != second.process.pid)
-            assert second.finish() != 0
-            print(second.output)
-    with Submission(storage, OFTEN, LOCAL_CLUSTER) as third:
-        assert third.finish() == 0, third.output
-    assert results(storage) == results(finished_study)
-    assert table(storage) == table(finished_study)
-    assert_mirrored_once(storage)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gram_platform.config.identity import invalid
 from gram_platform.config.provenance import submissions_text
-from gram_platform.engine.local_cluster.ui import LINK_PAGE, link_page
+from gram_platform.pages.link_page import LINK_PAGE, link_page
 from gram_platform.pages.report.page import closing_sections
 from gram_platform.pages.results.record import run_links, sizes_text
 from gram_platform.pages.site.claims import claims_page

@@ -15,14 +15,12 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.plain import from_plain
-from gram_platform.engine.local_cluster.state import private_folder
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed
@@ -168,12 +166,10 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
 
     with ExitStack() as ending:
-        scratch = TemporaryDirectory(prefix="serve-", dir=private_folder(), ignore_cleanup_errors=True)
-        folder = ending.enter_context(scratch)
         ending.callback(leave)
         interruption.listen()
         try:
-            is_private = join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads, folder)
+            is_private = join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads)
             interruption.listen()  # ray.init has replaced the signal handlers
             require_gpu(service.device)
             require_own_serve()
@@ -320,12 +316,11 @@ def private_environment(address: str) -> dict[str, str]:
     return without_ray | private
 
 
-def join_ray(address: str, num_cpus: int, folder: str) -> bool:
+def join_ray(address: str, num_cpus: int) -> bool:
     """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one of `num_cpus`, and returns True.
 
-    The private one's files are in `folder`, where nobody else may look. Its ports listen on the loopback, but for one
-    of each replica, and are open to holders of its token (`private_environment`). It has no dashboard. ValueError and
-    ClusterLost as `cluster.connect`.
+    The ports of the private one listen on the loopback, but for one of each replica, and are open to holders of its
+    token (`private_environment`). It has no dashboard. ValueError and ClusterLost as `cluster.connect`.
     """
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
@@ -337,5 +332,5 @@ def join_ray(address: str, num_cpus: int, folder: str) -> bool:
         return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     resources = {"num_cpus": num_cpus, "object_store_memory": SERVING_STORE_BYTES, "include_dashboard": False}
-    start_ray(_temp_dir=folder, **resources, **quiet)
+    start_ray(**resources, **quiet)
     return True

@@ -1,26 +1,18 @@
-"""Says how `mlflow ui` is started on a storage's database, and keeps the page in the storage that leads to it.
+"""Keeps the page in a storage that leads from reports to MLflow, wherever MLflow listens.
 
 A report is opened as a file, MLflow listens at some port, and a browser lets a page of a file read no other file. So
-links of reports go to LINK_PAGE beside the database, with the address of MLflow's page as their fragment. It sends the
-browser on while MLflow is open, and says else what opens it: a plain link, in every browser, without memory.
+links of reports go to LINK_PAGE beside the database, with the address of MLflow's page as their fragment. While MLflow
+is open, LINK_PAGE sends the browser on to that address. Otherwise it shows the command that opens MLflow.
 """
 
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 
 from gram_platform.config.crash_safe import whole_file
 from gram_platform.config.terminal import warn
-from gram_platform.engine.local_cluster.head import open_directly
 
 LINK_PAGE = "mlflow.html"
 HOST, MLFLOW_PORT = "127.0.0.1", 5000
-ANSWER_TIMEOUT_S = 60.0
-# Without it MLflow opens on traces of language models.
-RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>MLflow</title><style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }</style><main><h1>MLflow</h1>
@@ -55,21 +47,3 @@ def leave_link_page(database: Path, address: str) -> None:
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)
-
-
-def mlflow_command(database: Path, port: int) -> list[str]:
-    """Returns the command of MLflow's server, for this machine alone."""
-    from gram_platform.tracking.database import database_uri
-
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
-    return [*command, "--host", HOST, "--port", str(port), "--workers", "1"]
-
-
-def answers(server: subprocess.Popen, address: str) -> bool:
-    """Waits until the server answers at its address; False if it ends before, or does not answer in time."""
-    deadline = time.monotonic() + ANSWER_TIMEOUT_S
-    while time.monotonic() < deadline and server.poll() is None:
-        with suppress(OSError), open_directly(address + "/health", 5.0):
-            return True
-        time.sleep(0.2)
-    return False
