@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import pandas as pd
@@ -12,13 +12,12 @@ from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import CLASSES, Analysis, with_runs
 from gram_platform.analysis.variants import by_number
-from gram_platform.config import LOSSES, State
-from gram_platform.config.identity import InvalidField, has_shape, invalid, meant, short_hash
+from gram_platform.config import LOSSES
+from gram_platform.config.identity import InvalidField, has_shape, invalid, meant
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SUBMISSION, code_text, submissions_text
 from gram_platform.config.space import NOT_HERE, REMOVED_SEARCHES
 from gram_platform.config.terminal import warn
-from gram_platform.engine.local_cluster.ui import LINK_PAGE
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.figures.style import method_style
@@ -29,8 +28,10 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
-STUDY_FILE = "study.json"
-TO_DATABASE = f"../../{LINK_PAGE}"  # from a report to the page that knows where MLflow listens
+# The record of a study, and of a search: in its folder, and of a search in the folder of its driver too.
+STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
+# From a report to the page that knows where MLflow listens.
+TO_DATABASE = "../../mlflow.html"
 RUN_COLOUR = "mlflow.runColor"  # of a run in MLflow's charts and lists
 
 
@@ -43,6 +44,18 @@ ROWS = {  # the shape of each
     "submissions": SUBMISSION,
     "unit_errors": {"size": str, "class": str, "ratio": _is_error, "difference": _is_error, "measured_on": str},
 }
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the index of a storage says of a study or a search, beside its title and question."""
+
+    # The main result in a sentence; "" before there is one.
+    headline: str = ""
+    # How much is done.
+    state: str = ""
+    # How many claims have each verdict.
+    verdicts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,8 +74,9 @@ class StudyRecord(Description):
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
     unit_errors: tuple[Mapping, ...] = ()  # rows of size, class, ratio, difference, measured_on: `analysis.calibration`
-    shown: str = ""  # `nodes_digest` of the complete nodes that report.html shows; "" before it is written
     submissions: tuple[Mapping, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
+    # Empty before the report is written.
+    card: Card = Card()
 
     @property
     def ids(self) -> set[str]:
@@ -87,18 +101,9 @@ class StudyRecord(Description):
         """Names the scale at which the study's claims are judged."""
         return f"preset {self.params.get('preset', '?')} ({', '.join(self.sizes)})"
 
-    def shown_by(self, runs: pd.DataFrame) -> "StudyRecord":
-        """Returns the record beside a report of these nodes, in the columns `id` and `status`."""
-        return replace(self, shown=nodes_digest(runs.loc[runs["status"] == State.COMPLETE, "id"]))
-
     def to_json(self) -> bytes:
         """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
-
-
-def nodes_digest(ids: Iterable[str]) -> str:
-    """Hashes a set of node ids."""
-    return short_hash(sorted(set(ids)))
 
 
 def entries_of(nodes: Iterable[Node]) -> tuple[dict, ...]:
