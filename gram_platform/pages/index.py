@@ -6,12 +6,11 @@ picture that lies there too as an image, so that nothing of a study's folder bec
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from urllib.parse import quote
 
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.plain import from_plain
-from gram_platform.config.provenance import SUBMISSION
 from gram_platform.config.terminal import warn
 from gram_platform.pages.report.card import PICTURE_FILE
 from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE, Page, Section, render
@@ -24,20 +23,25 @@ from gram_platform.store.root import HISTORY
 SITE, INDEX_FILE = "site", "index.html"
 # The files to which a card leads, by the text of the link.
 LINKS = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
-# What the index reads of a record.
-SHAPE = {"title": str, "question": str, "submissions": [SUBMISSION], "card": dict}
 QUESTION = "Which capabilities of a language model can be switched off, and what does it cost?"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the index takes from the record of a study or a search."""
+
+    title: str
+    question: str
+    card: Card
+    # That executed nodes, the newest last.
+    submissions: tuple[Mapping, ...]
 
 
 @dataclass(frozen=True)
 class Shown:
     """A study or a search as the index shows it; addresses are relative to the index."""
 
-    title: str
-    question: str
-    card: Card
-    # When it was submitted last: ISO 8601; "" if nothing was executed.
-    submitted: str
+    told: Told
     # "" before they are written.
     report: str
     picture: str
@@ -45,9 +49,14 @@ class Shown:
     links: tuple[tuple[str, str], ...]
 
     @property
+    def submitted(self) -> str:
+        """When it was submitted last, ISO 8601; "" if nothing was executed."""
+        return str(self.told.submissions[-1].get("started", "")) if self.told.submissions else ""
+
+    @property
     def verdicts(self) -> str:
         """The number of claims of each verdict; "" without claims."""
-        counts = self.card.verdicts
+        counts = self.told.card.verdicts
         return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts.get(name))
 
 
@@ -59,29 +68,34 @@ def write_index(store: Store) -> str:
 
 
 def index_page(store: Store) -> Page:
-    """Makes the index of a storage. A study whose record cannot be read is left out with a warning."""
-    shown: dict[str, list[Shown]] = {"Studies": [], "Searches": []}
-    for name in store.list_studies():
-        folder = store.study_dir(name)
-        for title, file in (("Studies", STUDY_FILE), ("Searches", SEARCH_FILE)):
-            try:
-                record = folder.read_json(file, SHAPE)
-                if record is not None:
-                    shown[title].append(_shown(store, name, folder, record))
-            except (CorruptFile, InvalidField) as error:
-                warn(f"{error}: the index leaves {name} out", stacklevel=2)
+    """Makes the index of a storage."""
     now = datetime.datetime.now(datetime.UTC)
     intro = (
         f"{QUESTION}\n\nStudies and searches of the storage {store.root}, {now:%Y-%m-%d %H:%M} UTC."
     )
     sections = [
-        Section(title, markup=render("cards.html", cards=cards))
-        for title, cards in shown.items()
-        if cards
+        Section(title, markup=render("cards.html", cards=found))
+        for title, found in zip(("Studies", "Searches"), read_shown(store), strict=True)
+        if found
     ]
-    return Page(
-        "Studies and searches", intro, sections or [Section("Studies", "None has been submitted.")]
-    )
+    nothing = Section("Studies", "None has been submitted.")
+    return Page("Studies and searches", intro, sections or [nothing])
+
+
+def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
+    """Reads the studies and the searches of a storage, by name. Warns of a record that cannot be read."""
+    studies: list[Shown] = []
+    searches: list[Shown] = []
+    for name in store.list_studies():
+        folder = store.study_dir(name)
+        for found, file in ((studies, STUDY_FILE), (searches, SEARCH_FILE)):
+            try:
+                record = folder.read_json(file)
+                if record is not None:
+                    found.append(_shown(store, name, folder, record))
+            except (CorruptFile, InvalidField) as error:
+                warn(f"{error}: the index leaves {name} out", stacklevel=2)
+    return studies, searches
 
 
 def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
@@ -96,10 +110,9 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
                 )
             )
     return Shown(
-        title=record["title"],
-        question=record["question"],
-        card=from_plain(Card, record["card"]),
-        submitted=record["submissions"][-1]["started"] if record["submissions"] else "",
+        told=from_plain(
+            Told, {one.name: record[one.name] for one in fields(Told) if one.name in record}
+        ),
         report=f"{place}/{REPORT_FILE}" if REPORT_FILE in files else "",
         picture=f"{place}/{PICTURE_FILE}" if PICTURE_FILE in files else "",
         links=tuple(links),

@@ -5,13 +5,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
+from gram_platform.analysis.tables import frame_text
 from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.identity import printable
 from gram_platform.engine.life import Progress
@@ -177,12 +179,10 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
         return
     shown = brief(console.width >= WIDE)
     for title, frame in shown.tables.items():
-        table = Table(title=Text(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
-        for name in frame:
-            table.add_column(Text(printable(str(name))), overflow="fold")
-        for row in frame.itertuples(index=False):
-            table.add_row(*(Text(printable(str(cell))) for cell in row))
-        console.print(table)
+        widths = [max(map(len, map(str, [name, *frame[name]]))) + 2 for name in frame]
+        num_fitting = max(sum(width - 2 <= console.width for width in accumulate(widths)), 1)
+        table = frame_text(frame.iloc[:, :num_fitting])
+        console.print(Text(printable(f"{title}\n{table}\n")))
     counts = [f"{shown.verdicts[name]} {name}" for name in VERDICTS if shown.verdicts.get(name)]
     claims = f"claims: {', '.join(counts)}" if counts else ""
     lines = filter(None, (shown.text, claims, shown.warning, "see the report for the rest"))

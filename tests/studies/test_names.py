@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from gram_platform.pages.site.facts import read_facts
+from gram_platform.pages.site.index import Addresses, index_page
 
 from gram_platform.cli import main
 from gram_platform.config import RoutingConfig
@@ -16,8 +18,6 @@ from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
 from gram_platform.methods.nodes import Node, method_nodes, node_name
 from gram_platform.pages.results.record import StudyRecord, entries_of
-from gram_platform.pages.site.facts import read_facts
-from gram_platform.pages.site.index import Addresses, index_page
 from gram_platform.store import Store
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import accumulation, scaling
