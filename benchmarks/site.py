@@ -3,10 +3,11 @@
 import time
 from pathlib import Path
 
+from gram_platform.pages.site.build import build_site
+
 from benchmarks.many_runs import DOMAINS, write_study
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.pages.site.build import build_site
 from gram_platform.store import Store
 
 NUM_RUNS, NUM_POINTS = 500, 100

@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from gram_platform.pages.site.facts import read_facts
-from gram_platform.pages.site.index import Addresses, index_page
 
 from gram_platform.cli import main
 from gram_platform.config import RoutingConfig
@@ -17,7 +15,6 @@ from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
 from gram_platform.methods.nodes import Node, method_nodes, node_name
-from gram_platform.pages.results.record import StudyRecord, entries_of
 from gram_platform.store import Store
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import accumulation, scaling
@@ -83,7 +80,7 @@ def nodes(setting) -> list[Node]:
     return [*found, *(node.tagged(lr="0.004", batch=str(size.batch_size)) for node in trial)]
 
 
-def test_terminal_status_mlflow_site_and_ray_call_a_node_the_same(setting, nodes, execution, capsys):
+def test_terminal_status_mlflow_and_ray_call_a_node_the_same(setting, nodes, execution, capsys):
     names, store = {node.id: node.name for node in nodes}, execution.store()
     runs = {node.id: node.name for node in nodes if node.is_run}
     assert list(runs.values()) == [
@@ -92,15 +89,11 @@ def test_terminal_status_mlflow_site_and_ray_call_a_node_the_same(setting, nodes
         "baseline tiny all s0, batch 16, lr 0.004",
     ]
     assert len(set(names.values())) == len(nodes)
-    record = StudyRecord("s", "S", "?", (), {}, ("tiny",), {"tiny": 1}, "mean", entries_of(nodes))
-    store.study_dir("s").write("study.json", record.to_json())
-    assert on_the_site(store) == names  # before anything has begun
     for node in (node for node in nodes if node.is_run):
         directory = store.run(node.id)
         directory.ensure_config(node.config)
         directory.add_tags(node.names)
         directory.start_attempt("a test").fail("it failed")
-    assert on_the_site(store) == names
     run_in_process(nodes, execution, LiveView(nodes, store, "s", in_process=True).update)
     printed = capsys.readouterr().out
     assert all(f" {name} trained in " in printed for name in runs.values())
@@ -110,13 +103,6 @@ def test_terminal_status_mlflow_site_and_ray_call_a_node_the_same(setting, nodes
     tracker.sync(store)
     assert {node_id: run.info.run_name for (_, node_id), run in tracker.runs().items()} == names
     assert {task_name((node,)) for node in nodes} == set(names.values())
-
-
-def on_the_site(store: Store) -> dict[str, str]:
-    """{id: name} of the nodes that are not complete, in the index."""
-    index = index_page(read_facts(store), store.root, "", Addresses("", {}, {}), 0.0)
-    (table,) = [section.table for section in index.sections if section.title == "Not complete"]
-    return dict(zip(table["id"], table["node"], strict=True))
 
 
 def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_others(setting, nodes, execution):

@@ -1,5 +1,6 @@
 """What every page and report must be: drawn, silent, labelled, reachable by keyboard, as wide as its window."""
 
+import json
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -95,19 +96,23 @@ def require_whole(pages: Iterable[Path], folder: Path) -> None:
 
 
 class ParsedPage(HTMLParser):
-    """The tags of a page with their attributes, and its texts without scripts and styles."""
+    """The tags of a page with their attributes, its texts without scripts and styles, and its figures."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str]]] = []
         self.texts: list[str] = []
+        self.figures: list[dict] = []
         self.feed(source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, {name: value or "" for name, value in attrs}))
 
     def handle_data(self, data: str) -> None:
-        if self.tags and self.tags[-1][0] not in ("script", "style"):
+        tag, attributes = self.tags[-1] if self.tags else ("", {})
+        if attributes.get("type") == "application/json" and data.strip():
+            self.figures.append(json.loads(data))
+        elif tag not in ("script", "style"):
             self.texts.append(data)
 
 
