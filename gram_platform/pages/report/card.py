@@ -58,7 +58,7 @@ def describe_ratios(study: Results) -> tuple[str, str]:
     if main.empty:
         return "", ""
     first = main.iloc[0]
-    at = {"profile": first["profile"], "size": first["size"]}
+    at = {"size": first["size"], "profile": first["profile"]}
     at |= {VARIANT: first[VARIANT]} if study.record.varies else {}
     rows = study.table[~study.table["method"].isin(HIDDEN)]
     for name, value in at.items():

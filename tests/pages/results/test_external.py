@@ -124,7 +124,7 @@ def test_a_doubled_row_names_both(tmp_path):
 
 def test_a_view_without_core_and_one_with_it_are_one_profile_and_may_not_both_be_there(tmp_path):
     both = view_rows("demix", "virology", {"core": 0.2}) + view_rows("demix", "core+virology", {"core": 0.9})
-    assert "row 32" in refusal(write_folder(tmp_path, [*ROWS, *both], CURVES))[0]
+    assert refusal(write_folder(tmp_path, [*ROWS, *both], CURVES))[0] == f"losses.csv, row {len(ROWS) + 5}"
 
 
 def line_with(**cells) -> list[dict]:
@@ -172,7 +172,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
 def test_missing_files_columns_and_cells_are_named(tmp_path):
     folder, header = write_folder(tmp_path, ROWS, CURVES), "study,method,size,seed,retained,domain,elicited,loss\n"
     (folder / "curves.jsonl").unlink()
-    assert "curves.jsonl" in str(refusal(folder))
+    assert refusal(folder) == ("folder", str(folder))
     (folder / "curves.jsonl").write_text("")
     for text, field in (
         (header.replace(",seed", ""), "losses.csv, row 1"),
@@ -184,7 +184,7 @@ def test_missing_files_columns_and_cells_are_named(tmp_path):
     ):
         (folder / "losses.csv").write_text(text)
         assert refusal(folder)[0] == field
-    assert "losses.csv" in str(refusal(tmp_path / "nowhere"))
+    assert refusal(tmp_path / "nowhere")[0] == "folder"
 
 
 @pytest.mark.parametrize(
