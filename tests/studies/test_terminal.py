@@ -78,7 +78,7 @@ def test_a_terminal_shows_counts_running_and_the_time_left_and_cuts_nothing(prin
     words = re.sub(r"[\u2501\u2578\u257a]+|\d:\d\d:\d\d|-:--:--", "", text).split()
     for part in (*COUNTS, *TRIALS):
         assert set(part.split()) <= set(words), part
-    assert re.search(r"\u2501.* (\d|-):..:..$", text, re.MULTILINE) or "-:--:--" in text
+    assert re.search(r"\u2501+ +(\d:\d\d|-:--):..", text)
     assert any("died; starts again" in line for line in lines)
     assert "\x1b[31m" in printed  # the failure is red
 
@@ -87,7 +87,7 @@ def test_results_are_in_short_and_the_report_has_the_rest(printed):
     lines = [line.rstrip() for line in re.split(r"[\r\n]", pseudo_terminal.plain(printed)) if line.strip()]
     table = lines[lines.index("profile mean") :]
     assert table[1].split() == ["method", "core", "retain", "forget"]
-    assert [line.split()[0] for line in table[2:5]] == ["baseline", "GRAM", "filtering"]
+    assert {line.split()[0] for line in table[2:5]} == {"baseline", "GRAM", "filtering"}
     assert any(line.startswith("claims: ") for line in lines)
     assert "see the report" in " ".join(lines)
 

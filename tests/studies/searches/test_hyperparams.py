@@ -231,7 +231,8 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
 
 def test_tables_figures_and_report(setup, store):
     result = written(setup, store)
-    assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
+    tables = {"table.csv", "trials.csv", "claims.csv"}
+    assert set(result.files) == {"report.html", "search.json", "card.svg", *tables}
     lines = pseudo_terminal.in_short(result.brief)
     assert lines[lines.index("means over profiles") + 1].split()[:5] == ["knob", "value", "method", "core", "retain"]
     assert any(line.startswith("claims: ") for line in lines)
