@@ -264,12 +264,12 @@ def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str,
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
-def run_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> tuple[dict[str, str], str]:
+def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
     """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
     if tracker is None:
         return {}, "There are no links to MLflow: no server was named, and the storage has no database."
     try:
-        return mlflow_links(tracker, pages), links_note(tracker.tracking_uri)
+        return mlflow_links(tracker), links_note(tracker.tracking_uri)
     except TrackingUnavailable as error:
         return {}, f"There are no links to MLflow: it is away ({error})."
 
