@@ -22,7 +22,7 @@ from gram_platform.store.root import HISTORY
 
 SITE, INDEX_FILE = "site", "index.html"
 # The files to which a card leads, by the text of the link.
-LINKS = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
+LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
 QUESTION = "Which capabilities of a language model can be switched off, and what does it cost?"
 
 
@@ -100,7 +100,7 @@ def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
 
 def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
     place, files = f"../studies/{quote(name, safe='')}", set(folder.list())
-    links = [(text, f"{place}/{file}") for text, file in LINKS.items() if file in files]
+    links = [(text, f"{place}/{file}") for text, file in LINKED_FILES.items() if file in files]
     for date, earlier in reversed(store.history_dirs(name).items()):
         if earlier.exists(REPORT_FILE):
             links.append(

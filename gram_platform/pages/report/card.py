@@ -22,7 +22,7 @@ PICTURE_FILE = "card.svg"
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
 # A shape around the middle of a mark, and its colour: of the classes in their order, and of the sizes of a search.
-LOOKS = (
+MARK_LOOKS = (
     ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
     ("M-4,-4h8v8h-8z", GREEN),
     ("M0,-5.5L5.5,0L0,5.5L-5.5,0z", VERMILION),
@@ -89,7 +89,9 @@ def draw_ratios(rows: pd.DataFrame) -> str:
             low, high = row[f"{name}_low"], row[f"{name}_high"]
             ends = (across(low), across(high)) if math.isfinite(high - low) else None
             if math.isfinite(row[name]):
-                marks.append(Mark(across(row[name]), top + STEP * (line + 1), LOOKS[line], ends))
+                marks.append(
+                    Mark(across(row[name]), top + STEP * (line + 1), MARK_LOOKS[line], ends)
+                )
     bottom = TOP + height * len(rows)
     labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
     return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
@@ -133,7 +135,7 @@ def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
     up = _placed(list(ys), bottom - 10, TOP + 10)
     of_trials = trials["size"].astype(str) if "size" in trials else ["a trial"] * len(trials)
     sizes = list(dict.fromkeys(of_trials))
-    looks = {size: LOOKS[number % len(LOOKS)] for number, size in enumerate(sizes)}
+    looks = {size: MARK_LOOKS[number % len(MARK_LOOKS)] for number, size in enumerate(sizes)}
     marks = [Mark(x, y, looks[size]) for x, y, size in zip(right, up, of_trials, strict=True)]
     labels = [Label(LEFT - 8, TOP + 14, "end", f"{ys.max():.3g}")]
     labels += [Label(LEFT - 8, bottom - 6, "end", f"{ys.min():.3g}")]
@@ -152,8 +154,8 @@ def _drawn(
     series: Sequence[str],
     guide: float | None,
 ) -> str:
-    """Fills the template; `series` are named below the frame, in the order of LOOKS."""
-    legend = [(LOOKS[number % len(LOOKS)], name) for number, name in enumerate(series)]
+    """Fills the template; `series` are named below the frame, in the order of MARK_LOOKS."""
+    legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
     frame: Mapping[str, object] = {
         "left": LEFT,
         "right": RIGHT,
