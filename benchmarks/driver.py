@@ -84,10 +84,10 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
 
 
 class _SilentView(LiveView):
-    """Does everything but print: planted runs have no seconds and no rate."""
+    """Does everything but print, and read the seconds of planted runs, which have none."""
 
     def say(self, text: str, style: str = "") -> None:
         pass
 
-    def _ended_line(self, progress: Progress, node: Node) -> str:
-        return self._count(progress)
+    def _say_ended(self, progress: Progress, node: Node) -> None:
+        pass

@@ -24,7 +24,6 @@ os.environ["RAY_AUTH_TOKEN"] = uuid.uuid4().hex
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.update(RAY_worker_niceness="0")  # Ray spells it so
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ["GRAM_SITE"] = "0"  # its own tests build it: studies do not, each in a process of its own
 for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH", "MLFLOW_TRACKING_URI"):
     os.environ.pop(name, None)
 

@@ -262,7 +262,7 @@ def test_one_module_prints_and_warns():
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {line.partition(":")[0] for line in wrong} == {"gram_platform/config/terminal.py"}, wrong
     drawing = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE) if "rich.console" in path.read_text()]
-    drawers = ("cli/reports.py", "cli/tables.py", "studies/live.py", "studies/panel.py")
+    drawers = ("cli/reports.py", "cli/tables.py", "studies/live.py")
     assert drawing == [f"gram_platform/{name}" for name in drawers]
 
 

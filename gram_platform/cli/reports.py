@@ -1,23 +1,30 @@
 """Makes what `gram report` and `gram replicate` print and write. Its imports take seconds: MLflow, pandas, plotly."""
 
+import os
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
-from gram_platform.config import LOSSES
+from gram_platform.analysis.tables import table_csv
 from gram_platform.config.identity import invalid, local_path, require_choice
+from gram_platform.config.provenance import provenance
 from gram_platform.config.terminal import masked, say
-from gram_platform.pages.report.measurements import MEASUREMENTS
+from gram_platform.pages.index import write_index
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS
 from gram_platform.pages.report.mirrored import mirrored
+from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.results.external import read_external
+from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import load_record, write_or_log
-from gram_platform.pages.site.build import tracking_of
-from gram_platform.pages.site.folder import make_folder
-from gram_platform.pages.site.replication import replicated_studies, replication_text, write_replication
+from gram_platform.pages.results.replication import prepare, published_studies, replicate, replication_text
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
-from gram_platform.studies.panel import show_results
-from gram_platform.tracking import Tracker
+from gram_platform.studies.live import show_results
+from gram_platform.studies.session import machine_text
+from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import mlflow_frames
 
 
@@ -60,19 +67,48 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Prints tables of losses measured elsewhere (the published ones without a `folder`), and writes them into `out`.
+    """Analyses losses measured elsewhere (the published ones without a `folder`); prints and writes each study.
 
-    ValueError for losses that cannot be read, and for an `out` that is no folder.
+    The folder `out` becomes a storage without runs: it has `studies/<study>/` and the index of a storage. ValueError
+    for losses that cannot be read, and for an `out` that cannot be written, before the first fit.
     """
-    started = time.monotonic()
-    place = local_path("out", out)
-    if place.exists() and not place.is_dir():
-        raise invalid("out", str(place), "a folder, or a new name")
-    studies = list(replicated_studies(folder, is_beside, str(place)))
-    paths = write_replication(studies, str(place), folder)
+    started, place, prepared = time.monotonic(), str(local_path("out", out)), []
+    if folder:
+        external = read_external(folder)
+        say(f"{external.folder}: {len(external.losses):,} losses, {external.curves['row'].nunique():,} curves")
+        prepared = prepare(external)
+    make_folder(place)
+    store = Store(place).open_for_writing()
+    submitted = provenance(machine_text(uses_ray=False)).after(())
+    studies = (replicate(one, is_beside) for one in prepared) if folder else published_studies()
+    names = []
     for study in studies:
-        say(f"\n{study.record.title}\n{' '.join(study.record.facts)}\n")
-        shown = MEASUREMENTS[LOSSES].brief_of(study.record, study)
-        show_results(Console(), replication_text(study), shown)
-    say("\n" + "\n".join(f"{name:16} {path}" for name, path in paths.items()))
-    say(f"studies: {len(studies)}, in {time.monotonic() - started:.1f} s")
+        record = replace(study.record, submissions=submitted)
+        begin_record(store, record)
+        paths = LOSSES_PRESENTATION.write(record, store, study, {}, None)
+        per_seed = renamed(study.analysis.per_seed, record.varies)
+        store.study_dir(record.name).write("per_seed.csv", table_csv(per_seed).encode())
+        say(f"\n{record.title}\n{' '.join(record.facts)}\n")
+        show_results(Console(), replication_text(study), LOSSES_PRESENTATION.brief_of(record, study))
+        say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
+        names.append(record.name)
+    say(f"\n{'site':12} {write_index(store)}")
+    say(f"studies: {len(names)}, in {time.monotonic() - started:.1f} s")
+
+
+def make_folder(path: str) -> None:
+    """Makes a local folder if need be; ValueError that names `out` if nothing can be written there."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise invalid("out", path, f"a folder where files can be written ({error})") from error
+
+
+def tracking_of(store: Store, tracking_uri: str) -> str | None:
+    """Returns MLflow's address: by default the storage's database, once it exists; None where there is none."""
+    if tracking_uri:
+        return tracking_uri
+    has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
+    return default_tracking_uri(store.root) if has_database else None

@@ -1,12 +1,9 @@
-"""Implements `gram sync`, `report`, `search` and `replicate`, and the site of a storage."""
-
-import sys
-from contextlib import suppress
+"""Implements `gram sync`, `report`, `search` and `replicate`."""
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.studies.flag_groups import Amount, Place, Switch, Text
+from gram_platform.studies.flag_groups import Place, Switch, Text
 
 
 def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str = "mlflow", folder: Place = "") -> None:
@@ -39,60 +36,35 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
 
 
 def report_command(
-    study: Positional[Text] = "",
-    storage: Storage = "",
-    tracking_uri: TrackingUri = "",
-    out: Place = "",
-    watch: Amount = 0.0,
+    study: Positional[Text] = "", storage: Storage = "", tracking_uri: TrackingUri = "", out: Place = ""
 ) -> None:
-    """Build the site of the whole storage; with a study, rebuild its table and report from stored results.
+    """Rebuild a study's table and report from stored results; without a study, the storage's index of all reports.
 
     With --tracking-uri its results are read from MLflow. So a study that the storage lacks is read; its files then go
     into --out, if given.
 
     Args:
-        study: name of a submitted study, such as scaling (default: the whole storage)
+        study: name of a submitted study, such as scaling (default: the index, which leads to all reports)
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
-        out: folder of the site; default: `site` in the storage
-        watch: rebuild the site after changes, checked every so many seconds, until interrupted (default: build it once)
+        out: folder of the files of a study that the storage lacks
     """
     if not study:
-        site_command(storage, tracking_uri, out, watch)
+        for flag, value in (("out", out), ("tracking_uri", tracking_uri)):
+            if value:
+                raise invalid(flag, value, "no value, or the name of a study too: the index is in the storage")
+        from gram_platform.pages.index import write_index
+
+        say(write_index(stored(storage).open_for_writing()))
         return
     from gram_platform.cli.reports import rebuild_report, report_from_mlflow
 
     if tracking_uri and not has_study(storage, study):
         report_from_mlflow(study, tracking_uri, out)
         return
-    if out or watch:
-        raise invalid("study", study, "no value with --out or --watch, which build the whole site")
+    if out:
+        raise invalid("out", out, f"no value: the storage has the study {study}, and its files stay there")
     rebuild_report(stored(storage).open_for_writing(), study, tracking_uri)
-
-
-def site_command(storage: Storage = "", tracking_uri: TrackingUri = "", out: Place = "", watch: Amount = 0.0) -> None:
-    """Build the site of a storage: an index of its studies and searches with their reports, and all claims.
-
-    Args:
-        storage: folder or URL of the storage
-        tracking_uri: MLflow server or database
-        out: folder of the site; default: `site` in the storage
-        watch: rebuild the site after changes, checked every so many seconds, until interrupted (default: build it once)
-    """
-    from gram_platform.pages.site.build import build_site, tracking_of, watch_site
-
-    store = stored(storage)
-    uri = tracking_of(store, tracking_uri)
-    if watch < 0:
-        raise invalid("watch", watch, "a positive number of seconds, or 0 to build once")
-    if watch:
-        with suppress(KeyboardInterrupt):
-            watch_site(store, uri, watch, say, out)
-        return
-    built = build_site(store, uri, out)
-    for problem in built.problems:
-        say(f"warning: {problem}", file=sys.stderr)
-    say(f"{built.num_runs} runs, {built.num_written} files written now\n{built.index}")
 
 
 def search_command(storage: Storage = "") -> None:
@@ -110,12 +82,12 @@ def search_command(storage: Storage = "") -> None:
 def replicate_command(
     folder: Positional[Place] = "", out: str = "replication", beside_published: Switch = True
 ) -> None:
-    """Make tables, claims, figures and pages from losses measured elsewhere; trains nothing.
+    """Make tables, claims and reports from losses measured elsewhere, as a study has them; trains nothing.
 
     Args:
         folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default: the per-seed ratios
             that the paper's authors published, which ship with this package
-        out: folder of the pages and tables
+        out: folder of the reports and tables, a storage of their own
         beside_published: leave out the published points, which are added where study and method are the same
     """
     from gram_platform.cli.reports import write_replicated

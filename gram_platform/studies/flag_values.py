@@ -27,14 +27,6 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Destination:
-    """Where results go: to a storage, and to the MLflow that mirrors it."""
-
-    storage: str
-    tracking_uri: str
-
-
-@dataclass(frozen=True)
 class Limits:
     """What a submission may cost: over all submissions, and predicted without the user's word."""
 

@@ -35,7 +35,6 @@ from gram_platform.studies.flag_groups import (
 )
 from gram_platform.studies.flag_values import (
     Choice,
-    Destination,
     Limits,
     corpus_place,
     read_ranks,
@@ -62,11 +61,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
     def hardware(self) -> Machine:
         """What --machine names."""
         return MACHINES[self.machine]
-
-    @cached_property
-    def destination(self) -> Destination:
-        """The storage and its mirror."""
-        return Destination(self.storage, self.tracking_uri)
 
     @cached_property
     def limits(self) -> Limits:

@@ -73,8 +73,6 @@ class StudyWork:
         # Machine hours of nodes that have ended, over all submissions.
         self.hours: dict[str, float] = {}
         self.records: list[StudyRecord] = []
-        # Whether each study had a page of this choice of runs before.
-        self.had_pages = False
         # Nodes without a result by (study, size); an entry goes when none is left.
         self.unwritten: dict[tuple[int, str], set[str]] = {}
 
@@ -83,9 +81,8 @@ class StudyWork:
         at, done = self.submission.start(self.submission.nodes), self.submission.done_before
         self._count_hours(node for node in self.submission.nodes if node.id in done)
         self.records = [self._traced(record_of(graph)) for graph in self.graphs]
-        # Every record is written, also after a study without a page.
-        had_page = [begin_record(self.store, record) for record in self.records]
-        self.had_pages = all(had_page)
+        for record in self.records:
+            begin_record(self.store, record)
         for number, graph in enumerate(self.graphs):
             for size in graph.flags.sizes:
                 if missing := {node.id for node in graph.of_size(size)} - done:
@@ -117,8 +114,7 @@ class StudyWork:
             if progress.failed or not self._may_start():
                 break
         one, hours = self.submission, sum(self.hours.values())
-        has_news = len(one.progress.done) > one.progress.reused or not self.had_pages
-        return Ended(one.counts(), one.failures(), one.num_left > 0, hours, has_news)
+        return Ended(one.counts(), one.failures(), one.num_left > 0, hours)
 
     def _may_start(self) -> bool:
         return not self.flags.limits.budget.reached(sum(self.hours.values()))

@@ -1,9 +1,6 @@
-"""Starts and ends a command: its exit code, Ray and how nodes execute there, cordoned machines, the site."""
+"""Starts and ends a command: Ray and how nodes execute there, cordoned machines, the site."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,10 +15,13 @@ from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.machine import num_cpus
 from gram_platform.methods.nodes import Node
+from gram_platform.pages.index import write_index
+from gram_platform.pages.link_page import LINK_PAGE, link_page
 from gram_platform.store import Store
+from gram_platform.store.folders import open_folder
 from gram_platform.store.machines import write_cordoned
-from gram_platform.studies.flag_values import Destination
 from gram_platform.studies.flags import CommonFlags
+from gram_platform.tracking.connection import opened_by
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
@@ -119,30 +119,15 @@ def machine_hours(store: Store, node: Node) -> float:
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
-# With the value 0 studies and searches leave the site alone.
-SITE_VARIABLE = "GRAM_SITE"
-SITE_TIMEOUT_S = 600.0
+def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
+    """Writes the index of the storage, and the page to which reports link until MLflow is open; says where they are.
 
-
-def refresh_site(destination: Destination, say: Callable[[str], None]) -> None:
-    """Updates the storage's site in a separate process; announces its address, or the failure."""
-    if os.environ.get(SITE_VARIABLE) == "0":
-        return
-    package = str(Path(__file__).resolve().parents[2])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "gram_platform.pages.site", destination.storage, destination.tracking_uri]
+    The tables are written by now, so an error here is only said.
+    """
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=SITE_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        say(f"the site was not built within {SITE_TIMEOUT_S:.0f} s; `gram report` builds it")
-        return
-    lines = (done.stderr if done.returncode else done.stdout).strip().splitlines() or ["no output"]
-    say(f"the site was not built ({lines[-1]})" if done.returncode else f"{'site':12} {lines[-1]}")
+        root = open_folder(store.root, writable=True)
+        if not tracking_uri.startswith("http") and not root.exists(LINK_PAGE):
+            root.write(LINK_PAGE, link_page("", opened_by(tracking_uri)), durable=False)
+        say(f"{'site':12} {write_index(store)}")
+    except (OSError, ValueError) as error:
+        say(f"the site was not built ({error}); `gram report` builds it")

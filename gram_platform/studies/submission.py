@@ -102,8 +102,6 @@ class Ended:
     is_unfinished: bool
     # The machine hours that --max-hours limits, over all submissions.
     hours: float
-    # True if the site is out of date.
-    has_news: bool
 
 
 class Submission:
@@ -266,7 +264,7 @@ def lead(
         except Exception as error:
             submission.notify(FAILED, f"{type(error).__name__}: {error}")
             raise
-    code = finish(submission, code, ended.has_news)
+    code = finish(submission, code)
     submission.notify(code, ended.counts, len(ended.failures))
     return code
 
@@ -288,9 +286,8 @@ def _led(
     return worst(TIME_IS_UP if limit else DONE, write(), FAILED if ended.failures else DONE), ended
 
 
-def finish(submission: Submission, code: int, has_news: bool = True) -> int:
-    """Updates the site, if it has news; returns the exit code."""
-    if has_news:
-        refresh_site(submission.flags.destination, submission.view.say)
+def finish(submission: Submission, code: int) -> int:
+    """Updates the site; returns the exit code."""
+    refresh_site(submission.store, submission.flags.tracking_uri, submission.view.say)
     submission.view.say(f"{'MLflow':12} {opened_by(submission.flags.tracking_uri)}")
     return code

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
+from tests.refused import refused
 
 STEPS = np.arange(1, 101) * 10.0
 
@@ -100,7 +101,7 @@ def test_a_baseline_without_a_positive_finite_step_is_refused():
     curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
     flat = LearningCurve(1e-4, 1.0, 1.0, 10.0, 0.0, 0.0, False, 10)
     for of, loss in ((curve, 99.0), (flat, 0.1)):
-        with pytest.raises(ValueError, match=r"^baseline_losses=.*positive step"):
+        with refused("baseline_losses"):
             compute_ratio(of, 3.0, [loss])
 
 
@@ -164,19 +165,19 @@ def test_compute_ratio_of_the_baseline_is_one_and_nothing_is_clipped():
     ],
 )
 def test_bad_curves_name_the_field(steps, losses, field):
-    with pytest.raises(ValueError, match=rf"^{field}="):
+    with refused(field):
         fit_learning_curve(steps, losses)
 
 
 def test_bad_losses_name_the_field():
     curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
     for loss in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"^loss="):
+        with refused("loss"):
             compute_ratio(curve, loss, [1.0])
     for losses in ([], [0.0], [float("nan")]):
-        with pytest.raises(ValueError, match=r"^baseline_losses="):
+        with refused("baseline_losses"):
             compute_ratio(curve, 3.0, losses)
-    with pytest.raises(ValueError, match=r"^step="):
+    with refused("step"):
         curve.loss(-25.0)
 
 
@@ -201,14 +202,14 @@ def test_real_curves_are_bounded_flagged_and_reported(shared_data):
     ("steps", "losses", "field"), [(["a", 2, 3], [3, 2, 1], "steps"), ([1, 2, 3], ["x"] * 3, "losses")]
 )
 def test_text_names_the_field(steps, losses, field):
-    with pytest.raises(ValueError, match=rf"^{field}='values of list'"):
+    with refused(field, "values of list"):
         fit_learning_curve(steps, losses)
     curve = fit_learning_curve(STEPS, planted(STEPS, 7.0, 0.3, 20.0))
-    with pytest.raises(ValueError, match=r"^loss="):
+    with refused("loss"):
         compute_ratio(curve, "low", [1.0])
-    with pytest.raises(ValueError, match=r"^baseline_losses="):
+    with refused("baseline_losses"):
         compute_ratio(curve, 3.0, ["low"])
-    with pytest.raises(ValueError, match=r"^step="):
+    with refused("step"):
         curve.loss("late")
 
 

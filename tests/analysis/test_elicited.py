@@ -6,6 +6,7 @@ import pytest
 
 from gram_platform.analysis.tables import analyse, domain_table
 from gram_platform.pages.results.results import format_table
+from tests.refused import refused
 from tests.stories_frames import AUXILIARY, PLANTED, SEEDS, SIZE, attacks, curves, evaluations, jitter
 from tests.study_frames import jackknife
 
@@ -80,9 +81,9 @@ def test_the_domain_table_has_both_the_forgotten_and_the_attacked(analysis):
 
 
 def test_bad_attacks_name_what_is_wrong():
-    with pytest.raises(ValueError, match="elicited"):
+    with refused("attacks", "a frame without elicited"):
         analyse(evaluations(), curves(), attacks=attacks().drop(columns="elicited"))
-    with pytest.raises(ValueError, match="once"):
+    with refused("attacks"):
         analyse(evaluations(), curves(), attacks=pd.concat([attacks(), attacks()]))
 
 

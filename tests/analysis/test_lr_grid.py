@@ -12,6 +12,7 @@ from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_
 from gram_platform.analysis.lr_laws import analyse_grid, fitted_law, law_json, laws_table, predictions, window_table
 from gram_platform.analysis.trends import fit_power_law
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_LAW, PAPER_SIZES, load_law
+from tests.refused import refused
 
 SIZES = {"1M": 1e6, "4M": 4e6, "16M": 16e6}
 LRS = tuple(1e-3 * 2.0**k for k in range(-2, 2))
@@ -75,7 +76,7 @@ def test_rates_that_differ_in_their_last_bits_are_one_cell():
     is_hot = (trials["lr"] == LRS[-1]) & (trials["seed"] == "1")
     assert pooled(diverge(moved, is_hot))["num_cells"] == 9
     assert pooled(moved)["notes"] == ""
-    with pytest.raises(ValueError, match=r"^trials="):
+    with refused("trials"):
         cells(pd.concat([trials, moved[is_hot]]))
 
 
@@ -167,10 +168,10 @@ def test_bad_frames_name_the_column():
         (pd.concat([good, good]), "trials"),
         (pd.concat([good, planted("1M").assign(parameters=4e6)]), "trials.parameters"),
     ):
-        with pytest.raises(ValueError, match=f"^{field}="):
+        with refused(field):
             optima_table(bad)
     for window in (0.0, -1.0, math.nan, True):
-        with pytest.raises(ValueError, match=r"^window="):
+        with refused("window"):
             optima_table(good, window)
 
 

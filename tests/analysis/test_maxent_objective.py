@@ -15,6 +15,7 @@ from gram_platform.analysis.maxent_objective import (
     references_of,
 )
 from gram_platform.analysis.tables import analyse
+from tests.refused import refused
 from tests.study_frames import DOMAINS, NUM_STEPS, SIZES, curves, evaluations, loss_at
 
 OBJECTIVE = MaxEntObjective(penalty_weight=10.0, floor=0.95)
@@ -59,7 +60,7 @@ def test_seeds_are_averaged_before_the_floor_applies():
     score = OBJECTIVE.score(mean_ratios([below, above]), ())
     assert score == pytest.approx({"objective": 0.2, "forget": 0.2, "penalty": 0.0, "core": 0.97})
     for seeds in ([], [{"core": 1.0}, {"core": 1.0, "cyber": 1.0}]):
-        with pytest.raises(ValueError, match=r"^ratios="):
+        with refused("ratios"):
             mean_ratios(seeds)
 
 
@@ -69,11 +70,11 @@ def test_seeds_are_averaged_before_the_floor_applies():
         ({"lisp": 1.0, "cyber": 1.0}, ("lisp",), "ratios"),
         ({"core": 1.0, "cyber": 1.0}, ("lisp",), "ratios"),
         ({"core": 1.0, "lisp": 1.0}, ("lisp",), "ratios"),
-        ({"core": 1.0, "cyber": math.nan}, (), r"ratios\[cyber\]"),
+        ({"core": 1.0, "cyber": math.nan}, (), "ratios[cyber]"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(ratios, retained, field):
-    with pytest.raises(ValueError, match=rf"^{field}="):
+    with refused(field):
         OBJECTIVE.score(ratios, retained)
 
 
@@ -86,7 +87,7 @@ def test_what_cannot_be_scored_is_refused(ratios, retained, field):
     ],
 )
 def test_bad_parameters(fields, name):
-    with pytest.raises(ValueError, match=rf"^maxent_objective\.{name}="):
+    with refused(f"maxent_objective.{name}"):
         MaxEntObjective(**fields)
 
 
@@ -127,12 +128,12 @@ def test_losses_far_above_the_curve_stay_finite():
 
 def test_incomplete_baselines_are_named():
     known = evaluations()
-    with pytest.raises(ValueError, match=r"^baselines='huge'.*no baselines"):
+    with refused("baselines", "huge"):
         references_of(known, curves(), "huge")
     unfinished = known[~((known["size"] == "small") & (known["method"] == "baseline") & (known["seed"] == "1"))]
-    with pytest.raises(ValueError, match=r"^baselines='small'.*seed 1: "):
+    with refused("baselines", "small"):
         references_of(unfinished, curves(), "small")
     assert set(SIZES) == {"tiny", "small", "medium"}
     assert set(references_of(unfinished, curves(), "tiny")) == set(DOMAINS)
-    with pytest.raises(ValueError, match=r"^losses=.*chemistry too"):
+    with refused("losses", ["biology", "core"]):
         ratios_of(references_of(known, curves(), "tiny"), {"core": 3.0, "biology": 3.0})

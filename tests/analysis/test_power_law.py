@@ -9,6 +9,7 @@ import pytest
 from gram_platform.analysis.lr_laws import bootstrap_laws
 from gram_platform.analysis.surface import fit_quadratic
 from gram_platform.analysis.trends import fit_power_law
+from tests.refused import refused
 
 RATES = 1e-3 * 2.0 ** np.arange(-2, 2)
 BATCHES = 64.0 * 2.0 ** np.arange(-1, 2)
@@ -95,20 +96,20 @@ def test_the_window_is_by_the_mean_of_a_cell():
     ],
 )
 def test_grids_that_cannot_determine_a_quadratic(lr, batch):
-    with pytest.raises(ValueError, match=r"^lr, batch="):
+    with refused("lr, batch"):
         fit_quadratic(lr, batch, np.linspace(3.0, 4.0, len(lr)))
 
 
 def test_bad_values_name_the_field():
     loss = surface(LR, BATCH, 0.8e-3, 70.0)
-    with pytest.raises(ValueError, match=r"^loss="):
+    with refused("loss"):
         fit_quadratic(LR, BATCH, np.where(loss == loss[0], np.nan, loss))
-    with pytest.raises(ValueError, match=r"^lr="):
+    with refused("lr"):
         fit_quadratic(-LR, BATCH, loss)
-    with pytest.raises(ValueError, match=r"^loss="):
+    with refused("loss"):
         fit_quadratic(LR, BATCH, loss[:-1])
     for window in (0.0, -0.1, math.nan, 1e-9):
-        with pytest.raises(ValueError, match=r"^window="):
+        with refused("window"):
             fit_quadratic(LR, BATCH, loss, window)
 
 
@@ -140,7 +141,7 @@ def test_laws_at_their_limits():
         ([1.0, 2.0], [1.0, math.nan], "values"),
         ([1, 2], [1], "values"),
     ):
-        with pytest.raises(ValueError, match=f"^{field}="):
+        with refused(field):
             fit_power_law(sizes, values)
 
 
@@ -169,5 +170,5 @@ def test_laws_from_trials_and_their_bootstrap():
 def test_a_law_needs_a_minimum_at_every_size():
     flat = trials(0.0)
     flat.loc[flat["parameters"] == 1e8, "loss"] = 3.0
-    with pytest.raises(ValueError, match="convex"):
+    with refused("trials"):
         bootstrap_laws(flat)

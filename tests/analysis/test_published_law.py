@@ -17,6 +17,7 @@ from gram_platform.analysis.lr_laws import analyse_grid, laws_table
 from gram_platform.analysis.surface import fit_quadratic, fit_surface
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests.analysis.test_lr_grid import laddered, planted
+from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT.parent / "shared" / "data" / "published"
@@ -79,7 +80,7 @@ def test_each_difference_from_the_authors_fit_moves_the_laws(named, keep, as_pub
 
 @published
 def test_doubled_rows_are_an_error_that_names_them_unless_fitted_as_published():
-    with pytest.raises(ValueError, match=r"'200M', 'lr': 0\.0002, 'batch': 64\.0, 'seed': '1'"):
+    with refused("trials", {"parameters": 199891008.0, "size": "200M", "lr": 0.0002, "batch": 64.0, "seed": "1"}):
         analyse_grid(load_trials(TRIALS), seq_len=1024)
 
 
@@ -114,7 +115,7 @@ def test_a_repeated_trial_counts_twice_as_published_and_is_refused_otherwise():
     trials = planted("4M", noise=0.01)
     worse = trials.iloc[[0]].assign(loss=trials["loss"].iloc[0] + 0.1)
     doubled = pd.concat([trials, worse])
-    with pytest.raises(ValueError, match="one row"):
+    with refused("trials"):
         cells(doubled)
     once, twice = (optima_table(t, as_published=True).set_index("seed") for t in (trials, doubled))
     assert twice.loc[POOLED, "num_points"] == once.loc[POOLED, "num_points"] + 1
@@ -159,35 +160,35 @@ def test_trials_that_have_not_ended_are_left_out_and_diverged_ones_need_no_loss(
 
 
 @pytest.mark.parametrize(
-    ("column", "value", "message"),
+    ("column", "value"),
     [
-        ("loss", "", "^line 4, loss="),
-        ("loss", "nan", "^line 4, loss="),
-        ("lr", "fast", "^line 4, lr='fast'"),
-        ("batch", "-8", "^line 4, batch="),
-        ("seed", "", "^line 4, seed="),
-        ("parameters", "inf", "^line 4, parameters="),
-        ("state", "asleep", "^line 4, state='asleep'"),
+        ("loss", ""),
+        ("loss", "nan"),
+        ("lr", "fast"),
+        ("batch", "-8"),
+        ("seed", ""),
+        ("parameters", "inf"),
+        ("state", "asleep"),
     ],
 )
-def test_bad_files_name_line_and_column(tmp_path, column, value, message):
+def test_bad_files_name_line_and_column(tmp_path, column, value):
     trials = planted("4M").astype(object)
     trials.loc[2, column] = value
     trials.to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(ValueError, match=message):
+    with refused(f"line 4, {column}"):
         load_trials(tmp_path / "a.csv")
 
 
 def test_absent_columns_and_unreadable_sizes_are_named(tmp_path):
     trials = planted("4M")
     trials.drop(columns=["lr", "seed"]).to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(ValueError, match="seed, lr"):
+    with refused("trials"):
         load_trials(tmp_path / "a.csv")
     trials.rename(columns={"loss": "loss_core"}).to_csv(tmp_path / "b.csv", index=False)
-    with pytest.raises(ValueError, match="loss_<domain>"):
+    with refused("trials"):
         load_trials(tmp_path / "b.csv")
     trials.assign(size="large").to_csv(tmp_path / "c.csv", index=False)
-    with pytest.raises(ValueError, match=r"^line 2, size='large'"):
+    with refused("line 2, size", "large"):
         load_trials(tmp_path / "c.csv", named_sizes=True)
 
 
@@ -207,7 +208,7 @@ def test_public_names_are_the_functions_of_the_analysis():
     assert (gram_platform.load_runs, gram_platform.load_store) == (frame.load_runs, frame.load_store)
     assert gram_platform.load_curves is frame.load_curves
     assert set(gram_platform.__all__) <= set(dir(gram_platform))
-    with pytest.raises(AttributeError, match="load_everything"):
+    with pytest.raises(AttributeError):
         gram_platform.load_everything  # noqa: B018
 
 

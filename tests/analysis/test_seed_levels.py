@@ -9,6 +9,7 @@ import pytest
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import laws_table
 from gram_platform.analysis.surface import fit_quadratic, fit_surface, level_columns, levelled
+from tests.refused import refused
 
 SIZES = (1e8, 4e8)
 BEST = {n: (0.311 * n**-0.308, 4.93e-5 * n**0.799) for n in SIZES}
@@ -101,12 +102,12 @@ def test_too_few_losses_for_the_levels_are_refused_and_say_so():
     frame = trials(2, sizes=SIZES[:1])
     half = frame[(frame["seed"] == 0) == (frame.index % 12 < 6)].iloc[[0, 1, 2, 3, 7, 11]]
     assert len(half) == 6
-    with pytest.raises(ValueError, match=r"^lr, batch=.* 1 .* 2 seeds"):
+    with refused("lr, batch"):
         fit_quadratic(half["lr"], half["batch"], half["loss"], None, half["seed"])
     row = pooled(half).iloc[0]
     assert "levels of 2 seeds" in row["reason"]
     assert row["notes"].startswith("no fit")
-    with pytest.raises(ValueError, match=r"^seeds='3 seeds'"):
+    with refused("seeds", "3 seeds"):
         fit_quadratic(half["lr"], half["batch"], half["loss"], None, [0, 1, 2])
 
 
@@ -123,9 +124,9 @@ def test_runs_without_a_name_are_refused():
     for name in ("size", "seed"):
         frame = trials().astype({name: object})
         frame.loc[3, name] = math.nan
-        with pytest.raises(ValueError, match=rf"^trials\.{name}="):
+        with refused(f"trials.{name}"):
             optima_table(frame)
     for name in ("lr", "batch", "loss", "parameters"):
-        with pytest.raises(ValueError, match=rf"^trials\.{name}="):
+        with refused(f"trials.{name}"):
             optima_table(trials().assign(**{name: "large"}))
     assert (cells(trials().assign(run_id=None))["runs"] == "").all()

@@ -18,6 +18,7 @@ from gram_platform.analysis.tables import (
     table_csv,
 )
 from gram_platform.pages.results.results import format_table
+from tests.refused import refused
 from tests.study_frames import (
     DOMAINS,
     NUM_STEPS,
@@ -273,11 +274,11 @@ def test_nothing_at_all():
 
 
 def test_bad_frames_name_what_is_wrong():
-    with pytest.raises(ValueError, match="retained"):
+    with refused("evaluations", "a frame without retained"):
         analyse(evaluations().drop(columns="retained"), curves())
-    with pytest.raises(ValueError, match="step"):
+    with refused("curves", "a frame without step"):
         analyse(evaluations(), curves().drop(columns="step"))
-    with pytest.raises(ValueError, match="once"):
+    with refused("evaluations"):
         analyse(pd.concat([evaluations(), evaluations()]), curves())
 
 

@@ -12,6 +12,7 @@ from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.paper.claims import CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
 from gram_platform.paper.verdicts import paper_claims
+from tests.refused import refused
 from tests.study_frames import NUM_STEPS, SEEDS, analysed, curves, evaluations, loss_at
 
 VARIANTS = ("uniform", "heterogeneous")
@@ -165,7 +166,7 @@ def test_figures_have_the_tables_values_and_the_papers(measured):
     (of_paper,) = [trace for name, trace in series.items() if name.startswith("GRAM, ")]
     assert list(of_paper.y) == [0.94, 0.99]
     assert len(variant_figure(table, "accumulation", "small", "core+physics", "core").data) == 1  # the baseline
-    with pytest.raises(ValueError, match="value='speed'"):
+    with refused("value", "speed"):
         variant_figure(table, "accumulation", "small", "mean", "speed")
 
 

@@ -53,7 +53,7 @@ def worktree(commit: str, path: Path) -> Iterator[Path]:
 def trained(root: Path, storage: Path) -> dict[str, str]:
     """Runs the campaign of a checkout in a new storage, and returns its hashes as `hashes`."""
     environment = {name: value for name, value in os.environ.items() if name not in SURROUNDINGS}
-    environment |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "GRAM_SITE": "0", "RAY_ADDRESS": "local"}
+    environment |= {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"}
     for command in COMMANDS:
         print(f"{storage.name}: {' '.join(command)}", flush=True)
         done = subprocess.run(

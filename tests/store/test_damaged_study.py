@@ -81,7 +81,6 @@ def outcome(command: list[str], capsys) -> str:
 @pytest.mark.parametrize("number", [1, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.timeout(3600)
 def test_no_damaged_file_ends_a_command(study, tmp_path, monkeypatch, capsys, number):
-    monkeypatch.setenv("GRAM_SITE", "0")
     kinds: dict[str, list[Path]] = {}
     for relative in files_of(study):
         kinds.setdefault(kind_of(relative), []).append(relative)
@@ -121,7 +120,6 @@ def files_of(study: Path) -> list[Path]:
 
 @pytest.fixture
 def copied(study, tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("GRAM_SITE", "0")
     return Path(shutil.copytree(study, tmp_path / "copied", ignore=shutil.ignore_patterns("site")))
 
 
@@ -159,7 +157,6 @@ def test_a_lost_history_of_the_baseline_is_named_with_a_remedy(study, copied, ca
 def test_after_random_losses_the_table_is_the_same_or_what_is_lost_is_said(
     study, tmp_path, monkeypatch, capsys, number
 ):
-    monkeypatch.setenv("GRAM_SITE", "0")
     table, rng, wrong = "studies/scaling/table.csv", random.Random(number), []
     for trial in range(number):
         root = tmp_path / str(trial)

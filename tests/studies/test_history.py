@@ -81,18 +81,8 @@ def test_another_choice_of_runs_makes_history_and_the_same_makes_none(store):
     assert len(store.history_dirs("scaling")[dates[0]].list()) == len(PAGE) + 1
 
 
-def test_a_submission_knows_whether_its_page_is_there(store):
-    """Else the site has news, even if every run is done already."""
-    assert not begin_record(store, WIDE)
-    assert not begin_record(store, WIDE)
-    submit(store, WIDE, "wide")
-    assert begin_record(store, WIDE)
-    assert not begin_record(store, NARROW)
-
-
 @pytest.mark.slow
-def test_the_site_leads_to_an_earlier_page_though_nothing_was_trained(storage, monkeypatch):
-    monkeypatch.delenv("GRAM_SITE", raising=False)
+def test_the_site_leads_to_an_earlier_page_though_nothing_was_trained(storage):
     for methods in (["baseline", "filtering"], ["baseline"]):
         flags = ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--in-process", "--methods", *methods]
         assert run_study(STUDY, parse(STUDY, flags)) == 0

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.ray
 FLAGS = ("--preset", "smoke", "--methods", "baseline", "--seeds", "1")
 
 
-@pytest.fixture(autouse=True)
-def no_site(monkeypatch):
-    monkeypatch.setenv("GRAM_SITE", "0")
-
-
 @pytest.fixture
 def started(monkeypatch) -> list[Node]:
     """The nodes that are started, in their order."""

@@ -5,14 +5,13 @@ import re
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from ray.dashboard.modules.reporter import reporter_agent
 
-from gram_platform.studies.live import progress_gauges
+from gram_platform.studies.gauges import ProgressGauges
 
 BOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
-METRIC = re.compile(r"ray_\w+")
 
 
 def exported(ray, label: str) -> str:
@@ -30,25 +29,15 @@ def exported(ray, label: str) -> str:
 
 
 @pytest.mark.ray
-def test_the_exporter_shows_every_metric_of_the_board(ray_cluster):
-    """On a machine without a GPU, Ray's source names the metrics of GPUs."""
-    set_gauges = progress_gauges("a study")
-    set_gauges({"done": 3, "waiting": 4}, 1250.0, {("gram", "0.6M"): 2.5})
+def test_the_exporter_shows_what_the_board_draws_of_a_study(ray_cluster):
+    node = SimpleNamespace(names={"method": "gram", "size": "0.6M"})
+    running = [(node, {"tokens_per_second": 1000.0, "loss": 2.0}), (node, {"tokens_per_second": 250.0, "loss": 3.0})]
+    ProgressGauges("a study").set({"done": 3, "waiting": 4}, running)
     text = exported(ray_cluster, 'study="a study"')
-    values = {
-        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if 'study="a study"' in line
-    }
-    of_state = {re.search(r'state="(\w+)"', key)[1]: v for key, v in values.items() if key.startswith("ray_gram_nodes")}
-    assert of_state == {"done": 3.0, "waiting": 4.0}
-    assert [v for key, v in values.items() if key.startswith("ray_gram_tokens")] == [1250.0]
-    assert [(v, 'method="gram"' in key) for key, v in values.items() if "ray_gram_training_loss{" in key] == [
-        (2.5, True)
-    ]
-    board = json.loads(BOARD.read_text())
-    drawn = {
-        name for panel in board["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])
-    }
-    assert len(drawn) == 7
-    absent = {name for name in drawn if f"{name}{{" not in text}
-    assert absent == {"ray_node_gpus_utilization", "ray_node_gram_used"}
-    assert absent <= {f"ray_{name}" for name in reporter_agent.METRICS_GAUGES}
+    found = dict(re.findall(r'^(ray_gram_\w+\{.*study="a study".*\}) (\S+)$', text, re.MULTILINE))
+    values = {key.partition("{")[0]: float(value) for key, value in found.items() if "state=" not in key}
+    assert values == {"ray_gram_tokens_per_second": 1250.0, "ray_gram_training_loss": 2.5}
+    states = {re.search(r'state="(\w+)"', key)[1]: float(value) for key, value in found.items() if "state=" in key}
+    assert states == {"done": 3.0, "waiting": 4.0}
+    drawn = set(re.findall(r"ray_gram_\w+", json.dumps(json.loads(BOARD.read_text()))))
+    assert drawn == {key.partition("{")[0] for key in found}

@@ -10,6 +10,7 @@ import pandas as pd
 from gram_platform.analysis.calibration import calibration_table
 from gram_platform.analysis.localization import LOCALIZATION_COLUMNS
 from gram_platform.analysis.tables import table_csv
+from gram_platform.config import State
 from gram_platform.config.plugins import Table
 from gram_platform.methods.measurements import Calibration, Losses, Samples, TokenIncreases
 from gram_platform.pages.report.build import study_page
@@ -19,14 +20,16 @@ from gram_platform.pages.report.calibration import (
     calibration_text,
     read_calibration,
 )
+from gram_platform.pages.report.card import PICTURE_FILE, describe_ratios
 from gram_platform.pages.report.localization import brief_tokens, read_tokens, tokens_page, tokens_text
 from gram_platform.pages.report.page import Page
 from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.results.record import StudyRecord, mlflow_links, publish, with_links
+from gram_platform.pages.results.record import Card, StudyRecord, mlflow_links, publish, with_links
 from gram_platform.pages.results.results import (
     Brief,
     brief_results,
+    count_verdicts,
     lost_rows,
     ratio_lines,
     read_results,
@@ -54,6 +57,8 @@ class Presentation:
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
     # for a terminal, wide or not, in place of the text
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
+    # the main result in a sentence, and a small picture as SVG; "" and "" while there is none
+    describe: Callable[[Any], tuple[str, str]] = lambda results: ("", "")
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()  # that MLflow draws
     # metrics of evaluations in MLflow, by id
     ratios: Callable[[Any], Mapping[str, Mapping[str, float]]] = lambda results: {}
@@ -74,9 +79,20 @@ class Presentation:
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
         with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
         page, table = self.page(with_machines, linked, tracker), table_csv(self.table(record, results))
+        headline, picture = self.describe(results)
+        card = Card(headline, _state(record, results.runs), count_verdicts(page.claims))
         files = {"table.csv": table.encode(), **page.files}
+        files |= {PICTURE_FILE: picture.encode()} if picture else {}
         shown = tracker, self.lines(results), self.ratios(results)
-        return publish(record.shown_by(results.runs), store, files, page.figures, *shown)
+        return publish(replace(record, card=card), store, files, page.figures, *shown)
+
+
+def _state(record: StudyRecord, runs: pd.DataFrame) -> str:
+    """Says how many of a study's nodes are done; "" for numbers that were measured elsewhere."""
+    if not record.entries:
+        return ""
+    num_done = (runs["status"] == State.COMPLETE).sum()
+    return f"{num_done} of {len(record.ids)} nodes done."
 
 
 LOSSES_PRESENTATION = Presentation(
@@ -85,6 +101,7 @@ LOSSES_PRESENTATION = Presentation(
     brief=brief_results,
     table=lambda record, results: renamed(results.analysis.table, record.varies),
     page=study_page,
+    describe=describe_ratios,
     lines=ratio_lines,
     ratios=seed_ratios,
     lost=lost_rows,

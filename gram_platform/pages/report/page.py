@@ -28,8 +28,7 @@ LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
 PLOTLY = "plotly.min.js"
 FEW_SECTIONS = 3  # sections that need no table of contents
 HOW_TO_READ = "How to read"  # the title of the section that defines a page's terms
-SOURCE_TITLE = "Source"  # of the section, on a page of several studies, with the command and commit of each
-SOURCE_ID = "source"  # the address of this section, or of the paragraph in the head of the page of one study
+SOURCE_ID = "source"  # the address of the paragraph in a page's head with command and commit
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"  # files of a study and of a search
 # in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
 _OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
@@ -57,11 +56,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a study, a search or a site: plain texts before sections. Blank lines separate paragraphs.
+    """A page of a study or a search, or the index: plain texts before sections. Blank lines separate paragraphs.
 
     `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged. `source` says with
-    which command, code and machine the numbers were made; a page of several studies has `closing_sections` instead.
-    Every figure and every row of a table leads there, or to the page of its run or report.
+    which command, code and machine the numbers were made. Every figure and every row of a table leads there, or to the
+    page of its run.
     """
 
     title: str
@@ -84,20 +83,16 @@ class Page:
             return page
         return page | {CLAIMS_FILE: table_csv(self.claims.drop(columns=WITHIN, errors="ignore")).encode()}
 
-    def html(self, navigation: Sequence[tuple[str, str]] = ()) -> str:
-        """Renders the document. `navigation` are (title, address) of the pages of its site.
-
-        The page runs its own scripts alone, named by a hash that no text in it can hold.
-        """
+    def html(self) -> str:
+        """Renders the document, which runs its own scripts alone, named by a hash that no text in it can hold."""
         has_claims = self.claims is not None and len(self.claims)
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
-        has_source = bool(self.source) or any(section.title == SOURCE_TITLE for section in self.sections)
-        main = sections_html(self.sections, f"#{SOURCE_ID}" if has_source else "")
+        main = sections_html(self.sections, f"#{SOURCE_ID}" if self.source else "")
         parts = {"intro": _paragraphs(counted + self.intro), "source": _source(self.source), "main": main}
         parts |= {"title": self.title, "contents": _contents(self.sections)}
         nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
         scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
-        return str(render("page.html", **parts, navigation=navigation, scripts=scripts, nonce=nonce))
+        return str(render("page.html", **parts, scripts=scripts, nonce=nonce))
 
 
 def section_by_size(
@@ -122,16 +117,6 @@ def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
 def terms_section(terms: Iterable[tuple[str, str]]) -> Section:
     """Defines the terms of a page: pairs of a term and its definition."""
     return Section(HOW_TO_READ, markup=render("terms.html", terms=terms))
-
-
-def closing_sections(sizes: str, sources: Iterable[tuple[str, str]]) -> list[Section]:
-    """Ends a page of several studies: what their sizes count, and where the numbers of each come from.
-
-    `sources` are pairs of a title and a text; either text may be "", where nothing is known.
-    """
-    known = [(title, text) for title, text in sources if text]
-    found = [Section("Sizes", sizes)] if sizes else []
-    return [*found, Section(SOURCE_TITLE, markup=render("terms.html", terms=known))] if known else found
 
 
 def render(template: str, **values: object) -> Markup:

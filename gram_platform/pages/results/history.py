@@ -28,11 +28,8 @@ class Choice(TypedDict):
     entries: list[Entry]
 
 
-def begin_record(store: Store, record: StudyRecord) -> bool:
-    """Writes the record of a submission that begins; moves the page of another choice of runs into the history.
-
-    Returns whether the study has a page of this choice.
-    """
+def begin_record(store: Store, record: StudyRecord) -> None:
+    """Writes the record of a submission that begins; moves the page of another choice of runs into the history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
     for date in [date for date, place in kept.items() if not place.exists(REPORT_FILE)]:
@@ -53,7 +50,6 @@ def begin_record(store: Store, record: StudyRecord) -> bool:
         folder.remove(name)
     for date in list(store.history_dirs(record.name))[:-MOST_KEPT]:
         history.remove(date)
-    return report is not None and not moves
 
 
 def _copy(folder: Folder, target: Folder, report: bytes) -> None:

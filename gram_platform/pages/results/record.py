@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import TypedDict
 
@@ -12,15 +12,14 @@ from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
 from gram_platform.analysis.tables import CLASSES, Analysis, with_runs
 from gram_platform.analysis.variants import by_number
-from gram_platform.config import LOSSES, State
-from gram_platform.config.identity import InvalidField, invalid, meant, require_real, short_hash
+from gram_platform.config import LOSSES
+from gram_platform.config.identity import InvalidField, invalid, meant, require_real
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SubmissionRow, code_text, submissions_text
 from gram_platform.config.terminal import warn
 from gram_platform.methods.description import Description
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.link_page import LINK_PAGE
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
@@ -28,8 +27,10 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
-STUDY_FILE = "study.json"
-TO_DATABASE = f"../../{LINK_PAGE}"  # from a report to the page that knows where MLflow listens
+# The record of a study, and of a search: in its folder, and of a search in the folder of its driver too.
+STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
+# From a report to the page that knows where MLflow listens.
+TO_DATABASE = "../../mlflow.html"
 RUN_COLOUR = "mlflow.runColor"  # of a run in MLflow's charts and lists
 
 
@@ -54,6 +55,18 @@ UnitError = TypedDict(
 
 
 @dataclass(frozen=True)
+class Card:
+    """What the index of a storage says of a study or a search, beside its title and question."""
+
+    # The main result in a sentence; "" before there is one.
+    headline: str = ""
+    # How much is done.
+    state: str = ""
+    # How many claims have each verdict.
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class StudyRecord(Description):
     """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
 
@@ -69,8 +82,9 @@ class StudyRecord(Description):
     probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
     by_modules: bool = False  # the page leads with compute ratios against the number of active modules
     unit_errors: tuple[UnitError, ...] = ()  # see `analysis.calibration`
-    shown: str = ""  # `nodes_digest` of the complete nodes that report.html shows; "" before it is written
     submissions: tuple[SubmissionRow, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
+    # Empty before the report is written.
+    card: Card = Card()
 
     @property
     def ids(self) -> set[str]:
@@ -95,18 +109,9 @@ class StudyRecord(Description):
         """Names the scale at which the study's claims are judged."""
         return f"preset {self.params.get('preset', '?')} ({', '.join(self.sizes)})"
 
-    def shown_by(self, runs: pd.DataFrame) -> "StudyRecord":
-        """Returns the record beside a report of these nodes, in the columns `id` and `status`."""
-        return replace(self, shown=nodes_digest(runs.loc[runs["status"] == State.COMPLETE, "id"]))
-
     def to_json(self) -> bytes:
         """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
-
-
-def nodes_digest(ids: Iterable[str]) -> str:
-    """Hashes a set of node ids."""
-    return short_hash(sorted(set(ids)))
 
 
 def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
@@ -267,12 +272,12 @@ def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str,
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
-def run_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> tuple[dict[str, str], str]:
+def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
     """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
     if tracker is None:
         return {}, "There are no links to MLflow: no server was named, and the storage has no database."
     try:
-        return mlflow_links(tracker, pages), links_note(tracker.tracking_uri)
+        return mlflow_links(tracker), links_note(tracker.tracking_uri)
     except TrackingUnavailable as error:
         return {}, f"There are no links to MLflow: it is away ({error})."
 

@@ -17,7 +17,7 @@ from gram_platform.analysis.ratios import (
     VARIANT,
     VIEW,
 )
-from gram_platform.analysis.tables import Analysis
+from gram_platform.analysis.tables import Analysis, frame_text
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.methods import size_key
@@ -32,8 +32,8 @@ from gram_platform.pages.results.declarations import (
 )
 from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import Results, StudyRecord
-from gram_platform.pages.results.results import analysed, judged
-from gram_platform.paper.paper import SOURCE, published_per_seed, published_table
+from gram_platform.pages.results.results import analysed, judged, summary_text
+from gram_platform.paper.paper import SOURCE, beside_published, published_per_seed, published_table
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
 NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
@@ -102,6 +102,16 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
         return results
     parameters = {size: parameters_of(size) for size in published["size"]} | record.parameters
     return replace(results, record=replace(record, parameters=parameters), published=published)
+
+
+def replication_text(study: Results) -> str:
+    """Formats the table with the published rows, the claims, and missing values."""
+    parts = [summary_text(study.record, study)]
+    if study.published is not None:
+        rows = beside_published(study.analysis.table, study.published, study.shown_profile)
+        parts.append(f"beside the published\n\n{frame_text(rows)}")
+    missing = study.analysis.missing
+    return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])
 
 
 def published_studies() -> list[Results]:

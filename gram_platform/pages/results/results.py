@@ -195,9 +195,9 @@ def with_values(frame: pd.DataFrame, names: Iterable[str], text: Callable[..., s
     return {name: list(map(text, *(frame[name + end] for end in ENDS))) for name in names if frame[name].notna().any()}
 
 
-def count_verdicts(claims: pd.DataFrame) -> Mapping[str, int]:
+def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     """Returns how many claims have each verdict; {} without claims."""
-    return Counter(claims["verdict"]) if len(claims) else {}
+    return {} if claims is None or claims.empty else dict(Counter(claims["verdict"]))
 
 
 # ------------------------------------------------------------------------------------------------------ frames

@@ -24,9 +24,6 @@ from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.values import text_for_people
 from gram_platform.tracking.views import TrialColumns
 
-# Of a search in its own folder, and beside its report.
-SEARCH_FILE = "search.json"
-
 
 @dataclass(frozen=True)
 class SearchOutput:

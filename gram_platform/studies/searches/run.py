@@ -16,7 +16,7 @@ from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.pages.results.record import publish_files
+from gram_platform.pages.results.record import SEARCH_FILE, publish_files
 from gram_platform.store import Store
 from gram_platform.studies.build import resolve_corpora, settings_of
 from gram_platform.studies.definition import preset_params, with_changes
@@ -26,7 +26,7 @@ from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter
 from gram_platform.studies.searches.definition import Search, SearchFlags
 from gram_platform.studies.searches.driver_lease import DriverLease
-from gram_platform.studies.searches.report import SEARCH_FILE, trial_metrics, trial_tags
+from gram_platform.studies.searches.report import trial_metrics, trial_tags
 from gram_platform.studies.searches.work import SearchWork
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
@@ -170,7 +170,7 @@ class SearchDriver:
             median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
             lines.append(f"a trial took {median}")
         is_unfinished = self.is_cut or one.num_left > 0
-        return Ended("\n".join(lines), one.failures() + failed, is_unfinished, self.spent_hours(), has_news=True)
+        return Ended("\n".join(lines), one.failures() + failed, is_unfinished, self.spent_hours())
 
     def write(self) -> int:
         """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""

@@ -1,5 +1,6 @@
 """Defines what a search does on its corpora: the nodes of its trials, the source of its points, and its report."""
 
+import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,15 +16,16 @@ from gram_platform.engine.proposals import Group, OptunaSource, PointList, Sourc
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
+from gram_platform.pages.report.card import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
-from gram_platform.pages.results.record import sizes_text
-from gram_platform.pages.results.results import Brief
+from gram_platform.pages.results.record import SEARCH_FILE, Card, sizes_text
+from gram_platform.pages.results.results import Brief, count_verdicts
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.studies.build import Graph
 from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
-from gram_platform.studies.searches.report import SEARCH_FILE, SearchOutput, json_file
+from gram_platform.studies.searches.report import SearchOutput, counts_text, json_file
 from gram_platform.studies.session import machine_hours
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.database import database_path
@@ -124,10 +126,14 @@ class SearchWork(Graph):
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
         source = submissions_text(rows)
         page = Page(study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source)
-        shown = {"title": study.title, "question": study.question, "varied": columns.parameters}
-        shown |= {"objectives": columns.objectives, "submissions": rows}
+        trials = pd.read_csv(io.BytesIO(tables["trials.csv"]))
+        headline, picture = describe_trials(trials, columns.parameters, columns.objectives)
+        card = Card(headline, counts_text(trials), count_verdicts(claims))
+        shown = {"title": study.title, "question": study.question, "submissions": rows, "card": card}
         plain = json_file({"name": study.name, **known, **record, **shown})
-        return SearchOutput({**tables, **page.files, SEARCH_FILE: plain}, figures, text, brief, columns)
+        files = {**tables, **page.files, SEARCH_FILE: plain}
+        files |= {PICTURE_FILE: picture.encode()} if picture else {}
+        return SearchOutput(files, figures, text, brief, columns)
 
 
 # --------------------------------------------------------------------------------------------------- a list of points

@@ -89,7 +89,7 @@ class Cluster:
         """The environment of everything on every host; credentials of the bucket are a cluster's own business."""
         aws = {"AWS_ENDPOINT_URL": f"http://storage:{S3_PORT}", "AWS_DEFAULT_REGION": "us-east-1"}
         aws |= {"AWS_ACCESS_KEY_ID": "anybody", "AWS_SECRET_ACCESS_KEY": "nothing"}
-        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true", "GRAM_SITE": "0"}
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
         # The memory monitor and the number of threads know nothing of the other hosts on this machine.
         shared = {"RAY_memory_monitor_refresh_ms": "0", "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1"}
         shared |= {"RAY_raylet_start_wait_time_s": str(START_S)}  # 30 s are too few on a busy machine

@@ -8,6 +8,7 @@ import pytest
 from gram_platform.analysis.sweeps import analyse_sweeps
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
 from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
+from tests.refused import refused
 from tests.stories_frames import SIZE, curves
 from tests.sweep_frames import POINTS, analysed, evaluations
 
@@ -78,7 +79,7 @@ def test_every_panel_by_name_and_none_that_is_empty(table):
     assert not [name for name in sweep_figures(table.assign(**blank)) if name.endswith("elicited")]
     assert sweep_figures(table.iloc[:0]) == {}
     assert len(sweep_figure(table, "p_cr", "gram", "5B", "core").data) == 0
-    with pytest.raises(ValueError, match=r"^value="):
+    with refused("value"):
         sweep_figure(table, "p_cr", "gram", SIZE, "sideways")
 
 

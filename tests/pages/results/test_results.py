@@ -1,9 +1,9 @@
 """A study's table from stored runs, evaluations and attacks: from MLflow and the storage alike, under its own names."""
 
 import json
-import re
 import shutil
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
@@ -15,6 +15,7 @@ from gram_platform.analysis.tables import CLASSES, analyse
 from gram_platform.config import EvalPoints, Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.figures.style import method_style
+from gram_platform.pages.report.build import report_sections
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import StudyRecord, load_record, sizes_text
 from gram_platform.pages.results.results import ratio_lines, read_results, summary_text
@@ -234,9 +235,11 @@ def test_report_and_record(study):
     store, record, _ = study
     results = read_results(record, store)
     paths = LOSSES_PRESENTATION.write(record, store, results, {}, None)
-    page = Path(paths["report.html"]).read_text(encoding="utf-8")
-    assert {"claims", "cost", "attacks"} <= set(re.findall(r'<section id="([^"]+)"', page))
-    assert load_record(store, "stories") == record.shown_by(results.runs)
+    assert {"Claims", "Cost", "Attacks"} <= {section.title for section in report_sections(results)}
+    stored = load_record(store, "stories")
+    assert replace(stored, card=record.card) == record
+    assert stored.card.verdicts == Counter(results.claims["verdict"])
+    assert stored.card.headline.startswith("GRAM: core 0.")
     assert read_csv(paths["claims.csv"])["verdict"].tolist() == results.claims["verdict"].tolist()
     text = summary_text(record, results)
     assert "paper" in text

@@ -1,15 +1,13 @@
 """What every page and report must be: drawn, silent, labelled, reachable by keyboard, as wide as its window."""
 
-import re
-from collections.abc import Callable, Iterable
-from functools import cache
+import json
+from collections.abc import Iterable
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 from tests.pages.site.browser import running_browser
 
-SOURCE_TEXT = re.compile(
-    r"(as|by) `[^`]+`, (commit|sources) [0-9a-f]{7}"
-)  # of `submissions_text`, and of `gram replicate`
 PHONE, DESK = (390, 900), (1280, 900)
 # figures are drawn when they come near the window: the first that is not is brought there
 DRAWN = """(() => {
@@ -58,32 +56,10 @@ FAULTS = """(() => {
   if (document.querySelectorAll("h1").length !== 1) say("not one h1");
   if (!document.documentElement.lang || !document.title) say("no language or title");
   if (document.querySelector("a, button, input, [tabindex]").className !== "skip") say("the skip link is not first");
-  const site = document.querySelector("nav[aria-label=Site]");
-  if (site && !site.querySelector("[aria-current=page]")) {
-    say("no place in the navigation");
-  }
   const wide = document.documentElement.scrollWidth - window.innerWidth;
   if (wide > 0) say("the page is " + wide + " pixels too wide");
   return faults;
 })()"""
-# the address of each row's and each figure's first link, null without one
-FIRST_LINK = 'querySelector("a[href]:not([download])")'
-LINKS_OF_PLACES = f"""[...document.querySelectorAll("figure, tbody tr")].map((place) => place.{FIRST_LINK}?.href)"""
-CONTRAST = """(() => {
-  const light = (colour) => {
-    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => {
-      const c = part / 255;
-      return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    });
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const paper = light(getComputedStyle(document.body).backgroundColor);
-  const places = [document.body, document.querySelector("a:not(.skip)"), document.querySelector("h2 .sign")];
-  const axis = document.querySelector(".plot .xtick text");
-  const colours = [...places.map((place) => getComputedStyle(place).color), ...(axis ? [axis.style.fill] : [])];
-  return colours.map(light).map((ink) => (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05));
-})()"""
-
 # on paper: what is not drawn, what is folded, and what lies beside the page or is clipped
 UNPRINTED = """(() => {
   const faults = [];
@@ -119,41 +95,40 @@ def require_whole(pages: Iterable[Path], folder: Path) -> None:
     assert browser.said == []
 
 
-def source_addresses(page: Path, is_run: Callable[[str], bool]) -> list[str]:
-    """The address that each row and figure of a page leads to; AssertionError for one without command and commit.
+class ParsedPage(HTMLParser):
+    """The tags of a page with their attributes, its texts without scripts and styles, and its figures."""
 
-    `is_run` says whether an address in MLflow is that of a run with both.
-    """
-    markup = re.sub("<script.*?</script>", "", page.read_text(), flags=re.S)
-    is_shown = cache(lambda address: is_run(address) or _has_source(page, address))
-    found = []
-    for place in re.findall(r"<tr><td.*?</tr>|<figure.*?</figure>", markup, re.S):
-        shown = list(filter(is_shown, re.findall(r'<a [^>]*?href="([^"]*)"', place)))
-        assert shown, f"{page}: no link of {place} leads to command and commit"
-        found += shown[:1]
-    return found
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.figures: list[dict] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.tags[-1] if self.tags else ("", {})
+        if attributes.get("type") == "application/json" and data.strip():
+            self.figures.append(json.loads(data))
+        elif tag not in ("script", "style"):
+            self.texts.append(data)
 
 
-def _has_source(page: Path, address: str) -> bool:
-    path, _, anchor = address.partition("#")
-    target = (page.parent / path).resolve() if path else page
-    if target.suffix != ".html" or not target.is_file():
-        return False
-    _, _, text = target.read_text().partition(f'id="{anchor}"' if anchor else 'id="source"')
-    return SOURCE_TEXT.search(re.split("</p>|</section>", text)[0]) is not None
+def parse_page(page: Path) -> ParsedPage:
+    return ParsedPage(page.read_text())
 
 
 def require_links_lead_somewhere(site: Path) -> list[str]:
-    """Follows every link of the pages of a site; returns their addresses."""
-    found = []
-    for page in sorted(site.glob("*.html")):
-        for address in re.findall(r'(?:href|src)="([^"]*)"', page.read_text()):
-            path, _, anchor = address.partition("#")
-            if address.startswith("data:"):
-                continue
-            target = (page.parent / path).resolve() if path else page
-            assert target.is_file(), (page, address)
-            is_of_mlflow = target.name == "mlflow.html"
-            assert not anchor or is_of_mlflow or f'id="{anchor}"' in target.read_text(), (page, address)
-            found.append(address)
-    return found
+    """Follows every link of the index of a site, and each picture; returns their addresses."""
+    index = parse_page(site / "index.html")
+    ids = {attributes.get("id") for _, attributes in index.tags}
+    addresses = [at[name] for _, at in index.tags for name in ("href", "src") if name in at]
+    for address in addresses:
+        path, _, anchor = address.partition("#")
+        if path:
+            assert address.startswith("data:") or (site / unquote(path)).is_file(), address
+        else:
+            assert anchor in ids, address
+    return addresses

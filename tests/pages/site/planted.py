@@ -10,9 +10,10 @@ import plotly.graph_objects as go
 from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.style import with_table
+from gram_platform.pages.report.card import describe_trials
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
-from gram_platform.pages.results.record import StudyRecord
+from gram_platform.pages.results.record import Card, StudyRecord
 from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
@@ -134,18 +135,15 @@ class PlantedStorage:
 
     def search(self, name: str) -> None:
         """A search over the runs planted so far, with its own report."""
-        runs = [entry["id"] for entry in self.entries if entry["kind"] == "run"][:3]
-        rows = [f"{name},{number},complete,1.5,{run_id}\n" for number, run_id in enumerate(runs)]
-        trials = "search,trial,state,loss,runs\n" + "".join(rows)
-        claims = "claim,verdict,difference,low,high,num_seeds,detectable,paper,source\n"
-        claims += "p_cr helps,agree,0.1,0.05,0.15,3,0.02,,app:hyperparams\n"
-        about = {"name": name, "title": name, "question": "What it asks.", "varied": ["trial"], "objectives": ["loss"]}
-        about["submissions"] = [SUBMITTED]
-        trials_frame = pd.DataFrame({"trial": [1, 2], "loss": [1.0, 2.0]})
+        trials = pd.DataFrame({"state": "complete", "rate": [1.0, 2.0, 3.0], "loss": [1.5, 1.2, 1.8]})
+        headline, picture = describe_trials(trials, ["rate"], ["loss"])
+        card = Card(headline, "3 trials: 3 complete.", {"agree": 1})
+        about = {"name": name, "title": name, "question": "What it asks.", "submissions": [SUBMITTED]}
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
-        table = Section("Trials", "All of them.", {"trials": with_table(figure, trials_frame)}, table=trials_frame)
-        files = {"trials.csv": trials, "claims.csv": claims, "search.json": json.dumps(about)}
-        files["report.html"] = Page("A search", "What it asks.", [table], source=submissions_text([SUBMITTED])).html()
+        table = Section("Trials", "All of them.", {"trials": with_table(figure, trials)}, table=trials)
+        page = Page("A search", "What it asks.", [table], source=submissions_text([SUBMITTED]))
+        files = {"claims.csv": "claim,verdict\np_cr helps,agree\n", "card.svg": picture, "report.html": page.html()}
+        files["search.json"] = json.dumps({**about, "card": vars(card)})
         for file, text in files.items():
             self.store.study_dir(name).write(file, text.encode())
 

@@ -231,7 +231,8 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
 
 def test_tables_figures_and_report(setup, store):
     result = written(setup, store)
-    assert set(result.files) == {"table.csv", "trials.csv", "claims.csv", "report.html", "search.json"}
+    tables = {"table.csv", "trials.csv", "claims.csv"}
+    assert set(result.files) == {"report.html", "search.json", "card.svg", *tables}
     table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])

@@ -1,0 +1,159 @@
+"""Makes the card of a study or a search: the sentence and the small picture that the index of a storage shows of it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from gram_platform.analysis.ratios import VARIANT
+from gram_platform.analysis.tables import CLASSES
+from gram_platform.analysis.trials import STATE
+from gram_platform.config import State
+from gram_platform.pages.figures.study import HIDDEN
+from gram_platform.pages.figures.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, method_style
+from gram_platform.pages.report.build import headline_rows
+from gram_platform.pages.report.page import render
+from gram_platform.pages.results.record import Results
+
+# In the folder of a study or a search, beside its report.
+PICTURE_FILE = "card.svg"
+# Pixels of the frame, whose bottom is the picture's own; and between two marks of a row.
+LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
+SEARCH_HEIGHT = 150.0
+# A shape around the middle of a mark, and its colour: of the classes in their order, and of the sizes of a search.
+MARK_LOOKS = (
+    ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
+    ("M-4,-4h8v8h-8z", GREEN),
+    ("M0,-5.5L5.5,0L0,5.5L-5.5,0z", VERMILION),
+    ("M0,-5.5L5,4H-5z", PURPLE),
+    ("M-5,-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z", ORANGE),
+)
+
+
+class Mark(NamedTuple):
+    """One value: its place, its shape and colour, and the ends of its interval if it has one."""
+
+    x: float
+    y: float
+    look: tuple[str, str]
+    ends: tuple[float, float] | None = None
+
+
+class Label(NamedTuple):
+    """A text at a place of the picture; `anchor` as in SVG."""
+
+    x: float
+    y: float
+    anchor: str
+    text: str
+
+
+def describe_ratios(study: Results) -> tuple[str, str]:
+    """Returns a sentence with the compute ratios of the main method, and a picture of all methods.
+
+    Both are of the place that the report shows at a glance; "" and "" while there are no main numbers.
+    """
+    main = headline_rows(study)
+    if main.empty:
+        return "", ""
+    first = main.iloc[0]
+    at = {"size": first["size"], "profile": first["profile"]}
+    at |= {VARIANT: first[VARIANT]} if study.record.varies else {}
+    rows = study.table[~study.table["method"].isin(HIDDEN)]
+    for name, value in at.items():
+        rows = rows[rows[name] == value]
+    values = [f"{name} {first[name]:.2f}" for name in CLASSES if math.isfinite(first[name])]
+    words = {"profile": "profile", VARIANT: study.record.varies.replace("_", " ")}
+    place = ", ".join(f"{words.get(name, '')} {value}".strip() for name, value in at.items())
+    label = method_style(first["method"]).label
+    return f"{label}: {', '.join(values)} ({place})", draw_ratios(rows)
+
+
+def draw_ratios(rows: pd.DataFrame) -> str:
+    """Draws the classes of each method, a row of `table.csv`, one below the other, with their intervals."""
+    names = [name for name in CLASSES if rows[name].notna().any()]
+    end = 0.2 * math.ceil(max(rows[names].max().max(), 1.0) / 0.2 + 0.25)
+    height = STEP * (len(names) + 1)
+
+    def across(value: float) -> float:
+        return LEFT + (RIGHT - LEFT) * min(max(value, 0.0), end) / end
+
+    marks, labels = [], []
+    for number, row in enumerate(rows.to_dict("records")):
+        top = TOP + height * number
+        labels.append(Label(LEFT - 8, top + height / 2 + 4, "end", method_style(row["method"]).label))
+        for line, name in enumerate(names):
+            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            ends = (across(low), across(high)) if math.isfinite(high - low) else None
+            if math.isfinite(row[name]):
+                marks.append(Mark(across(row[name]), top + STEP * (line + 1), MARK_LOOKS[line], ends))
+    bottom = TOP + height * len(rows)
+    labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
+    return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
+
+
+def describe_trials(trials: pd.DataFrame, varied: Sequence[str], objectives: Sequence[str]) -> tuple[str, str]:
+    """Returns a sentence with the ranges of a search's objectives, and a picture of its complete trials.
+
+    The picture has one objective against the other, or against what is varied first. `trials` as in `trials.csv`.
+    """
+    complete = trials[trials[STATE] == State.COMPLETE]
+    parts = []
+    for name in objectives:
+        found = complete[name].dropna()
+        if len(found):
+            parts.append(f"{name.replace('_', ' ')} {found.min():.3g} to {found.max():.3g}")
+            if len(objectives) == 1:
+                lowest = complete.loc[found.idxmin()]
+                at = [f"{column} {lowest[column]}" for column in ("size", *varied) if column in complete]
+                parts.append(f"the lowest at {', '.join(at)}")
+    columns = (*objectives, *varied)[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
+    numbers = [name for name in columns if pd.api.types.is_numeric_dtype(complete[name])]
+    drawn = complete.dropna(subset=numbers)
+    return ", ".join(parts), draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
+
+
+def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
+    """Draws trials, the second column against the first; the shape and colour tell a trial's size."""
+    xs, ys = trials[x_name], trials[y_name]
+    is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
+    bottom = TOP + SEARCH_HEIGHT
+    right = _placed([math.log(x) for x in xs] if is_log else list(xs), LEFT + 10, RIGHT - 10)
+    up = _placed(list(ys), bottom - 10, TOP + 10)
+    of_trials = trials["size"].astype(str) if "size" in trials else ["a trial"] * len(trials)
+    sizes = list(dict.fromkeys(of_trials))
+    looks = {size: MARK_LOOKS[number % len(MARK_LOOKS)] for number, size in enumerate(sizes)}
+    marks = [Mark(x, y, looks[size]) for x, y, size in zip(right, up, of_trials, strict=True)]
+    labels = [Label(LEFT - 8, TOP + 14, "end", f"{ys.max():.3g}")]
+    labels += [Label(LEFT - 8, bottom - 6, "end", f"{ys.min():.3g}")]
+    labels += [Label(LEFT + 10, bottom + 16, "start", f"{xs.min():.3g}")]
+    labels += [Label(RIGHT, bottom + 16, "end", f"{xs.max():.3g}")]
+    x_text, y_text = (name.replace("_", " ") for name in (x_name, y_name))
+    title = f"Up: {y_text}; across: {x_text}{' (log)' if is_log else ''}"
+    return _drawn(title, bottom, marks, labels, sizes, None)
+
+
+def _drawn(
+    title: str,
+    bottom: float,
+    marks: Sequence[Mark],
+    labels: Sequence[Label],
+    series: Sequence[str],
+    guide: float | None,
+) -> str:
+    """Fills the template; `series` are named below the frame, in the order of MARK_LOOKS."""
+    legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
+    frame: Mapping[str, object] = {
+        "left": LEFT,
+        "right": RIGHT,
+        "top": TOP,
+        "bottom": bottom,
+        "guide": guide,
+    }
+    return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))
+
+
+def _placed(values: Sequence[float], first: float, last: float) -> list[float]:
+    low, span = min(values), max(values) - min(values)
+    return [first + (last - first) * ((value - low) / span if span else 0.5) for value in values]
