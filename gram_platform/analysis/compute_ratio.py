@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from gram_platform.analysis.intervals import floats
+from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
 MIN_POINTS = 3  # distinct steps: the curve has three parameters
@@ -83,7 +83,8 @@ class LearningCurve:
         Clips nothing: a loss below the curve's last gives more than `last_step`, and one far above the first can give
         less than 0 if s0 > 0. Infinite if too large for a float.
         """
-        losses = _positive("loss", loss)
+        losses = floats("loss", loss)
+        positive("loss", losses.ravel())
         with np.errstate(over="ignore"):
             growth = np.expm1((self.log_loss_first - np.log(losses)) / self.alpha)
             return _like(loss, self.first_step + self.offset * growth)
@@ -124,7 +125,7 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
     `baseline_losses` holds each baseline seed's final loss on the same domain; all losses in nats a token. Above 1 is
     better than the baseline. ValueError for losses <= 0, or if the baseline's mean step equivalent is <= 0.
     """
-    baseline = np.atleast_1d(_positive("baseline_losses", baseline_losses))
+    baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
         raise invalid("baseline_losses", [], "the final loss of at least one baseline seed")
     reference = float(np.mean(curve.step(baseline)))
@@ -201,23 +202,14 @@ def _like(reference, values: np.ndarray):
     return float(values) if np.ndim(reference) == 0 else values
 
 
-def _positive(field: str, values) -> np.ndarray:
-    array = floats(field, values)
-    if not np.all(np.isfinite(array) & (array > 0.0)):
-        raise invalid(field, values, "finite positive losses")
-    return array
-
-
 def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps and log losses [N], ordered by step."""
-    s, values = floats("steps", steps), floats("losses", losses)
-    if s.ndim != 1 or values.shape != s.shape:
-        raise invalid("losses", f"shape {values.shape}", f"one loss for each step, shape {s.shape} of one dimension")
-    bad_steps, bad_losses = ~(np.isfinite(s) & (s >= 0.0)), ~(np.isfinite(values) & (values > 0.0))
-    if bad_steps.any():
-        raise invalid("steps", float(s[bad_steps][0]), "finite steps >= 0")
-    if bad_losses.any():
-        raise invalid("losses", float(values[bad_losses][0]), f"finite positive losses (at step {s[bad_losses][0]:g})")
+    s, values = floats("steps", steps), positive("losses", losses)
+    if values.shape != s.shape:
+        raise invalid("losses", f"{len(values)} values", f"one loss for each step, of shape {s.shape}")
+    is_bad = ~(np.isfinite(s) & (s >= 0.0))
+    if is_bad.any():
+        raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
     order = np.lexsort((values, s))  # so that the order of the seeds does not change a bit of the sums

@@ -1,7 +1,7 @@
-"""Computes intervals over training seeds: t-interval, paired differences, detectable difference, bootstrap."""
+"""Computes intervals over training seeds: t-interval, paired differences, detectable difference."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import invalid
 
 CONFIDENCE = 0.90  # of every interval, in the paper and here
 TAIL = 0.5 + CONFIDENCE / 2.0  # the quantile of an interval's upper end
@@ -29,7 +29,7 @@ def floats(field: str, values: object) -> np.ndarray:
         raise invalid(field, f"values of {type(values).__name__}", f"numbers ({error})") from error
 
 
-def positive(field: str, values: Sequence[float]) -> np.ndarray:
+def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns values [n] as floats; ValueError naming the field and the first entry that is not finite and positive."""
     array = floats(field, values)
     if array.ndim != 1:
@@ -63,9 +63,7 @@ def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = 
     ValueError if there is no value or one is not finite: leave out unknown values first.
     """
     array = _finite("values", values)
-    spread = array if pseudo_values is None else floats("pseudo_values", list(pseudo_values))
-    if spread.shape != array.shape:
-        raise invalid("pseudo_values", f"{len(spread)} numbers", f"one for each of {len(array)} values")
+    spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
     mean, num = float(array.mean()), len(array)
     if num < 2:
         return Interval(mean, math.nan, math.nan)
@@ -77,8 +75,8 @@ def interval_columns(
     name: str, values: Sequence[float], pseudo_values: Sequence[float] | None = None
 ) -> dict[str, float]:
     """Returns {name, name_low, name_high}: mean and t-interval of the values [n] that are not NaN; NaN without any."""
-    array = floats(name, list(values))
-    spread = array if pseudo_values is None else floats("pseudo_values", list(pseudo_values))
+    array = np.asarray(values, float)
+    spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
     is_known = ~np.isnan(array)
     interval = t_interval(array[is_known], spread[is_known]) if is_known.any() else (math.nan,) * 3
     return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
@@ -138,48 +136,6 @@ def _detectable_shift(num: int) -> float:
     """Returns the smallest detectable difference of `num` seeds in standard errors."""
     critical = float(stats.t.ppf(TAIL, num - 1))
     return optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
-
-
-def bootstrap(
-    groups: Sequence[Sequence],
-    statistic: Callable[[list[list]], Sequence[float]],
-    num_resamples: int = 1000,
-    rng_seed: int = 0,
-) -> np.ndarray:
-    """Returns `statistic` [num_resamples, K] of groups whose members (usually seeds) are redrawn within each group.
-
-    If the statistic raises ValueError (a fit that does not exist), the row is NaN, and the caller counts it. The same
-    `rng_seed` gives the same samples. ValueError for an empty group or no resamples.
-    """
-    sizes = [len(group) for group in groups]
-    require_int("num_resamples", num_resamples, 1)
-    if not sizes or min(sizes) == 0:
-        raise invalid("groups", sizes, "one or more groups of at least one member")
-    rng = np.random.default_rng(rng_seed)
-    rows = []
-    for _ in range(num_resamples):
-        draws = [rng.integers(0, size, size) for size in sizes]
-        rows.append(_attempt(statistic, [[g[i] for i in draw] for g, draw in zip(groups, draws, strict=True)]))
-    width = max((len(row) for row in rows if row is not None), default=1)
-    return np.array([np.full(width, np.nan) if row is None else row for row in rows], float)
-
-
-def percentile_interval(samples: Sequence[float], centre: float) -> Interval:
-    """Returns (centre, low, high): the middle 90% of the finite samples [R]; NaN ends with fewer than two."""
-    array = np.asarray(samples, float)
-    array = array[np.isfinite(array)]
-    if len(array) < 2:
-        return Interval(float(centre), math.nan, math.nan)
-    tail = 50.0 * (1.0 - CONFIDENCE)
-    low, high = np.percentile(array, [tail, 100.0 - tail])
-    return Interval(float(centre), float(low), float(high))
-
-
-def _attempt(statistic: Callable[[list[list]], Sequence[float]], sample: list[list]) -> np.ndarray | None:
-    try:
-        return np.atleast_1d(np.asarray(statistic(sample), float))
-    except ValueError:
-        return None
 
 
 def _finite(field: str, values: Sequence[float]) -> np.ndarray:

@@ -25,6 +25,7 @@ STATISTICS = ("gini", "top_share", "positive", "increase")
 TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
 LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS), "num_tokens", "num_seeds"]
 NUM_POINTS = 101  # of a curve
+SHARES = np.linspace(0.0, 1.0, NUM_POINTS)  # of the tokens, the largest increases first
 
 View = tuple[str, str, str, str]  # method, size, seed, profile
 
@@ -57,34 +58,16 @@ class Localization:
 
 def gini(values: np.ndarray) -> float:
     """Returns the Gini coefficient of n values >= 0: 0 if all are equal, (n - 1) / n if one holds all; NaN if all 0."""
-    ordered = np.sort(_not_negative(values))
+    ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
     return float(2.0 * (np.arange(1, num + 1) @ ordered) / (num * total) - (num + 1) / num) if total else np.nan
 
 
-def top_share(values: np.ndarray, share: float = TOP) -> float:
-    """Returns the part of the sum of values >= 0 that the largest `share` of them hold; NaN if all are 0."""
-    return float(np.interp(share, *_concentration(values)))
-
-
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the parts of the sum that the largest 0%, 1%, ... 100% of values >= 0 hold [NUM_POINTS]; NaN if all 0."""
-    return np.interp(np.linspace(0.0, 1.0, NUM_POINTS), *_concentration(values))
-
-
-def _concentration(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of the values, largest first [n + 1], and the shares of their sum that these hold [n + 1]."""
-    ordered = np.sort(_not_negative(values))[::-1]
-    held = np.concatenate([[0.0], np.cumsum(ordered)])
+    """Returns the parts of the sum that the largest SHARES of the values >= 0 hold [NUM_POINTS]; NaN if all are 0."""
+    held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
-        return np.linspace(0.0, 1.0, len(held)), held / held[-1]
-
-
-def _not_negative(values: np.ndarray) -> np.ndarray:
-    flat = np.asarray(values, float).reshape(-1)
-    if len(flat) == 0 or not (flat >= 0.0).all():
-        raise invalid("values", flat[:4].tolist(), "one or more numbers, none negative")
-    return flat
+        return np.interp(SHARES, np.linspace(0.0, 1.0, len(held)), held / held[-1])
 
 
 def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]) -> pd.DataFrame:
@@ -112,13 +95,14 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
         raise invalid("losses", f"shape {losses.shape}", f"the shape of the reference's tokens, {reference.shape}")
     increases = losses.astype(float) - reference
     positive = np.maximum(increases, 0.0)
+    curve = concentration_curve(positive)
     return {
         "gini": gini(positive[positive > 0.0]) if positive.any() else np.nan,
-        "top_share": top_share(positive),
+        "top_share": float(np.interp(TOP, SHARES, curve)),
         "positive": float((positive > 0.0).mean()),
         "increase": float(increases.mean()),
         "num_tokens": increases.size,
-        "curve": concentration_curve(positive),
+        "curve": curve,
     }
 
 
@@ -151,7 +135,7 @@ def _curves(few: pd.DataFrame) -> pd.DataFrame:
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
-        points = {"tokens": np.linspace(0.0, 1.0, NUM_POINTS), "share": share, "runs": run_names(group["runs"])}
+        points = {"tokens": SHARES, "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])
 

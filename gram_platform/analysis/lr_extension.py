@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}
-MIN_VALUES, MIN_CELLS = 3, 6  # values of each axis, and cells: fewer cannot determine a quadratic
+MIN_VALUES = 3  # of each axis: fewer cannot determine a quadratic
 
 Cell = tuple[float, int]  # peak LR and batch in sequences
 
@@ -38,8 +38,6 @@ class Grid:
                 raise invalid(field, list(values), f"at least {MIN_VALUES} positive numbers, rising")
         if any(batch != int(batch) for batch in self.batches):
             raise invalid("batches", list(self.batches), "whole sequences")
-        if len(self.lrs) * len(self.batches) < MIN_CELLS:
-            raise invalid("lrs, batches", (self.lrs, self.batches), f"at least {MIN_CELLS} cells")
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -70,10 +68,7 @@ def extension(
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
 
-    table = cells(trials)
-    if table["size"].nunique() != 1:
-        raise invalid("trials", sorted(set(table["size"])), "the trials of one size")
-    optima = optima_table(trials, window)
+    table, optima = cells(trials), optima_table(trials, window)
     row = optima[optima["seed"] == POOLED].iloc[0]
     if math.isnan(row["best_loss"]):
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))

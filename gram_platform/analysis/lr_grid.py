@@ -9,19 +9,21 @@ does not bend the surface. A size whose fit fails keeps its row, with the reason
 """
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import floats, require_columns
+from gram_platform.analysis.intervals import require_columns
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
     Optimum,
     fit_quadratic,
     fit_surface,
-    levelled_losses,
+    levelled,
     require_window,
 )
 from gram_platform.analysis.trials import STATE
@@ -30,7 +32,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.methods import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
-TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 CELL = ["size", "parameters", "lr", "batch"]
 POOLED = "pooled"  # in place of a seed: all seeds of the size
 SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # the predicted loss is within 0.1% of the minimum
@@ -53,10 +55,10 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
         frame[name] = frame["seed"].where(frame["state"] == state)
     counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
     losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
-    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
+    grouped = frame.groupby(["parameters", "size", "lr", "batch"])
     table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
-    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
-    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
+    is_used = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
+    return table.assign(used=is_used)[[*CELL, *losses, *counts, "used", "runs"]]
 
 
 def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
@@ -92,7 +94,6 @@ def surface_table(trials: pd.DataFrame, window: float | None = None, as_publishe
 
     Sizes whose fit fails have no rows; `optima_table` says why.
     """
-    require_window(window)
     parts = []
     for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"], sort=True):
         try:
@@ -126,8 +127,7 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     states = table[STATE] if STATE in table else pd.Series(State.COMPLETE, table.index)
     has_ended = ~states.isin((State.RUNNING, State.WAITING))
     table, states = table[has_ended], states[has_ended]
-    for name in needed:
-        _require_values(table, name, states, name in losses)
+    _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
     frame = table[["size", "seed", "lr", "batch"]].astype({"lr": float, "batch": float})
     counts = [_named_count(line, size) for line, size in table["size"].items()] if named_sizes else table["parameters"]
     values = table[losses].astype(float)
@@ -135,21 +135,23 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     return frame.assign(parameters=np.asarray(counts, float), loss=loss, state=states).reset_index(drop=True)
 
 
-def _require_values(table: pd.DataFrame, name: str, states: pd.Series, is_loss: bool) -> None:
-    """ValueError for the first row without a usable value or state; a loss matters only if the trial is complete."""
-    rows = table[states == State.COMPLETE] if is_loss else table
-    if name in ("size", "seed"):
-        is_bad = rows[name].isna()
-    else:
-        values = pd.to_numeric(rows[name], errors="coerce")
-        is_bad = ~(np.isfinite(values) & (values > 0.0))
-    if is_bad.any():
-        place = is_bad.idxmax()
-        allowed = "a name" if name in ("size", "seed") else "a finite positive number"
-        raise invalid(f"line {place + 2}, {name}", rows.loc[place, name], allowed)
-    unknown = ~states.isin(ENDED)
+def _require_values(trials: pd.DataFrame, names: Sequence[str], field: Callable[[Any, str], str]) -> None:
+    """ValueError for the first row without a usable value or state; a loss matters only if the trial is complete.
+
+    `names`: the columns; `field`: names the place of a row's label and a column in the error.
+    """
+    for name in names:
+        rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
+        if name in ("size", "seed"):
+            is_bad, allowed = rows[name].isna(), "a name"
+        else:
+            values = pd.to_numeric(rows[name], errors="coerce")
+            is_bad, allowed = ~(np.isfinite(values) & (values > 0.0)), "a finite positive number"
+        if is_bad.any():
+            raise invalid(field(is_bad.idxmax(), name), rows[name][is_bad].iloc[0], allowed)
+    unknown = ~trials[STATE].isin(ENDED)
     if unknown.any():
-        raise invalid(f"line {unknown.idxmax() + 2}, {STATE}", states[unknown.idxmax()], "one of " + ", ".join(ENDED))
+        raise invalid(field(unknown.idxmax(), STATE), trials[STATE][unknown].iloc[0], "one of " + ", ".join(ENDED))
 
 
 def _named_count(line: int, size: str) -> float:
@@ -164,27 +166,16 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 
     That includes a size, lr, batch and seed that occurs twice, unless trials `may_repeat`.
     """
-    require_columns("trials", trials, TRIAL_FIELDS)
-    for name in ("size", "seed"):
-        if trials[name].isna().any():
-            raise invalid(f"trials.{name}", None, "a name for every run")
-    unknown = sorted(set(trials["state"]) - set(ENDED), key=str)
-    if unknown:
-        raise invalid("trials.state", unknown[0], "one of " + ", ".join(ENDED))
+    require_columns("trials", trials, [*TRIAL_FIELDS, STATE])
+    _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""
-    frame = trials.assign(run_id=runs, loss=floats("trials.loss", trials["loss"]), **names)
-    complete = frame[frame[STATE] == State.COMPLETE]
-    bad = complete[~(np.isfinite(complete["loss"]) & (complete["loss"] > 0))]
-    if len(bad):
-        raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")
+    frame = trials.assign(run_id=runs, loss=pd.to_numeric(trials["loss"], errors="coerce").astype(float), **names)
     for name in ("parameters", "lr", "batch"):
-        values = floats(f"trials.{name}", frame[name])
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
         frame[name] = pd.to_numeric(frame[name])  # of a frame read as text
-        if name != "parameters":  # values that differ only in their last bits are one cell
-            frame[name] = frame[name].groupby(np.log(values).round(SAME_CELL)).transform("min")
+    for name in ("lr", "batch"):
+        # Values that differ only in their last bits are one cell.
+        frame[name] = frame[name].groupby(np.log(frame[name].to_numpy(float)).round(SAME_CELL)).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
     if pairs.apply(pd.Series.duplicated).to_numpy().any():
         raise invalid("trials.parameters", sorted(set(frame["parameters"])), "one count per size, no two equal")
@@ -211,10 +202,13 @@ def _fit(group: pd.DataFrame, as_published: bool) -> dict:
 
 def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) -> dict:
     axes = ["lr", "batch"]
-    # Cells that lack one of the seeds of the group.
-    lacking = int((group.groupby(axes)["seed"].nunique() < group["seed"].nunique()).sum())
-    level = levelled_losses(*_columns(group), group["seed"]) if lacking else group["loss"]
-    means = group.assign(loss=level).groupby(axes, sort=True)["loss"].mean().reset_index()
+    by_cell = group.groupby(axes)
+    # How many cells lack one of the seeds of the group.
+    lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
+    losses = group["loss"]
+    if lacking:
+        losses = levelled(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
+    means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
     best = means.iloc[int(means["loss"].argmin())] if len(means) else dict.fromkeys([*axes, "loss"], math.nan)
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""

@@ -10,13 +10,14 @@ so read no law without `window_table`.
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.intervals import TAIL, Interval, bootstrap, percentile_interval, positive
+from gram_platform.analysis.intervals import CONFIDENCE, TAIL, Interval, positive
 from gram_platform.analysis.lr_grid import POOLED, cells, is_flat, optima_table, surface_table, used_trials
 from gram_platform.analysis.surface import fit_quadratic
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
@@ -204,16 +205,21 @@ class SeedSpread:
     freedoms: np.ndarray  # [J] seeds - 1
 
     def interval(self, weights: np.ndarray, centre: float) -> Interval:
-        """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`; NaN ends with too few."""
+        """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`.
+
+        NaN ends with fewer than two resamples.
+        """
         known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
-        if len(known) < 2:
+        if len(known) < 2 or not math.isfinite(centre):
             return Interval(centre, math.nan, math.nan)
         variances = weights**2 * known.var(axis=0)
         total = variances.sum()
         shares = variances / total if total > 0.0 else np.full(len(variances), 1.0 / len(variances))
         freedom = 1.0 / np.sum(shares**2 / self.freedoms)
         factor = stats.t.ppf(TAIL, freedom) / stats.norm.ppf(TAIL)
-        return percentile_interval(centre + factor * (known @ weights), centre)
+        tail = 50.0 * (1.0 - CONFIDENCE)
+        low, high = np.percentile(centre + factor * (known @ weights), [tail, 100.0 - tail])
+        return Interval(centre, float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -261,17 +267,17 @@ def bootstrap_laws(
         sizes.append(float(parameters))
         groups.append([of_seed[["lr", "batch", "loss"]].to_numpy(float) for _, of_seed in of_size.groupby("seed")])
     pooled, num_seeds = _optima(sizes, groups, window, as_published), np.array([len(seeds) for seeds in groups])
-    laws, width = [fit_power_law(sizes, values) for values in pooled], 2 * len(sizes)
+    laws = [fit_power_law(sizes, values) for values in pooled]
     num_resamples = num_resamples if num_seeds.min() > 1 else 0
-    samples = np.empty((0, width))
-    if num_resamples:
-        samples = bootstrap(groups, lambda g: _optima(sizes, g, window, as_published).ravel(), num_resamples)
-    if samples.shape[1] != width:  # every resample failed
-        samples = np.full((num_resamples, width), np.nan)
-    moved = np.log(samples.reshape(-1, 2, len(sizes)) / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
+    samples, rng = np.full((num_resamples, *pooled.shape), np.nan), np.random.default_rng(0)
+    for sample in samples:
+        redrawn = [[seeds[i] for i in rng.integers(0, len(seeds), len(seeds))] for seeds in groups]
+        with suppress(ValueError):  # without a convex surface at every size the sample stays NaN
+            sample[:] = _optima(sizes, redrawn, window, as_published)
+    moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
     spreads = [SeedSpread(moved[:, i], num_seeds - 1) for i in (0, 1)]
     ends = [spread.interval(_slope_weights(sizes), law.exponent) for spread, law in zip(spreads, laws, strict=True)]
-    num_failed = int(np.isnan(samples[:, 0]).sum())
+    num_failed = int(np.isnan(samples[:, 0, 0]).sum())
     return LawBootstrap(*laws, *ends, num_resamples, num_failed, tuple(sizes), *spreads)
 
 

@@ -155,12 +155,6 @@ def require_window(window: float | None) -> None:
         raise invalid("window", window, "a positive fraction, or None for all cells")
 
 
-def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
-    """Returns the losses [n] less the levels of their seeds (see `levelled`), so that cells can be compared."""
-    x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
-    return levelled(_cells(np.log(np.stack([x, y], axis=1))), z, seeds)
-
-
 def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level; `cell` [n]: numbers.
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, require_columns, with_pseudo_values
+from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, with_pseudo_values
 from gram_platform.analysis.ratios import BASELINE, MEAN
 from gram_platform.analysis.tables import CLASSES, TABLE_COLUMNS, analyse, joined_notes, over_seeds, pair_means
-from gram_platform.config.identity import invalid
 
 POINT = ["knob", "value", "method", "size"]
 SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elicited")
@@ -47,11 +46,9 @@ def analyse_sweeps(
 
     Baseline rows serve every point: their knob and value are ignored. Every other view has a row for each of its knobs.
     `runs` joins the `run_id`s, if the evaluations have them. Notes name their points, unless they hold at all.
-    ValueError for a missing column, a value that is not a finite number, or a point with a view twice.
+    ValueError as of `tables.analyse`.
     """
-    evaluations = _checked("evaluations", evaluations)
-    declared = evaluations if declared is None else _checked("declared", declared)
-    attacks = None if attacks is None else _checked("attacks", attacks)
+    declared = evaluations if declared is None else declared
     points = _points(evaluations, declared)
     baselines = analyse(evaluations[evaluations["method"] == BASELINE], curves, sizes)
     parts, tables, notes = [], [baselines.table], {}
@@ -69,17 +66,6 @@ def analyse_sweeps(
     table = _summary(per_seed, evaluations)
     missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
-
-
-def _checked(field: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with `retained` never null; ValueError for a missing column, or a view without a point."""
-    require_columns(field, frame, ["knob", "value", "method"])
-    views = frame[frame["method"] != BASELINE]
-    is_point = views["knob"].notna() & np.isfinite(pd.to_numeric(views["value"], errors="coerce"))
-    if not is_point.all():
-        first = views[~is_point].iloc[0]
-        raise invalid(field, {n: first[n] for n in ("method", "knob", "value")}, "a knob with a finite value")
-    return frame.assign(retained=frame["retained"].fillna("")) if "retained" in frame else frame
 
 
 def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:

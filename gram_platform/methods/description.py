@@ -1,6 +1,6 @@
 """Says what a study is about, apart from its settings."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -10,12 +10,13 @@ class Description:
     name: str
     title: str
     question: str  # plain text of the report's head
-    compare_with: str = field(default="", kw_only=True)  # the paper's study whose tables and claims stand beside ours
-    varies: str = field(default="", kw_only=True)  # the column of the variants, such as "accumulation"
+    _: KW_ONLY
+    compare_with: str = ""  # the paper's study whose tables and claims stand beside ours
+    varies: str = ""  # the column of the variants, such as "accumulation"
     # the variant whose baselines are the reference of all; "": each variant's own
-    unit: str = field(default="", kw_only=True)
+    unit: str = ""
     # compute ratios against the baseline of the same seed, not against all seeds' pooled
-    own_baseline: bool = field(default=False, kw_only=True)
+    own_baseline: bool = False
 
     @property
     def description(self) -> dict:

@@ -104,7 +104,7 @@ def finetuning_run(
         routing=RoutingConfig(freeze_core=bool(adapters)),
         optimizer=optimizer,
         batch_size=options.batch_size,
-        micro_batch=_micro_batch(options.batch_size, size.micro_batch, options.is_full_batch),
+        micro_batch=_micro_batch(options, size.micro_batch),
         eval_points=EvalPoints(num_epochs, setting.num_eval_sequences, (measured,), options.patience),
         seed=setting.seed,
         precision=size.precision,
@@ -113,12 +113,11 @@ def finetuning_run(
     )
 
 
-def _micro_batch(batch_size: int, micro_batch: int, is_full_batch: bool) -> int:
-    """Returns the size's micro-batch if it divides the batch; else the whole batch or, of a full batch, the largest
-    divisor up to the size's micro-batch. An attack has one route, so only memory and rounding depend on it.
+def _micro_batch(options: Elicitation, micro_batch: int) -> int:
+    """Returns the size's micro-batch if it divides the batch; else the whole batch or, of a batch of the whole sample,
+    the largest divisor up to the size's micro-batch. An attack has one route, so only memory and rounding depend on it.
     """
-    if batch_size % micro_batch == 0:
-        return micro_batch
-    if not is_full_batch:
-        return batch_size
-    return max(part for part in range(1, micro_batch + 1) if batch_size % part == 0)
+    whole = options.batch_size
+    if whole % micro_batch and whole < options.num_sequences:
+        return whole
+    return max(part for part in range(1, micro_batch + 1) if whole % part == 0)

@@ -156,11 +156,6 @@ class Elicitation:
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
-    @property
-    def is_full_batch(self) -> bool:
-        """Tells whether every step trains on the whole sample."""
-        return self.batch_size >= self.num_sequences
-
 
 @dataclass(frozen=True)
 class Options:

@@ -36,13 +36,12 @@ class Weight:
         return math.prod(self.shape)
 
     def shard(self, rank: int, num_ranks: int) -> int:
-        """Counts values of this rank's rows: dimension 0 in chunks of ceil(rows / ranks), as torch.chunk cuts it."""
+        """Counts values of this rank's rows: dimension 0 in chunks of ceil(rows / ranks), as torch.chunk cuts it.
+
+        Rank 0 has the most rows. Every rank stores as many: FSDP2 pads the others.
+        """
         rows, chunk = self.shape[0], -(-self.shape[0] // num_ranks)
         return (min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)) * (self.num_values // rows)
-
-    def padded_shard(self, num_ranks: int) -> int:
-        """Counts values that every rank stores: FSDP2 pads ranks of few or no rows to the first rank's size."""
-        return self.shard(0, num_ranks)
 
 
 @lru_cache(maxsize=256)
@@ -243,7 +242,7 @@ def rank_memory(
     gradients, reduction = _gradients(window, shards, width, is_accumulated, sharing.reduces_every_pass, device)
     activations, recomputed = _activations(below, routes, width, tokens, checkpointing, kernel)
     return Memory(
-        weights=FLOAT_BYTES * sum(w.padded_shard(shards) for w in held),
+        weights=FLOAT_BYTES * sum(w.shard(0, shards) for w in held),
         copies=width * _num_values(held) if num_ranks == 1 and run.precision != "float32" else 0,
         optimizer=sum(2 * FLOAT_BYTES * w.shard(0, shards) + FLOAT_BYTES for w in weights if w.set in trained),
         gradients=gradients,
@@ -283,7 +282,7 @@ def _num_gathered(weights: Iterable[Weight], routes: list[Route], num_ranks: int
     """Counts values of the embedding or the head (`keeps`: of both), of a block (of all), and of the next block."""
     groups: Counter[str] = Counter()
     for weight in weights:
-        groups[weight.group] += num_ranks * weight.padded_shard(num_ranks)
+        groups[weight.group] += num_ranks * weight.shard(0, num_ranks)
     num_layers = sum(group.count(".") == 1 for group in groups)
     modules = max(sum(groups[f"blocks.0.aux.{d}"] for d, _ in route.active) for route in routes)
     layer = groups["blocks.0"] + modules
@@ -332,7 +331,7 @@ def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int,
         return 0
     width = BYTES[run.precision]
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
-    gathered = sum(num_ranks * w.padded_shard(num_ranks) for w in weights) if num_ranks > 1 else 0
+    gathered = sum(num_ranks * w.shard(0, num_ranks) for w in weights) if num_ranks > 1 else 0
     # The logits, and float32 tensors of some tokens at a time.
     values = tokens * run.model.vocab_size
     return width * (gathered + values) + FLOAT_BYTES * _float_values(values, width)

@@ -13,7 +13,6 @@ from gram_platform.analysis.tables import CLASSES, Analysis, analyse
 from gram_platform.analysis.variants import by_number, drop_table, number_table
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.record import Results, StudyRecord
-from gram_platform.pages.results.results import summary_text
 from tests.study_frames import NUM_STEPS, loss_at
 
 SIZE, SEEDS = "tiny", ("0", "1", "2")
@@ -124,22 +123,18 @@ def test_methods_are_compared_on_the_profiles_that_they_share(per_seed):
     assert set(drops["method"]) == {"gram", "gram_subsets"}  # the others never have all on
 
 
-def record(**parts) -> StudyRecord:
+def results_of(analysis: Analysis, by_modules: bool) -> Results:
     own = {"name": "composing", "title": "", "question": "", "facts": (), "params": {}, "sizes": (SIZE,)}
-    return StudyRecord(**own, parameters={SIZE: 1e6}, profile="mean", entries=(), **parts)
-
-
-def page_of(by_modules: bool) -> tuple[Results, str, str]:
-    analysis = analysed()
+    record = StudyRecord(**own, parameters={SIZE: 1e6}, profile="mean", entries=(), by_modules=by_modules)
     runs, claims = pd.DataFrame({"id": []}), pd.DataFrame({"claim": [], "verdict": []})
-    study = Results(record(by_modules=by_modules), analysis, curves(), runs, claims, "")
-    return study, study_page(study.record, study, None).html(), summary_text(study.record, study)
+    return Results(record, analysis, curves(), runs, claims, "")
 
 
 def test_the_page_leads_with_both_classes_against_the_number():
-    study, page, _ = page_of(by_modules=True)
-    assert page.index('id="by-the-number') < page.index('id="from-one-module') < page.index('id="methods"')
-    figures = study_page(study.record, study, None).figures
+    study = results_of(analysed(), by_modules=True)
+    page = study_page(study.record, study, None)
+    html, figures = page.html(), page.figures
+    assert html.index('id="by-the-number') < html.index('id="from-one-module') < html.index('id="methods"')
     assert [name for name in figures if name.startswith("modules-")] == ["modules-core-tiny", "modules-retain-tiny"]
     assert [list(line.x) for line in figures["modules-core-tiny"].data] == [[0.0, 1.0, 2.0, 3.0]] * 3
     assert all(len(line.x) == 3 for line in figures["modules-retain-tiny"].data)
@@ -152,15 +147,15 @@ def test_the_page_leads_with_both_classes_against_the_number():
 
 def test_core_alone_gives_no_panel_of_retain(per_seed):
     alone = per_seed[(per_seed["retained"] == "") | (per_seed["method"] == "baseline")]
-    study = page_of(by_modules=True)[0]
-    study = dataclasses.replace(study, analysis=dataclasses.replace(study.analysis, per_seed=alone))
+    study = results_of(dataclasses.replace(analysed(), per_seed=alone), by_modules=True)
     page = study_page(study.record, study, None)
     assert [name for name in page.figures if name.startswith("modules-")] == ["modules-core-tiny"]
     assert 'id="from-one-module' not in page.html()
 
 
 def test_other_studies_have_no_such_section():
-    study, page, _ = page_of(by_modules=False)
+    study = results_of(analysed(), by_modules=False)
     assert study.by_number is None
-    assert 'id="by-the-number' not in page
-    assert not [name for name in study_page(study.record, study, None).figures if name.startswith("modules-")]
+    page = study_page(study.record, study, None)
+    assert 'id="by-the-number' not in page.html()
+    assert not [name for name in page.figures if name.startswith("modules-")]

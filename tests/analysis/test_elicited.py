@@ -87,26 +87,13 @@ def test_bad_attacks_name_what_is_wrong():
         analyse(evaluations(), curves(), attacks=pd.concat([attacks(), attacks()]))
 
 
-def test_the_order_of_the_rows_changes_nothing(analysis):
-    shuffled = (frame.sample(frac=1.0, random_state=0) for frame in (evaluations(), curves(), attacks()))
-    evaluated, points, attacked = shuffled
-    again = analyse(evaluated, points, attacks=attacked)
-    pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)
-    pd.testing.assert_frame_equal(again.ratios, analysis.ratios, check_exact=True)
-
-
-def test_seeds_may_be_numbers(analysis):
-    evaluated, points, attacked = (f.astype({"seed": int}) for f in (evaluations(), curves(), attacks()))
+def test_order_numbers_as_seeds_and_absent_run_ids_change_nothing(analysis):
+    frames = (frame.sample(frac=1.0, random_state=0) for frame in (evaluations(), curves(), attacks()))
+    frames = (frame.astype({"seed": int}).drop(columns="run_id", errors="ignore") for frame in frames)
+    evaluated, points, attacked = frames
     again = analyse(evaluated, points, attacks=attacked)
     pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)
     assert again.missing.empty
-
-
-def test_frames_may_leave_out_the_runs(analysis):
-    evaluated, points, attacked = (
-        f.drop(columns="run_id", errors="ignore") for f in (evaluations(), curves(), attacks())
-    )
-    pd.testing.assert_frame_equal(analyse(evaluated, points, attacks=attacked).table, analysis.table, check_exact=True)
 
 
 def test_an_attack_on_a_domain_without_a_fitted_curve_is_unknown():

@@ -8,9 +8,7 @@ from scipy import stats
 
 from gram_platform.analysis.intervals import (
     Interval,
-    bootstrap,
     paired_differences,
-    percentile_interval,
     smallest_detectable,
     t_interval,
     widened,
@@ -70,39 +68,7 @@ def test_a_detectable_difference_grows_from_that_of_the_seeds_alone_to_the_margi
     assert widened(Interval(0.5, 0.2, 0.8), math.nan) == Interval(0.5, 0.2, 0.8)
 
 
-def test_the_middle_nine_tenths_of_samples():
-    samples = np.random.default_rng(0).permutation(np.arange(101.0))
-    assert percentile_interval([*samples, math.nan, math.inf], 42.0) == pytest.approx((42.0, 5.0, 95.0))
-    assert percentile_interval([1.0, 0.0], 0.5) == pytest.approx((0.5, 0.05, 0.95))
-    assert math.isnan(percentile_interval([1.0], 0.5).high)
-
-
 def test_coverage_of_the_interval():
     rng = np.random.default_rng(1)
     hits = [low < 0.0 < high for _, low, high in (t_interval(rng.standard_normal(3)) for _ in range(3000))]
     assert np.mean(hits) == pytest.approx(0.9, abs=0.02)
-
-
-def test_bootstrap_is_deterministic_and_counts_failures():
-    def mean_of_two(groups):
-        (sample,) = groups
-        if len(set(sample)) < 2:
-            raise ValueError("all alike")
-        return [np.mean(sample), np.max(sample)]
-
-    first, second = (bootstrap([[1.0, 2.0, 3.0]], mean_of_two, 500, rng_seed=3) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-    assert first.shape == (500, 2)
-    assert np.isnan(first[:, 0]).mean() == pytest.approx(1 / 9, abs=0.05)
-    centre, low, high = percentile_interval(first[:, 0], 2.0)
-    assert centre == 2.0
-    assert 1.0 < low < 2.0 < high < 3.0
-    assert math.isnan(percentile_interval([float("nan")] * 5, 1.0).low)
-    both = bootstrap([[0.0, 1.0], [10.0]], lambda groups: [sum(groups[0]), sum(groups[1])], 50)
-    assert set(both[:, 0]) == {0.0, 1.0, 2.0}
-    assert set(both[:, 1]) == {10.0}
-    for groups in ([[1.0], []], []):
-        with refused("groups"):
-            bootstrap(groups, lambda groups: [0.0])
-    with refused("num_resamples", 0):
-        bootstrap([[1.0]], lambda groups: [0.0], 0)

@@ -163,14 +163,16 @@ def test_bad_frames_name_the_column():
     for bad, field in (
         (good.drop(columns="state"), "trials"),
         (good.assign(state="lost"), "trials.state"),
+        (good.assign(seed=None), "trials.seed"),
         (good.assign(loss=np.nan), "trials.loss"),
         (good.assign(lr=0.0), "trials.lr"),
+        (good.assign(batch="large"), "trials.batch"),
         (pd.concat([good, good]), "trials"),
         (pd.concat([good, planted("1M").assign(parameters=4e6)]), "trials.parameters"),
     ):
         with refused(field):
             optima_table(bad)
-    for window in (0.0, -1.0, math.nan, True):
+    for window in (0.0, math.nan, True):
         with refused("window"):
             optima_table(good, window)
 

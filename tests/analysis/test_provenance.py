@@ -1,12 +1,11 @@
 """Checks the runs that a row of a table names."""
 
 from gram_platform.analysis.tables import analyse, with_runs
-from gram_platform.pages.figures.study import scaling_figure
-from tests.study_frames import SIZES, curves, evaluations
+from tests.study_frames import analysed, curves, evaluations
 
 
 def test_each_row_names_its_runs():
-    analysis = analyse(evaluations(), curves())
+    analysis = analysed()
     table = with_runs(analysis.table, analysis.ratios)
     assert table.drop(columns="runs").equals(analysis.table)
     rows = table.set_index(["method", "size", "profile"])["runs"]
@@ -16,25 +15,15 @@ def test_each_row_names_its_runs():
 
 
 def test_many_runs_are_counted():
-    analysis = analyse(evaluations(), curves())
+    analysis = analysed()
     ratios = analysis.ratios.assign(run_id=[f"run-{place}" for place in range(len(analysis.ratios))])
     rows = with_runs(analysis.table, ratios).set_index(["method", "size", "profile"])["runs"]
     assert rows["gram", "tiny", "core"].endswith(" and 3 more")  # three seeds, three domains
 
 
-def test_without_run_ids_the_column_is_empty_and_figures_still_draw():
+def test_without_run_ids_the_column_is_empty():
     analysis = analyse(evaluations().drop(columns="run_id"), curves())
-    table = with_runs(analysis.table, analysis.ratios)
-    assert set(table["runs"]) == {""}
-    assert len(scaling_figure(analysis.table, SIZES, "core+biology", "core").data)
-
-
-def test_hovers_name_the_runs():
-    analysis = analyse(evaluations(), curves())
-    figure = scaling_figure(with_runs(analysis.table, analysis.ratios), SIZES, "core+biology", "core")
-    (line,) = (trace for trace in figure.data if trace.name == "GRAM")
-    assert "run-gram-tiny-0<br>run-gram-tiny-1" in line.customdata[0][4]
-    assert "%{customdata[4]}" in line.hovertemplate
+    assert set(with_runs(analysis.table, analysis.ratios)["runs"]) == {""}
 
 
 def test_with_one_auxiliary_domain_the_mean_names_the_runs_of_all():

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.lr_laws import bootstrap_laws
 from gram_platform.analysis.surface import fit_quadratic, fit_surface
 from tests.refused import refused
 
@@ -60,13 +59,6 @@ def test_units_of_the_batch_only_move_the_optimum():
     in_tokens, in_sequences = fit_quadratic(LR, BATCH, z), fit_quadratic(LR, BATCH / 2048, z)
     assert in_tokens.batch == pytest.approx(2048 * in_sequences.batch)
     assert (in_tokens.lr, in_tokens.rms) == pytest.approx((in_sequences.lr, in_sequences.rms))
-
-
-def test_a_window_frees_the_minimum_from_a_lopsided_valley():
-    skewed = losses() + 0.02 * np.maximum(np.log(LR / BEST[0]), 0.0) ** 3
-    errors = [abs(math.log(fit_quadratic(LR, BATCH, skewed, window).lr / BEST[0])) for window in (None, 0.05, 0.02)]
-    assert errors[0] > errors[1] > errors[2]
-    assert errors[0] > 2 * errors[2]
 
 
 def test_a_small_t_statistic_flags_curvature_by_noise():
@@ -125,11 +117,10 @@ def test_a_minimum_below_zero_has_no_span():
     ("lr", "batch", "loss", "window", "field", "value"),
     [
         (LR, BATCH, np.where(LR[7] == LR, np.nan, losses()), None, "loss", ANY),
-        (LR, BATCH, np.where(LR[7] == LR, np.inf, losses()), None, "loss", np.inf),
         (LR.reshape(15, 10), BATCH, losses(), None, "lr", "values of shape (15, 10)"),
         (LR, BATCH, ["diverged"] * 150, None, "loss", ANY),
-        (LR, np.where(BATCH > 0, None, 1), losses(), None, "batch", ANY),
-        (LR[:10], BATCH[:10], losses()[:10], None, "lr, batch", ANY),
+        (-LR, BATCH, losses(), None, "lr", -LR[0]),
+        (LR, BATCH, losses()[:-1], None, "loss", ANY),
         (LR, BATCH, losses(), "5%", "window", "5%"),
         (LR, BATCH, losses(), 1e-6, "window", 1e-6),
         ([], [], [], 0.05, "window", 0.05),
@@ -138,16 +129,3 @@ def test_a_minimum_below_zero_has_no_span():
 def test_errors_name_the_field_and_the_first_bad_entry(lr, batch, loss, window, field, value):
     with refused(field, value):
         fit_quadratic(lr, batch, loss, window)
-
-
-def test_one_seed_gives_no_spread():
-    frames = [
-        pd.DataFrame({"parameters": n, "seed": "0", "lr": LR * n**-0.3, "batch": BATCH * n**0.4, "loss": losses()})
-        for n in (1.0, 2.0, 4.0)
-    ]
-    laws = bootstrap_laws(pd.concat(frames), num_resamples=5)
-    assert (laws.lr.exponent, laws.batch.exponent) == pytest.approx((-0.3, 0.4))
-    assert (laws.num_resamples, laws.num_failed) == (0, 0)
-    assert laws.lr_spread.deviations.shape == laws.batch_spread.deviations.shape == (0, 3)
-    assert math.isnan(laws.lr_exponent.low)
-    assert math.isnan(laws.batch_exponent.high)

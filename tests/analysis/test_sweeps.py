@@ -19,10 +19,9 @@ from gram_platform.paper.sweeps import (
     paper_means,
     sweep_claims,
 )
-from tests.refused import refused
 from tests.stories_frames import AUXILIARY, SEEDS, curves
 from tests.study_frames import jackknife
-from tests.sweep_frames import POINTS, analysed, attacks, evaluations, planted
+from tests.sweep_frames import POINTS, analysed, evaluations, planted
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper.tex"
 LEGEND = {"Core": "core", "Core-Partial": "core_partial", "Core-Full": "core_full", "Retain": "retain"}
@@ -144,20 +143,6 @@ def test_a_point_that_two_knobs_share_is_a_row_of_each():
     assert table.loc["p_cr"].drop("value").equals(table.loc["p_as"].drop("value"))
 
 
-def test_the_order_of_the_rows_does_not_matter():
-    frames = evaluations(POINTS[-2:]), attacks(POINTS[-2:])
-    shuffled = [frame.sample(frac=1.0, random_state=0) for frame in frames]
-    table, again = (analyse_sweeps(views, curves(), attacks=own).table for views, own in (frames, shuffled))
-    assert len(table) == 2
-    pd.testing.assert_frame_equal(again.drop(columns="runs"), table.drop(columns="runs"))
-
-
-def test_without_attacks_elicited_is_empty():
-    table = analyse_sweeps(evaluations(POINTS[:2]), curves()).table
-    assert table["elicited"].isna().all()
-    assert table["forget"].notna().all()
-
-
 def test_what_is_missing_names_its_points():
     points = (("p_cr", 0.0), ("p_cr", 0.4), ("p_as", 0.5))
     known = evaluations(points)
@@ -181,15 +166,6 @@ def test_nothing_at_all():
     assert sweep_claims(sweeps.per_seed).columns.tolist() == CLAIM_COLUMNS
 
 
-def test_bad_frames_name_what_is_wrong():
-    with refused("evaluations", "a frame without knob"):
-        analyse_sweeps(evaluations().drop(columns="knob"), curves())
-    with refused("evaluations"):
-        analyse_sweeps(evaluations().assign(value=np.nan), curves())
-    with refused("evaluations"):
-        analyse_sweeps(pd.concat([evaluations(POINTS[:1])] * 2), curves())
-
-
 # --------------------------------------------------------------------------------------------------- its claims
 
 
@@ -211,15 +187,6 @@ def test_a_study_like_the_papers_agrees_with_its_claims(sweeps):
     assert difference("p_as", "forget") == pytest.approx([0.889691833716366 - 0.68613207457495])
     assert difference("p_cr", *CORES)[1] == pytest.approx(0.112616 - 0.003921, abs=1e-5)  # they converge
     assert difference("p_as", "retain", "forget") == pytest.approx([1.03944719807588 - 0.889691833716366])
-
-
-def test_opposite_trends_disagree(sweeps):
-    turned = sweeps.per_seed.copy()
-    is_spread = turned["knob"] == "p_as"
-    turned.loc[is_spread, "value"] = 1.0 - turned.loc[is_spread, "value"]
-    claims = sweep_claims(turned)
-    for name in ("core", "retain", "forget", "elicited"):
-        assert claims_on(claims, "p_as", name)["verdict"].tolist() == ["disagree"]
 
 
 def test_a_claim_needs_its_values():

@@ -81,20 +81,6 @@ def test_the_reference_is_the_baseline_with_everything_on():
     assert row(table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
-def test_an_attacked_domain_has_the_planted_ratio_beside_the_forgotten_one():
-    found = []
-    for seed, profile in ((seed, profile) for seed in SEEDS for profile in ("core+biology", "core+chemistry")):
-        attacked = "chemistry" if profile == "core+biology" else "biology"
-        loss = float(loss_at("tiny", attacked, NUM_STEPS * (0.85 + 0.02 * (int(seed) - 1))))
-        found.append(
-            {"method": "gram", "size": "tiny", "seed": seed, "profile": profile, "elicited": attacked, "loss": loss}
-        )
-    table = analyse(evaluations(("tiny",)), curves(("tiny",)), attacks=pd.DataFrame(found)).table
-    for profile in ("core+biology", "core+chemistry"):
-        view = row(table, "gram", "tiny", profile)
-        assert list(view[["retain", "forget", "elicited"]]) == pytest.approx([0.94, 0.75, 0.85])
-
-
 def test_classes_of_each_profile(analysis):
     view = row(analysis.table, "gram", "small", "core+biology")
     seeds = [0.94 - 0.02, 0.94, 0.94 + 0.02]
@@ -251,13 +237,6 @@ def test_an_infinite_loss_has_no_ratio_and_is_named():
     assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
 
 
-def test_a_domain_without_points_is_named():
-    points = curves()
-    domain = next(domain for domain in DOMAINS if domain != "core")
-    notes = analyse(evaluations(), points[points["domain"] != domain]).missing.set_index("what")["why"]
-    assert all("no points" in notes[f"size {size}, domain {domain}"] for size in SIZES)
-
-
 def test_one_seed_has_a_mean_and_no_interval():
     table = analyse(evaluations(seeds=("0",)), curves(seeds=("0",))).table
     gram = row(table, "gram", "tiny", "core")
@@ -320,21 +299,13 @@ def test_text_for_a_terminal(analysis):
     assert len(lines) == 1 + len(analysis.table)
 
 
-def test_sizes_sort_by_their_parameters():
+def test_sizes_methods_profiles_and_seeds_have_one_order():
     assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
-
-
-def test_methods_profiles_and_seeds_have_one_order():
     methods = ["demix", "other", "gram", "filtering", "baseline", "maxent"]
     assert sorted(methods, key=method_key) == ["baseline", "filtering", "gram", "maxent", "demix", "other"]
     profiles = ["mean", "all", "core+b", "core", "core+a+b", "core+a"]
     assert sorted(profiles, key=profile_key) == ["core", "core+a", "core+b", "core+a+b", "all", "mean"]
     assert sorted(["x", "10", "9"], key=seed_key) == ["9", "10", "x"]
-
-
-def test_every_profile_is_there(analysis):
-    gram = analysis.table[analysis.table["method"] == "gram"]
-    assert set(gram["profile"]) == {*PROFILES, "mean"}
 
 
 def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
@@ -354,16 +325,12 @@ def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     assert all("biology" in what for what in notes.index)
     assert notes.str.contains(r"alpha 0\.0001.* flat .*\b\d\.\d+$").all()
     assert notes[notes.index.str.contains("tiny core seed 0")].str.endswith(", 3.5").tolist() == [True]
-    rest = [frame[frame["size"] != "tiny"].reset_index(drop=True) for frame in (analysis.table, capability())]
+    rest = [frame[frame["size"] != "tiny"].reset_index(drop=True) for frame in (analysis.table, analysed().table)]
     pd.testing.assert_frame_equal(*rest)
 
 
-def capability() -> pd.DataFrame:
-    return analyse(evaluations(), curves()).table
-
-
 def test_profiles_of_the_mean_by_what_they_retain():
-    per_seed = analyse(evaluations(), curves()).per_seed
+    per_seed = analysed().per_seed
     gram = per_seed[per_seed["method"] == "gram"]
     assert averaged_profiles(gram) == {"core", "core+biology", "core+chemistry"}
     one = gram[gram["profile"].isin(["core", "all"])]

@@ -13,7 +13,7 @@ from gram_platform.paper.claims import CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
 from gram_platform.paper.verdicts import paper_claims
 from tests.refused import refused
-from tests.study_frames import NUM_STEPS, SEEDS, analysed, curves, evaluations, loss_at
+from tests.study_frames import NUM_STEPS, SEEDS, curves, evaluations, loss_at
 
 VARIANTS = ("uniform", "heterogeneous")
 
@@ -109,13 +109,6 @@ def test_claims_between_variants_and_at_each_size(measured):
     assert set(lowers["paper"].round(2)) == {0.24}
     stays = claims[claims["claim"].str.contains("leaves forget")]
     assert set(stays["verdict"]) == {"agree"}
-
-
-def test_first_and_last_sizes():
-    claims = paper_claims(analysed().per_seed, "scaling")
-    falls = claims[claims["claim"] == "GRAM's forget falls with size"]
-    assert falls["difference"].tolist() == pytest.approx([0.2], abs=1e-6)
-    assert falls["verdict"].tolist() == ["agree"]
 
 
 def test_the_papers_tables_agree_with_its_claims():

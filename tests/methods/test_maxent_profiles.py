@@ -22,15 +22,6 @@ def ids_of(options: Options) -> dict[str, str]:
     return {name: run.run_id for name, run in plan("maxent", dataclasses.replace(CELL, options=options)).runs.items()}
 
 
-def test_nothing_changes_without_own_parameters():
-    fields = {f.name: getattr(CELL.options, f.name) for f in dataclasses.fields(Options)}
-    del fields["maxent_profiles"]
-    without = dataclasses.replace(CELL, options=Options(**fields))
-    for method in METHODS:
-        nodes = [node.id for node in method_nodes(method, dataclasses.replace(CELL, options=with_own()))]
-        assert nodes == [node.id for node in method_nodes(method, without)], method
-
-
 def test_own_parameters_equal_to_those_of_all_are_the_same_run():
     assert ids_of(with_own((("lisp",), CELL.options.maxent))) == ids_of(CELL.options)
 
