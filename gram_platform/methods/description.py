@@ -9,13 +9,16 @@ class Description:
 
     name: str
     title: str
-    question: str  # plain text of the report's head
+    # The plain text of the report's head.
+    question: str
     _: KW_ONLY
-    compare_with: str = ""  # the paper's study whose tables and claims stand beside ours
-    varies: str = ""  # the column of the variants, such as "accumulation"
-    # the variant whose baselines are the reference of all; "": each variant's own
+    # The paper's study whose tables and claims stand beside ours.
+    compare_with: str = ""
+    # The column of the variants, such as "accumulation".
+    varies: str = ""
+    # The variant whose baselines are the reference of all; "": each variant's own.
     unit: str = ""
-    # compute ratios against the baseline of the same seed, not against all seeds' pooled
+    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
     own_baseline: bool = False
 
     @property

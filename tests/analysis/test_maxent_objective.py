@@ -1,4 +1,5 @@
-"""Checks the objective of the MaxEnt search: hand-computed values, bounds, references from planted frames."""
+"""Checks the objective of the MaxEnt search: hand-computed values, bounds, references from planted
+frames."""
 
 import itertools
 import math
@@ -20,7 +21,9 @@ def scored(retained=(), **ratios) -> dict[str, float]:
 
 def test_above_the_floor_the_objective_is_the_mean_forget_ratio():
     score = scored(("lisp",), core=0.96, lisp=0.95, cyber=0.3, virology=0.5)
-    assert score == pytest.approx({"objective": 0.4, "forget": 0.4, "penalty": 0.0, "core": 0.96, "retain": 0.95})
+    assert score == pytest.approx(
+        {"objective": 0.4, "forget": 0.4, "penalty": 0.0, "core": 0.96, "retain": 0.95}
+    )
 
 
 def test_a_shortfall_of_core_and_of_retain_is_penalised_each():
@@ -69,18 +72,34 @@ def test_what_is_no_number_is_refused():
 def test_planted_losses_give_planted_ratios_on_another_process_too():
     references = pickle.loads(pickle.dumps(references_of(evaluations(), curves(), "small")))
     assert tuple(references) == DOMAINS
-    losses = {d: float(loss_at("small", d, NUM_STEPS * r)) for d, r in zip(DOMAINS, (0.97, 0.9, 0.35), strict=True)}
+    losses = {
+        d: float(loss_at("small", d, NUM_STEPS * r))
+        for d, r in zip(DOMAINS, (0.97, 0.9, 0.35), strict=True)
+    }
     score = OBJECTIVE.score_losses(references, [losses], ("biology",))
-    expected = {"objective": 0.35 + 10 * 0.05, "forget": 0.35, "penalty": 0.5, "core": 0.97, "retain": 0.9}
+    expected = {
+        "objective": 0.35 + 10 * 0.05,
+        "forget": 0.35,
+        "penalty": 0.5,
+        "core": 0.97,
+        "retain": 0.9,
+    }
     assert score == pytest.approx(expected, rel=1e-6)
 
 
 def test_losses_far_above_the_curve_stay_finite():
     references = references_of(evaluations(), curves(), "tiny")
     for loss in (20.0, 1e3, 1e300):
-        losses = {"core": float(loss_at("tiny", "core", NUM_STEPS)), "biology": loss, "chemistry": 9.0}
+        losses = {
+            "core": float(loss_at("tiny", "core", NUM_STEPS)),
+            "biology": loss,
+            "chemistry": 9.0,
+        }
         assert OBJECTIVE.score_losses(references, [losses], ())["forget"] == 0.0
-    assert OBJECTIVE.score_losses(references, [dict.fromkeys(DOMAINS, 1e-300)], ())["forget"] == HIGHEST_RATIO
+    assert (
+        OBJECTIVE.score_losses(references, [dict.fromkeys(DOMAINS, 1e-300)], ())["forget"]
+        == HIGHEST_RATIO
+    )
     with refused("ratios[core]"):
         OBJECTIVE.score_losses(references, [dict.fromkeys(DOMAINS, math.inf)], ())
 
@@ -89,7 +108,9 @@ def test_incomplete_baselines_are_named():
     known = evaluations()
     with refused("baselines", "huge"):
         references_of(known, curves(), "huge")
-    unfinished = known[~((known["size"] == "small") & (known["method"] == "baseline") & (known["seed"] == "1"))]
+    unfinished = known[
+        ~((known["size"] == "small") & (known["method"] == "baseline") & (known["seed"] == "1"))
+    ]
     with refused("baselines", "small"):
         references_of(unfinished, curves(), "small")
     assert set(references_of(unfinished, curves(), "tiny")) == set(DOMAINS)
