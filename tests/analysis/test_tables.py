@@ -287,16 +287,13 @@ def test_bad_frames_name_what_is_wrong():
 
 
 def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows():
-    noisy = curves()
+    views, noisy = evaluations(("tiny", "small")), curves(("tiny", "small"))
     noisy["loss"] *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(noisy)))
-    table = analyse(evaluations(), noisy).table
-    shuffled = (
-        evaluations().sample(frac=1.0, random_state=0),
-        noisy.sample(frac=1.0, random_state=0),
-    )
-    pd.testing.assert_frame_equal(analyse(*shuffled).table, table, check_exact=True)
+    shuffled = (frame.sample(frac=1.0, random_state=0) for frame in (views, noisy))
+    table, again = analyse(views, noisy).table, analyse(*shuffled).table
+    pd.testing.assert_frame_equal(again, table, check_exact=True)
     text = table_csv(table)
-    assert table_csv(analyse(*shuffled).table) == text
+    assert table_csv(again) == text
     assert text.startswith("method,size,profile,core,core_low,core_high,retain,")
     assert "nan" not in text.lower()
     assert table_csv(pd.read_csv(io.StringIO(text), keep_default_na=True)) == text
@@ -377,7 +374,7 @@ def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     known.loc[tiny, "loss/biology"] = np.where(
         known.loc[tiny, "method"] == "baseline", 4.0 * 500.0**-1e-4, 3.5
     )
-    analysis = analyse(known, points)
+    analysis = analyse(known, points, tuple(SIZES))
     core = row(analysis.table, "gram", "tiny", "core")
     assert core["core"] == pytest.approx(0.94)
     assert np.isnan(core["forget"])  # biology is one of its two domains
