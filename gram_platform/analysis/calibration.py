@@ -1,16 +1,16 @@
-"""Compares the compute ratios of baselines with the shares of the steps that they are known to stand for.
+"""Compares compute ratios of baselines with the shares of the steps that they stand for.
 
 An error is a compute ratio minus a share. There are two:
 
-- of the fit: a reference seed is left out of the fit, and its validation losses after the warm-up and before the decay
-  are rated by the other seeds. The share is the loss's step over all steps.
-- of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay, are rated as any
-  model is. The share is their steps over the reference's.
+- of the fit: a reference seed is left out of the fit, and its validation losses after the warm-up
+  and before the decay are rated by the other seeds. The share is the loss's step over all steps.
+- of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
+  are rated as any model is. The share is their steps over the reference's.
 
-So the unit of a set-up is off by an error that the seeds of a study cannot show: the root mean square over the shares
-of the errors' means over seeds (`rms_of_means`). A difference of two ratios that are read off the same curves has
-another error: the same of differences between neighbouring shares. `unit_errors.csv` holds the errors that were
-measured for the package.
+So the unit of a set-up is off by an error that the seeds of a study cannot show: the root mean
+square over the shares of the errors' means over seeds (`rms_of_means`). A difference of two ratios
+that are read off the same curves has another error: the same of differences between neighbouring
+shares. `unit_errors.csv` holds the errors that were measured for the package.
 """
 
 import math
@@ -23,12 +23,20 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, interval_columns
-from gram_platform.analysis.ratios import ALL, BASELINE, ELICITED, PREFIX, VARIANT, baseline_references
+from gram_platform.analysis.ratios import (
+    ALL,
+    BASELINE,
+    ELICITED,
+    PREFIX,
+    VARIANT,
+    baseline_references,
+)
 from gram_platform.config import CORE
 
 FIT, UNIT = "fit", "unit"
 AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
-LOWEST_SHARE = 0.25  # table rows leave out smaller shares, whose errors are small because the shares are
+# Table rows leave out smaller shares, whose errors are small because the shares are.
+LOWEST_SHARE = 0.25
 ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
 ERROR_CELL = ["error_of", "size", "domain"]
 CALIBRATION_COLUMNS = [
@@ -41,8 +49,10 @@ CALIBRATION_COLUMNS = [
     "num_seeds",
 ]
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
-FITS = 0.05  # a unit whose errors are below needs no warning
-# [ours] a size takes the error of one with up to so many times its parameters and steps, or so many times fewer
+# A unit whose errors are below needs no warning.
+FITS = 0.05
+# A size takes the error of one with at most so many times its parameters and steps, or so many
+# times fewer [ours].
 NEAR = 3.0
 ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
 MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "num_shares", "num_seeds"]
@@ -50,14 +60,18 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Returns a row per rated baseline and domain: ERROR_COLUMNS. A ratio that cannot be computed has no row.
+    """Returns a row per rated baseline and domain: ERROR_COLUMNS.
 
-    `ratios` and `curves` are those of an analysis whose variants are the reference, named `unit`, and rated baselines.
+    A ratio that cannot be computed has no row. `ratios` and `curves` are those of an analysis whose
+    variants are the reference, named `unit`, and rated baselines.
     """
-    num_steps = curves.groupby("run_id")["step"].max()  # a curve's last point is after training
+    # A curve's last point is after training.
+    num_steps = curves.groupby("run_id")["step"].max()
     whole = curves[curves[VARIANT] == unit].groupby("size")["step"].max()
     rated = ratios[(ratios[VARIANT] != unit) & ratios["compute_ratio"].notna()]
-    shares = num_steps.reindex(rated["run_id"]).to_numpy(float) / whole.reindex(rated["size"]).to_numpy(float)
+    shares = num_steps.reindex(rated["run_id"]).to_numpy(float) / whole.reindex(
+        rated["size"]
+    ).to_numpy(float)
     return _errors(rated.assign(error_of=UNIT, share=shares))
 
 
@@ -66,10 +80,15 @@ def fit_errors(
 ) -> pd.DataFrame:
     """Returns a row per reference seed, domain and step at a constant learning rate: ERROR_COLUMNS.
 
-    `ratios` and `curves` hold the reference alone. `constant_rate`: of each size, the shares of the steps at which
-    warm-up ends and decay begins. A size with one seed has no row, since no other seed can rate it.
+    `ratios` and `curves` hold the reference alone. `constant_rate`: of each size, the shares of the
+    steps at which warm-up ends and decay begins. A size with one seed has no row, since no other
+    seed can rate it.
     """
-    finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss").add_prefix(PREFIX).reset_index()
+    finals = (
+        ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
+        .add_prefix(PREFIX)
+        .reset_index()
+    )
     finals = finals.assign(method=BASELINE, profile=ALL)
     parts = [pd.DataFrame(columns=ERROR_COLUMNS)]
     for size, seed in zip(finals["size"], finals["seed"], strict=True):
@@ -81,7 +100,9 @@ def fit_errors(
         points = of_size[of_size["seed"] == seed]
         points = points.assign(error_of=FIT, share=points["step"] / of_size["step"].max())
         start, end = constant_rate[size]
-        points = points[points["share"].between(start, end) & points["domain"].isin([d for _, d in references])]
+        points = points[
+            points["share"].between(start, end) & points["domain"].isin([d for _, d in references])
+        ]
         rated = [references[size, row.domain].ratio(row.loss) for row in points.itertuples()]
         parts.append(_errors(points.assign(compute_ratio=rated)))
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
@@ -89,14 +110,16 @@ def fit_errors(
 
 def _errors(rated: pd.DataFrame) -> pd.DataFrame:
     known = rated[np.isfinite(rated["compute_ratio"].astype(float))]
-    return known.assign(error=known["compute_ratio"] - known["share"])[ERROR_COLUMNS].reset_index(drop=True)
+    return known.assign(error=known["compute_ratio"] - known["share"])[ERROR_COLUMNS].reset_index(
+        drop=True
+    )
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns the errors of core and, under the domain AUXILIARY, their mean over the auxiliary domains within a seed.
+    """Returns the errors of core and, as AUXILIARY, their mean over auxiliary domains in a seed.
 
-    Both are what a table's classes are off by: ratios are averaged over domains before they are compared. Two baselines
-    of a seed whose lengths round to the same share count as one.
+    Both are what a table's classes are off by: ratios are averaged over domains before they are
+    compared. Two baselines of a seed whose lengths round to the same share count as one.
     """
     named = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -112,26 +135,36 @@ def _counted(errors: pd.DataFrame) -> pd.DataFrame:
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per error, size and class, and one for single auxiliary domains: TABLE_COLUMNS.
 
-    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: root mean square of all errors. `rms_of_means`:
-    that of the errors' means over seeds. NaN with one seed. `worst`: the largest error, with its sign.
+    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: root mean square of all errors.
+    `rms_of_means`: that of the errors' means over seeds. NaN with one seed. `worst`: the largest
+    error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame, rows = _counted(pd.concat([by_class(errors), single], ignore_index=True)), []
     for key, cell in frame.groupby(ERROR_CELL, sort=False):
-        row = dict(zip(ERROR_CELL, key, strict=True)) | interval_columns("bias", cell.groupby("seed")["error"].mean())
+        row = dict(zip(ERROR_CELL, key, strict=True)) | interval_columns(
+            "bias", cell.groupby("seed")["error"].mean()
+        )
         worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
-        numbers = {"rms": math.sqrt((cell["error"] ** 2).mean()), "rms_of_means": rms_of_means(cell), "worst": worst}
+        numbers = {
+            "rms": math.sqrt((cell["error"] ** 2).mean()),
+            "rms_of_means": rms_of_means(cell),
+            "worst": worst,
+        }
         rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
     sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
-    rows.sort(key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"]))
+    rows.sort(
+        key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"])
+    )
     return pd.DataFrame(rows, columns=CALIBRATION_COLUMNS)
 
 
 def rms_of_means(cell: pd.DataFrame) -> float:
-    """Returns the root mean square over shares of the errors' means over seeds; NaN without a share of two seeds.
+    """Returns the root mean square over shares of the errors' means over seeds.
 
-    `cell` has `share, seed, error`. The seeds' own spread is not taken off: with three seeds that estimate is often 0,
-    which would claim a unit without error. So this errs on the large side.
+    NaN without a share of two seeds. `cell` has `share, seed, error`. The seeds' own spread is not
+    taken off: with three seeds that estimate is often 0, which would claim a unit without error. So
+    this errs on the large side.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -139,36 +172,43 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 def share_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Averages rated baselines over seeds: a row per size, class and share with `compute_ratio` and its interval."""
+    """Averages rated baselines over seeds: a row per size, class and share.
+
+    The columns of a mean are `compute_ratio` and the ends of its interval.
+    """
     rows, names = [], ["size", "domain", "share"]
     unit = by_class(errors[errors["error_of"] == UNIT])
     for key, cell in unit.groupby(names, sort=False):
-        row = dict(zip(names, key, strict=True)) | interval_columns("compute_ratio", cell["compute_ratio"])
+        row = dict(zip(names, key, strict=True)) | interval_columns(
+            "compute_ratio", cell["compute_ratio"]
+        )
         rows.append(row | {"num_seeds": len(cell)})
     sizes = list(dict.fromkeys(errors["size"]))
     rows.sort(key=lambda row: (sizes.index(row["size"]), row["domain"] != CORE, row["share"]))
-    return pd.DataFrame(rows, columns=[*names, *(f"compute_ratio{end}" for end in ENDS), "num_seeds"])
-
-
-# ------------------------------------------------------------------------------------------ of the unit of a set-up
+    return pd.DataFrame(
+        rows, columns=[*names, *(f"compute_ratio{end}" for end in ENDS), "num_seeds"]
+    )
 
 
 class UnitError(NamedTuple):
     """Root mean square errors of the unit, in compute ratio; NaN if not known."""
 
-    ratio: float  # of one ratio
-    difference: float  # of the difference of two ratios of one class that are read off the same curves
+    # The error of one ratio.
+    ratio: float
+    # The error of the difference of two ratios of one class that are read off the same curves.
+    difference: float
 
 
 NOT_KNOWN = UnitError(math.nan, math.nan)
-UnitErrors = Mapping[tuple[str, str], UnitError]  # by (size, class of CLASSES)
+# The errors by (size, class).
+UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
 def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns MEASURED_COLUMNS, a row per size and class (core, AUXILIARY), from the errors of a calibration.
+    """Returns MEASURED_COLUMNS from a calibration's errors: a row per size and class.
 
-    `errors` has ERROR_COLUMNS; those of the fit do not count, nor do shares below LOWEST_SHARE or with one seed. A size
-    with fewer than two shares has no row.
+    `errors` has ERROR_COLUMNS; those of the fit do not count, nor do shares below LOWEST_SHARE or
+    with one seed. A size with fewer than two shares has no row.
     """
     unit, rows = _counted(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
@@ -176,32 +216,39 @@ def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
         by_share = by_share[by_share.notna().sum(axis="columns") > 1]
         if len(by_share) > 1 and name in CLASS_OF.values():
             parts = (by_share, by_share.diff().iloc[1:])
-            # A row per share and seed, from a column per seed.
-            parts = (one.reset_index().melt("share", var_name="seed", value_name="error").dropna() for one in parts)
+            # Each part gets a row per share and seed in place of a column per seed.
+            parts = (
+                one.reset_index().melt("share", var_name="seed", value_name="error").dropna()
+                for one in parts
+            )
             ratio, difference = map(rms_of_means, parts)
             numbers = {"ratio": ratio, "difference": difference, "num_shares": len(by_share)}
-            rows.append({"size": size, "class": name, "num_seeds": cell["seed"].nunique(), **numbers})
+            rows.append(
+                {"size": size, "class": name, "num_seeds": cell["seed"].nunique(), **numbers}
+            )
     return pd.DataFrame(rows, columns=MEASURED_COLUMNS).dropna()
 
 
 @cache
 def shipped_errors() -> pd.DataFrame:
-    """Reads the errors that were measured for the package: FILE_COLUMNS, a row per corpus, size and class."""
+    """Reads the errors measured for the package: FILE_COLUMNS, a row per corpus, size and class."""
     return pd.read_csv(ERROR_FILE, comment="#")
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
-    """Returns the rows of FILE_COLUMNS, one per class, that tell most about a size of so many parameters and steps.
+    """Returns the rows of FILE_COLUMNS, one per class, that tell most about a size.
 
-    They are those of sizes within NEAR: of the corpus if it was measured there, else of any; for each class of the
-    nearest size, and of several the largest error. [] if none is near.
+    They are those of sizes within NEAR: of the corpus if it was measured there, else of any; for
+    each class of the nearest size, and of several the largest error. [] if none is near.
     """
     places = zip(rows["parameters"], rows["steps"], strict=True)
     far = [max(_times(a, parameters), _times(b, steps)) for a, b in places]
     rows = rows.assign(far=far)
     rows = rows[rows["far"] <= NEAR]
     same = rows[rows["corpus"] == corpus]
-    nearest = (same if len(same) else rows).sort_values(["far", "ratio"], ascending=[True, False], kind="stable")
+    nearest = (same if len(same) else rows).sort_values(
+        ["far", "ratio"], ascending=[True, False], kind="stable"
+    )
     return nearest.drop(columns="far").drop_duplicates("class").sort_index().to_dict("records")
 
 
@@ -210,8 +257,15 @@ def _times(number: float, other: float) -> float:
 
 
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
-    """Returns {(size, class): error} of rows with `size, class, ratio, difference`, the class core or AUXILIARY."""
-    found = {(row["size"], row["class"]): UnitError(row["ratio"], row["difference"]) for row in stored}
+    """Returns {(size, class): error} of rows with `size, class, ratio, difference`.
+
+    The class of a row is core or AUXILIARY.
+    """
+    found = {
+        (row["size"], row["class"]): UnitError(row["ratio"], row["difference"]) for row in stored
+    }
     sizes = dict.fromkeys(size for size, _ in found)
-    pairs = [(size, name, found.get((size, kind))) for size in sizes for name, kind in CLASS_OF.items()]
+    pairs = [
+        (size, name, found.get((size, kind))) for size in sizes for name, kind in CLASS_OF.items()
+    ]
     return {(size, name): error for size, name, error in pairs if error}

@@ -1,11 +1,14 @@
-"""Computes compute ratios: the place of a loss on the baseline's learning curve, 1 where its own final loss lies.
+"""Computes compute ratios: the place of a loss on the baseline's learning curve.
 
-Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha (A, alpha > 0, no
-floor) is fitted to the baseline's validation curve, all seeds pooled, by least squares on the log loss. The inverse
-step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps, and CR(l) = step(l) / mean over baseline seeds of step(l_n).
+It is 1 where the baseline's own final loss lies. Source: the paper's appendix "Compute Ratio
+Methodology". For each domain, L(s) = A (s + s0)^-alpha (A, alpha > 0, no floor) is fitted to the
+baseline's validation curve, all seeds pooled, by least squares on the log loss. The inverse step(l)
+= (A / l)^(1 / alpha) - s0 turns losses into steps, and CR(l) = step(l) / mean over baseline seeds
+of step(l_n).
 
-Ours: s0 > -min(s), so that the curve is finite at every measured step. Given s0 the problem is linear, so only s0 is
-searched, over its whole range: first on a logarithmic grid, then by a bounded minimiser around every local minimum.
+Ours: s0 > -min(s), so that the curve is finite at every measured step. Given s0 the problem is
+linear, so only s0 is searched, over its whole range: first on a logarithmic grid, then by a bounded
+minimiser around every local minimum.
 """
 
 import math
@@ -15,30 +18,45 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from gram_platform.analysis.intervals import floats
+from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
-MIN_POINTS = 3  # distinct steps: the curve has three parameters
-BOUND_FRACTION = 0.05  # at the bound: s0 + min(s) below this share of `_scale`, or this close to the upper end
-# A fit is poor if either holds [ours]: read compute ratios on that domain with care.
-POOR_RMS = 0.02  # `rms` above this: residuals of 2% of the loss
-POOR_STEP_RMS = 0.05  # `step_rms` above this: 5% of the steps, about the margin within which claims call ratios equal
+# Distinct steps that a fit needs: the curve has three parameters.
+MIN_POINTS = 3
+# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or this close to the upper end.
+BOUND_FRACTION = 0.05
+# A fit is poor if its `rms` is above this, residuals of 2% of the loss, or its `step_rms` above the
+# next [ours]: read compute ratios on that domain with care.
+POOR_RMS = 0.02
+# 5% of the steps, about the margin within which claims call ratios equal.
+POOR_STEP_RMS = 0.05
 GRID_POINTS = 400
-NUMBERS_AT_ONCE = 2**20  # numbers held at once in an array of offsets x points: 8 MB
-LOWEST, HIGHEST = 1e-6, 1e6  # the range of s0 + min(s), in units of the first step and of the last
+# Numbers held at once in an array of offsets x points: 8 MB.
+NUMBERS_AT_ONCE = 2**20
+# The range of s0 + min(s), in units of the first step and of the last.
+LOWEST, HIGHEST = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """L(s) = A (s + s0)^-alpha, stored relative to the first measured step, so that a huge s0 loses no digits."""
+    """L(s) = A (s + s0)^-alpha.
+
+    It is stored relative to the first measured step, so that a huge s0 loses no digits.
+    """
 
     alpha: float
-    offset: float  # s0 + first_step, > 0
-    first_step: float  # the smallest measured step
-    last_step: float  # the largest measured step
-    log_loss_first: float  # fitted log loss at first_step
-    rms: float  # root mean square of the residuals of the log loss
-    at_bound: bool  # s0 is at an end of its range or close to it (BOUND_FRACTION): read the curve with care
+    # s0 + first_step, > 0.
+    offset: float
+    # The smallest measured step.
+    first_step: float
+    # The largest measured step.
+    last_step: float
+    # The fitted log loss at first_step.
+    log_loss_first: float
+    # The root mean square of the residuals of the log loss.
+    rms: float
+    # s0 is at an end of its range or close to it (BOUND_FRACTION): read the curve with care.
+    at_bound: bool
     num_points: int
 
     @property
@@ -48,7 +66,10 @@ class LearningCurve:
 
     @property
     def A(self) -> float:
-        """The paper's A; infinite if too large for a float (s0 at its upper bound). `loss` and `step` do not use it."""
+        """The paper's A; infinite if too large for a float (s0 at its upper bound).
+
+        `loss` and `step` do not use it.
+        """
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
@@ -59,9 +80,10 @@ class LearningCurve:
 
     @property
     def step_rms(self) -> float:
-        """The residual as a share of the steps, to first order: log loss over alpha is log (s + s0).
+        """The residual as a share of the steps, to first order.
 
-        On a flat curve it is large although `rms` is small: at alpha 0.06, 0.5% of the loss is 8% of the steps.
+        Log loss over alpha is log (s + s0). On a flat curve it is large although `rms` is small: at
+        alpha 0.06, 0.5% of the loss is 8% of the steps.
         """
         return self.rms / self.alpha
 
@@ -71,19 +93,24 @@ class LearningCurve:
         return self.rms > POOR_RMS or self.step_rms > POOR_STEP_RMS
 
     def loss(self, step):
-        """Returns the fitted loss (nats a token) at `step`, a number or an array; ValueError at or below -s0."""
+        """Returns the fitted loss (nats a token) at `step`, a number or an array.
+
+        ValueError at or below -s0.
+        """
         shifted = (floats("step", step) - self.first_step) / self.offset
         if not np.all(shifted > -1.0):
             raise invalid("step", step, f"steps above -s0 = {-self.s0:g}")
         return _like(step, np.exp(self.log_loss_first - self.alpha * np.log1p(shifted)))
 
     def step(self, loss):
-        """Returns the steps at which the curve reaches `loss`, a number or an array; ValueError unless positive.
+        """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        Clips nothing: a loss below the curve's last gives more than `last_step`, and one far above the first can give
-        less than 0 if s0 > 0. Infinite if too large for a float.
+        ValueError unless positive. Clips nothing: a loss below the curve's last gives more than
+        `last_step`, and one far above the first can give less than 0 if s0 > 0. Infinite if too
+        large for a float.
         """
-        losses = _positive("loss", loss)
+        losses = floats("loss", loss)
+        positive("loss", losses.ravel())
         with np.errstate(over="ignore"):
             growth = np.expm1((self.log_loss_first - np.log(losses)) / self.alpha)
             return _like(loss, self.first_step + self.offset * growth)
@@ -92,11 +119,13 @@ class LearningCurve:
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
     """Fits L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds; steps may repeat.
 
-    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError if they are not finite numbers, differ in
-    length, hold fewer than three distinct steps, or if the losses do not fall (no alpha > 0 fits).
+    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError if they are not finite
+    numbers, differ in length, hold fewer than three distinct steps, or if the losses do not fall
+    (no alpha > 0 fits).
     """
     s, y = _points(steps, losses)
-    offsets = np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)  # candidates of s0 + min(s) [G]
+    # The candidates of s0 + min(s) [G].
+    offsets = np.geomspace(LOWEST * _scale(s), HIGHEST * float(s.max()), GRID_POINTS)
     rss = _profile(offsets, s, y)
     if not np.isfinite(rss).any():
         allowed = "losses that fall with the steps, so that some alpha > 0 fits"
@@ -119,25 +148,27 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
 
 
 def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
-    """Returns step(loss) / mean over baseline seeds of step(baseline loss); `loss` is a number or an array.
+    """Returns step(loss) / mean over baseline seeds of step(baseline loss).
 
-    `baseline_losses` holds each baseline seed's final loss on the same domain; all losses in nats a token. Above 1 is
-    better than the baseline. ValueError for losses <= 0, or if the baseline's mean step equivalent is <= 0.
+    `loss` is a number or an array. `baseline_losses` holds each baseline seed's final loss on the
+    same domain; all losses in nats a token. Above 1 is better than the baseline. ValueError for
+    losses <= 0, or if the baseline's mean step equivalent is <= 0.
     """
-    baseline = np.atleast_1d(_positive("baseline_losses", baseline_losses))
+    baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
         raise invalid("baseline_losses", [], "the final loss of at least one baseline seed")
     reference = float(np.mean(curve.step(baseline)))
     if not 0.0 < reference < math.inf:
-        raise invalid("baseline_losses", baseline.tolist(), "losses that the curve reaches after a positive step")
+        raise invalid(
+            "baseline_losses",
+            baseline.tolist(),
+            "losses that the curve reaches after a positive step",
+        )
     return _like(loss, np.asarray(curve.step(loss)) / reference)
 
 
-# ---------------------------------------------------------------------------------------------- the search of s0
-
-
 def _scale(s: np.ndarray) -> float:
-    """Returns the unit in which closeness to -min(s) is measured: the shorter of first step and first interval."""
+    """Returns the unit of closeness to -min(s): the shorter of first step and first interval."""
     distinct = np.unique(s)
     gap = float(distinct[1] - distinct[0])
     return min(gap, float(distinct[0])) if distinct[0] > 0 else gap
@@ -151,7 +182,10 @@ def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the residual sum of squares [G] at each offset, A and alpha solved for; infinite where alpha <= 0."""
+    """Returns the residual sum of squares [G] at each offset, A and alpha solved for.
+
+    Infinite where alpha <= 0.
+    """
     rows = max(1, NUMBERS_AT_ONCE // len(s))
     parts = [_profile_chunk(offsets[i : i + rows], s, y) for i in range(0, len(offsets), rows)]
     return np.concatenate(parts)
@@ -176,9 +210,10 @@ def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) 
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Returns (residual sum of squares, offset) of the minimum within one grid spacing, searching the log offset.
+    """Returns (residual sum of squares, offset) of the minimum within one grid spacing.
 
-    Searches twice, the second time around the first result: the minimiser resolves 1e-8 of its variable's size.
+    Searches the log offset. Searches twice, the second time around the first result: the minimiser
+    resolves 1e-8 of its variable's size.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
@@ -193,32 +228,23 @@ def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tup
     return best
 
 
-# --------------------------------------------------------------------------------------------------- validation
-
-
 def _like(reference, values: np.ndarray):
     """Returns a float for a number, an array for an array."""
     return float(values) if np.ndim(reference) == 0 else values
 
 
-def _positive(field: str, values) -> np.ndarray:
-    array = floats(field, values)
-    if not np.all(np.isfinite(array) & (array > 0.0)):
-        raise invalid(field, values, "finite positive losses")
-    return array
-
-
 def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps and log losses [N], ordered by step."""
-    s, values = floats("steps", steps), floats("losses", losses)
-    if s.ndim != 1 or values.shape != s.shape:
-        raise invalid("losses", f"shape {values.shape}", f"one loss for each step, shape {s.shape} of one dimension")
-    bad_steps, bad_losses = ~(np.isfinite(s) & (s >= 0.0)), ~(np.isfinite(values) & (values > 0.0))
-    if bad_steps.any():
-        raise invalid("steps", float(s[bad_steps][0]), "finite steps >= 0")
-    if bad_losses.any():
-        raise invalid("losses", float(values[bad_losses][0]), f"finite positive losses (at step {s[bad_losses][0]:g})")
+    s, values = floats("steps", steps), positive("losses", losses)
+    if values.shape != s.shape:
+        raise invalid(
+            "losses", f"{len(values)} values", f"one loss for each step, of shape {s.shape}"
+        )
+    is_bad = ~(np.isfinite(s) & (s >= 0.0))
+    if is_bad.any():
+        raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    order = np.lexsort((values, s))  # so that the order of the seeds does not change a bit of the sums
+    # Sorted, so that the order of the seeds does not change a bit of the sums.
+    order = np.lexsort((values, s))
     return s[order], np.log(values[order])

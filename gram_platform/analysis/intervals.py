@@ -1,7 +1,7 @@
-"""Computes intervals over training seeds: t-interval, paired differences, detectable difference, bootstrap."""
+"""Computes intervals over training seeds: t-interval, paired differences, detectable difference."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -9,34 +9,49 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import invalid
 
-CONFIDENCE = 0.90  # of every interval, in the paper and here
-TAIL = 0.5 + CONFIDENCE / 2.0  # the quantile of an interval's upper end
-POWER = 0.8  # with which a difference of the smallest detectable size is shown
-ENDS = ("", "_low", "_high")  # suffixes of the three columns of a mean and its interval
-JACKKNIFE, CURVE_FIXED = "leave-one-seed-out jackknife", "t over seeds with the curve fixed"  # kinds of intervals
-PSEUDO_SUFFIX = "_pseudo"  # of the columns of pseudo-values, beside those of values; absent where the curve is fixed
-
-# ------------------------------------------------------------------------------------------------------- checks
+# The confidence of every interval, in the paper and here.
+CONFIDENCE = 0.90
+# The quantile of an interval's upper end.
+TAIL = 0.5 + CONFIDENCE / 2.0
+# The probability with which a difference of the smallest detectable size is shown.
+POWER = 0.8
+# The suffixes of the three columns of a mean and its interval.
+ENDS = ("", "_low", "_high")
+# The kinds of intervals.
+JACKKNIFE, CURVE_FIXED = "leave-one-seed-out jackknife", "t over seeds with the curve fixed"
+# The suffix of columns of pseudo-values, beside those of values; where the curve is fixed there are
+# none.
+PSEUDO_SUFFIX = "_pseudo"
 
 
 def floats(field: str, values: object) -> np.ndarray:
-    """Converts a number or an array of any shape to floats; ValueError for text and other values without a number."""
+    """Converts a number or an array of any shape to floats.
+
+    ValueError for text and other values without a number.
+    """
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError) as error:
         raise invalid(field, f"values of {type(values).__name__}", f"numbers ({error})") from error
 
 
-def positive(field: str, values: Sequence[float]) -> np.ndarray:
-    """Returns values [n] as floats; ValueError naming the field and the first entry that is not finite and positive."""
+def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Returns values [n] as floats.
+
+    ValueError naming the field and the first entry that is not finite and positive.
+    """
     array = floats(field, values)
     if array.ndim != 1:
-        raise invalid(field, f"values of shape {array.shape}", "one dimension: one value for each run or size")
+        raise invalid(
+            field, f"values of shape {array.shape}", "one dimension: one value for each run or size"
+        )
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))
     if len(bad):
-        place = f"entry {bad[0]} of {len(array)}" + (f", and {len(bad) - 1} more" if len(bad) > 1 else "")
+        place = f"entry {bad[0]} of {len(array)}" + (
+            f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        )
         raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
     return array
 
@@ -44,7 +59,11 @@ def positive(field: str, values: Sequence[float]) -> np.ndarray:
 def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
     absent = [name for name in names if name not in frame.columns]
     if absent:
-        raise invalid(field, f"a frame without {', '.join(absent)}", f"a frame with the columns {', '.join(names)}")
+        raise invalid(
+            field,
+            f"a frame without {', '.join(absent)}",
+            f"a frame with the columns {', '.join(names)}",
+        )
 
 
 class Interval(NamedTuple):
@@ -56,16 +75,15 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
-    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed; NaN ends if n is 1.
+    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed.
 
-    `pseudo_values` [n]: the jackknife's, of the same seeds, whose standard deviation replaces that of the values
-    (`ratios.pseudo_values`). The values' mean stays the centre. The ends are NaN if a pseudo-value is.
-    ValueError if there is no value or one is not finite: leave out unknown values first.
+    NaN ends if n is 1. `pseudo_values` [n]: the jackknife's, of the same seeds, whose standard
+    deviation replaces that of the values (`ratios.pseudo_values`). The values' mean stays the
+    centre. The ends are NaN if a pseudo-value is. ValueError if there is no value or one is not
+    finite: leave out unknown values first.
     """
     array = _finite("values", values)
-    spread = array if pseudo_values is None else floats("pseudo_values", list(pseudo_values))
-    if spread.shape != array.shape:
-        raise invalid("pseudo_values", f"{len(spread)} numbers", f"one for each of {len(array)} values")
+    spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
     mean, num = float(array.mean()), len(array)
     if num < 2:
         return Interval(mean, math.nan, math.nan)
@@ -76,35 +94,55 @@ def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = 
 def interval_columns(
     name: str, values: Sequence[float], pseudo_values: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Returns {name, name_low, name_high}: mean and t-interval of the values [n] that are not NaN; NaN without any."""
-    array = floats(name, list(values))
-    spread = array if pseudo_values is None else floats("pseudo_values", list(pseudo_values))
+    """Returns {name, name_low, name_high}: mean and t-interval of the values [n] that are not NaN.
+
+    NaN without any.
+    """
+    array = np.asarray(values, float)
+    spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
     is_known = ~np.isnan(array)
     interval = t_interval(array[is_known], spread[is_known]) if is_known.any() else (math.nan,) * 3
     return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
 
 
-def with_pseudo_values(values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Adds the columns `names` of `pseudo`, a frame with the same rows, to `values` with PSEUDO_SUFFIX."""
+def with_pseudo_values(
+    values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]
+) -> pd.DataFrame:
+    """Adds the columns `names` of `pseudo`, which has the same rows, with PSEUDO_SUFFIX."""
     return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Returns the frame with its pseudo-values in the columns `names`; the frame itself if the curve is fixed."""
+    """Returns the frame with its pseudo-values in the columns `names`.
+
+    The frame itself if the curve is fixed.
+    """
     found = {name: values[name + PSEUDO_SUFFIX] for name in names if name + PSEUDO_SUFFIX in values}
     return values.assign(**found)
 
 
-def paired_differences(left: Mapping[Hashable, float], right: Mapping[Hashable, float]) -> dict[Hashable, float]:
-    """Returns left - right, all `{seed: value}`, on the seeds of both; ValueError if there are none."""
+def paired_differences(
+    left: Mapping[Hashable, float], right: Mapping[Hashable, float]
+) -> dict[Hashable, float]:
+    """Returns left - right, all `{seed: value}`, on the seeds of both.
+
+    ValueError if there are none.
+    """
     seeds = tuple(sorted(set(left) & set(right), key=str))
     if not seeds:
-        raise invalid("seeds", (sorted(left, key=str), sorted(right, key=str)), "at least one seed on both sides")
+        raise invalid(
+            "seeds",
+            (sorted(left, key=str), sorted(right, key=str)),
+            "at least one seed on both sides",
+        )
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
 def widened(interval: Interval, margin: float) -> Interval:
-    """Adds a margin in quadrature to the interval's half-width, of 0 if the interval has no ends; NaN adds nothing."""
+    """Adds a margin in quadrature to the interval's half-width, of 0 if the interval has no ends.
+
+    NaN adds nothing.
+    """
     mean, low, high = interval
     if math.isnan(margin):
         return interval
@@ -113,10 +151,11 @@ def widened(interval: Interval, margin: float) -> Interval:
 
 
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
-    """Returns the true difference whose interval excludes 0 with probability POWER, at this spread and seed count.
+    """Returns the true difference whose interval excludes 0 with probability POWER.
 
-    The interval is the t-interval, `widened` by the margin. Exact under normal noise: the noncentral t without a
-    margin, else its integral over the spread's distribution. NaN for one value.
+    It is that of as many seeds with the same spread. The interval is the t-interval, `widened` by
+    the margin. Exact under normal noise: the noncentral t without a margin, else its integral over
+    the spread's distribution. NaN for one value.
     """
     array = _finite("differences", differences)
     num = len(array)
@@ -125,61 +164,25 @@ def smallest_detectable(differences: Sequence[float], margin: float = math.nan) 
     critical, error = float(stats.t.ppf(TAIL, num - 1)), float(array.std(ddof=1)) / math.sqrt(num)
     if math.isnan(margin) or margin == 0.0:
         return float(_detectable_shift(num) * array.std(ddof=1) / math.sqrt(num))
-    variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)  # over the true variance
+    # Quantiles of the measured variance over the true one.
+    variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)
     halves = np.hypot(critical * error * np.sqrt(variances), margin)
-    if error <= 1e-12 * margin:  # nothing beside it, and the search below would have no room above the margin
+    # The error is nothing beside the margin, and the search below would have no room above it.
+    if error <= 1e-12 * margin:
         return margin
     most = margin + (10.0 * critical + 10.0) * error
-    return float(optimize.brentq(lambda d: stats.norm.sf((halves - d) / error).mean() - POWER, 0.0, most))
+    return float(
+        optimize.brentq(lambda d: stats.norm.sf((halves - d) / error).mean() - POWER, 0.0, most)
+    )
 
 
 @cache
 def _detectable_shift(num: int) -> float:
     """Returns the smallest detectable difference of `num` seeds in standard errors."""
     critical = float(stats.t.ppf(TAIL, num - 1))
-    return optimize.brentq(lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0)
-
-
-def bootstrap(
-    groups: Sequence[Sequence],
-    statistic: Callable[[list[list]], Sequence[float]],
-    num_resamples: int = 1000,
-    rng_seed: int = 0,
-) -> np.ndarray:
-    """Returns `statistic` [num_resamples, K] of groups whose members (usually seeds) are redrawn within each group.
-
-    If the statistic raises ValueError (a fit that does not exist), the row is NaN, and the caller counts it. The same
-    `rng_seed` gives the same samples. ValueError for an empty group or no resamples.
-    """
-    sizes = [len(group) for group in groups]
-    require_int("num_resamples", num_resamples, 1)
-    if not sizes or min(sizes) == 0:
-        raise invalid("groups", sizes, "one or more groups of at least one member")
-    rng = np.random.default_rng(rng_seed)
-    rows = []
-    for _ in range(num_resamples):
-        draws = [rng.integers(0, size, size) for size in sizes]
-        rows.append(_attempt(statistic, [[g[i] for i in draw] for g, draw in zip(groups, draws, strict=True)]))
-    width = max((len(row) for row in rows if row is not None), default=1)
-    return np.array([np.full(width, np.nan) if row is None else row for row in rows], float)
-
-
-def percentile_interval(samples: Sequence[float], centre: float) -> Interval:
-    """Returns (centre, low, high): the middle 90% of the finite samples [R]; NaN ends with fewer than two."""
-    array = np.asarray(samples, float)
-    array = array[np.isfinite(array)]
-    if len(array) < 2:
-        return Interval(float(centre), math.nan, math.nan)
-    tail = 50.0 * (1.0 - CONFIDENCE)
-    low, high = np.percentile(array, [tail, 100.0 - tail])
-    return Interval(float(centre), float(low), float(high))
-
-
-def _attempt(statistic: Callable[[list[list]], Sequence[float]], sample: list[list]) -> np.ndarray | None:
-    try:
-        return np.atleast_1d(np.asarray(statistic(sample), float))
-    except ValueError:
-        return None
+    return optimize.brentq(
+        lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0
+    )
 
 
 def _finite(field: str, values: Sequence[float]) -> np.ndarray:

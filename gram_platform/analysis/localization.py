@@ -1,10 +1,10 @@
-"""Measures how few tokens carry the loss of a removed capability, from each token's increase over the baseline.
+"""Measures how few tokens carry the loss of a removed capability, by their increases.
 
-Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". The baseline has the same
-size and seed. The paper shows sentences; the aggregate over whole validation sequences is ours: the Gini coefficient of
-the positive increases, the share of tokens with one, and the part of their sum on the tenth of all tokens with the
-largest increases. Noise is unevenly spread too, so every table has a control: the baseline of another seed in place of
-a view.
+Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". The
+baseline has the same size and seed. The paper shows sentences; the aggregate over whole validation
+sequences is ours: the Gini coefficient of the positive increases, the share of tokens with one, and
+the part of their sum on the tenth of all tokens with the largest increases. Noise is unevenly
+spread too, so every table has a control: the baseline of another seed in place of a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,26 @@ from gram_platform.analysis.ratios import BASELINE, MEAN, method_key, profile_ke
 from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 
-TOP = 0.1  # share of the tokens
-CALIBRATION = 0.9  # quantile of increases that is shaded in full colour
+# The share of the tokens whose part of the increases is `top_share`.
+TOP = 0.1
+# The quantile of increases that is shaded in full colour.
+CALIBRATION = 0.9
 CONTROL, FORGET, RETAIN = "control", "forget", "retain"
 STATISTICS = ("gini", "top_share", "positive", "increase")
 TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
-LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS), "num_tokens", "num_seeds"]
-NUM_POINTS = 101  # of a curve
+LOCALIZATION_COLUMNS = [
+    *TOKEN_ROW,
+    *(name + end for name in STATISTICS for end in ENDS),
+    "num_tokens",
+    "num_seeds",
+]
+# The number of points of a curve.
+NUM_POINTS = 101
+# The shares of the tokens at a curve's points, the largest increases first.
+SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
 
-View = tuple[str, str, str, str]  # method, size, seed, profile
+# The method, size, seed and profile.
+View = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,8 @@ class MeasuredTokens:
     seed: str
     profile: str
     retained: tuple[str, ...]
-    losses: Mapping[str, np.ndarray]  # {domain: [N, T] in nats}
+    # The losses [N, T] in nats, by domain.
+    losses: Mapping[str, np.ndarray]
     run_id: str = ""
 
 
@@ -46,51 +58,48 @@ class MeasuredTokens:
 class Localization:
     """Holds every table of the study."""
 
-    table: pd.DataFrame  # TABLE_COLUMNS as in table.csv, and `runs`: the ids of the runs behind a row
-    per_seed: pd.DataFrame  # ROW, seed, MEASURES, num_tokens, runs: averaged by `table`
-    curves: pd.DataFrame  # method, size, class, tokens, share, runs: mean over seeds of the `mean` rows' curves
-    missing: pd.DataFrame  # what, why
-
-
-# ------------------------------------------------------------------------------------------- one set of tokens
+    # LOCALIZATION_COLUMNS as in table.csv, and `runs`: the ids of the runs behind a row.
+    table: pd.DataFrame
+    # TOKEN_ROW, seed, STATISTICS, num_tokens, runs: averaged by `table`.
+    per_seed: pd.DataFrame
+    # `method, size, class, tokens, share, runs`: means over seeds of the `mean` rows' curves.
+    curves: pd.DataFrame
+    # `what, why`.
+    missing: pd.DataFrame
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0: 0 if all are equal, (n - 1) / n if one holds all; NaN if all 0."""
-    ordered = np.sort(_not_negative(values))
+    """Returns the Gini coefficient of n values >= 0; NaN if all are 0.
+
+    It is 0 if all are equal, (n - 1) / n if one holds all.
+    """
+    ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
-    return float(2.0 * (np.arange(1, num + 1) @ ordered) / (num * total) - (num + 1) / num) if total else np.nan
-
-
-def top_share(values: np.ndarray, share: float = TOP) -> float:
-    """Returns the part of the sum of values >= 0 that the largest `share` of them hold; NaN if all are 0."""
-    return float(np.interp(share, *_concentration(values)))
+    return (
+        float(2.0 * (np.arange(1, num + 1) @ ordered) / (num * total) - (num + 1) / num)
+        if total
+        else np.nan
+    )
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the parts of the sum that the largest 0%, 1%, ... 100% of values >= 0 hold [NUM_POINTS]; NaN if all 0."""
-    return np.interp(np.linspace(0.0, 1.0, NUM_POINTS), *_concentration(values))
+    """Returns the parts of the sum that the largest SHARES of the values >= 0 hold [NUM_POINTS].
 
-
-def _concentration(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of the values, largest first [n + 1], and the shares of their sum that these hold [n + 1]."""
-    ordered = np.sort(_not_negative(values))[::-1]
-    held = np.concatenate([[0.0], np.cumsum(ordered)])
+    NaN if all are 0.
+    """
+    held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
-        return np.linspace(0.0, 1.0, len(held)), held / held[-1]
+        return np.interp(SHARES, np.linspace(0.0, 1.0, len(held)), held / held[-1])
 
 
-def _not_negative(values: np.ndarray) -> np.ndarray:
-    flat = np.asarray(values, float).reshape(-1)
-    if len(flat) == 0 or not (flat >= 0.0).all():
-        raise invalid("values", flat[:4].tolist(), "one or more numbers, none negative")
-    return flat
+def localize(
+    views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]
+) -> pd.DataFrame:
+    """Returns a row per view and domain.
 
-
-def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str], MeasuredTokens]) -> pd.DataFrame:
-    """Returns a row per view and domain: ROW, `retained`, seed, MEASURES, num_tokens, `runs` and `curve`.
-
-    `references` holds the baselines by (size, seed). Views without one have no rows. ValueError if token counts differ.
+    The columns are TOKEN_ROW, `retained`, `seed`, STATISTICS, `num_tokens`, `runs` and `curve`.
+    `references` holds the baselines by (size, seed). Views without one have no rows. ValueError if
+    token counts differ.
     """
     rows = []
     for view in views:
@@ -98,10 +107,21 @@ def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str
         if reference is None:
             continue
         is_control = view.method == BASELINE
-        names = {"method": view.method, "size": view.size, "seed": view.seed, "profile": view.profile}
+        names = {
+            "method": view.method,
+            "size": view.size,
+            "seed": view.seed,
+            "profile": view.profile,
+        }
         for domain, losses in view.losses.items():
             kind = CONTROL if is_control else RETAIN if domain in view.retained else FORGET
-            row = {**names, "retained": ",".join(view.retained), "domain": domain, "class": kind, "runs": view.run_id}
+            row = {
+                **names,
+                "retained": ",".join(view.retained),
+                "domain": domain,
+                "class": kind,
+                "runs": view.run_id,
+            }
             rows.append({**row, **_measures(losses, reference.losses[domain])})
     columns = [*TOKEN_ROW, "retained", "seed", *STATISTICS, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
@@ -109,29 +129,37 @@ def localize(views: Sequence[MeasuredTokens], references: Mapping[tuple[str, str
 
 def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     if losses.shape != reference.shape:
-        raise invalid("losses", f"shape {losses.shape}", f"the shape of the reference's tokens, {reference.shape}")
+        raise invalid(
+            "losses",
+            f"shape {losses.shape}",
+            f"the shape of the reference's tokens, {reference.shape}",
+        )
     increases = losses.astype(float) - reference
     positive = np.maximum(increases, 0.0)
+    curve = concentration_curve(positive)
     return {
         "gini": gini(positive[positive > 0.0]) if positive.any() else np.nan,
-        "top_share": top_share(positive),
+        "top_share": float(np.interp(TOP, SHARES, curve)),
         "positive": float((positive > 0.0).mean()),
         "increase": float(increases.mean()),
         "num_tokens": increases.size,
-        "curve": concentration_curve(positive),
+        "curve": curve,
     }
 
 
 def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
     """Returns all tables from the rows of `localize`; `missing`: the views without token losses.
 
-    `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a domain, of the
-    profiles of core with at most one auxiliary domain; then seeds are averaged. A seed with a missing view of a method
-    has no such row.
+    `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a
+    domain, of the profiles of core with at most one auxiliary domain; then seeds are averaged. A
+    seed with a missing view of a method has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
-    is_whole = [key not in lacking for key in rows[["method", "size", "seed"]].itertuples(index=False, name=None)]
+    is_whole = [
+        key not in lacking
+        for key in rows[["method", "size", "seed"]].itertuples(index=False, name=None)
+    ]
     few = rows[is_few & np.array(is_whole, bool)]
     keys = ["method", "size", "class", "seed"]
     means = few.groupby(keys, sort=False).agg(
@@ -139,21 +167,31 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Loc
     )
     means = means.reset_index().assign(profile=MEAN, domain=MEAN)
     per_seed = _ordered(
-        pd.concat([rows[[*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]], means], ignore_index=True)
+        pd.concat(
+            [rows[[*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]], means],
+            ignore_index=True,
+        )
     )
     notes = [
-        (f"{m} {size} {profile} seed {seed}", "its token losses are missing") for m, size, seed, profile in missing
+        (f"{m} {size} {profile} seed {seed}", "its token losses are missing")
+        for m, size, seed, profile in missing
     ]
-    return Localization(_summary(per_seed), per_seed, _curves(few), pd.DataFrame(notes, columns=["what", "why"]))
+    return Localization(
+        _summary(per_seed), per_seed, _curves(few), pd.DataFrame(notes, columns=["what", "why"])
+    )
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
-        points = {"tokens": np.linspace(0.0, 1.0, NUM_POINTS), "share": share, "runs": run_names(group["runs"])}
+        points = {"tokens": SHARES, "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])
+    return (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])
+    )
 
 
 def _mean(values: pd.Series) -> float:
@@ -162,8 +200,14 @@ def _mean(values: pd.Series) -> float:
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
-    rest = per_seed.groupby(TOKEN_ROW, sort=False).agg({"num_tokens": "first", "runs": run_names}).reset_index()
-    return over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)[[*LOCALIZATION_COLUMNS, "runs"]]
+    rest = (
+        per_seed.groupby(TOKEN_ROW, sort=False)
+        .agg({"num_tokens": "first", "runs": run_names})
+        .reset_index()
+    )
+    return over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)[
+        [*LOCALIZATION_COLUMNS, "runs"]
+    ]
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
@@ -171,7 +215,9 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (method_key(m), sizes.index(s), profile_key(p), k, d)
-        for m, s, p, k, d in frame[[*TOKEN_ROW[:3], "class", "domain"]].itertuples(index=False, name=None)
+        for m, s, p, k, d in frame[[*TOKEN_ROW[:3], "class", "domain"]].itertuples(
+            index=False, name=None
+        )
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 
@@ -181,14 +227,21 @@ class ShadedText:
     """One text under several views, and the increase that is drawn in full colour."""
 
     domain: str
-    pieces: tuple[str, ...]  # [T + 1]: the characters that each token adds to the text
-    baseline: np.ndarray  # [T]: the baseline's loss on every token but the first, in nats
-    scale: float  # nats; NaN: nothing is shaded
-    views: Mapping[str, np.ndarray]  # {label: increases over the baseline [T], in nats}
+    # The characters [T + 1] that each token adds to the text.
+    pieces: tuple[str, ...]
+    # The baseline's loss on every token but the first [T], in nats.
+    baseline: np.ndarray
+    # The increase in full colour, in nats; NaN: nothing is shaded.
+    scale: float
+    # The increases over the baseline [T], in nats, by label.
+    views: Mapping[str, np.ndarray]
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the increase in full colour from the filtered model's increases on the text [T]; NaN if it is <= 0."""
+    """Returns the increase in full colour from the filtered model's increases on the text [T].
+
+    NaN if it is <= 0.
+    """
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 

@@ -1,7 +1,7 @@
-"""Extends a grid of learning rates and batches towards a minimum at its border, one row or column at a time [ours].
+"""Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
-The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on that side, unless all
-cells on that border diverged or failed, or the side has grown to its limit.
+The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on that
+side, unless all cells on that border diverged or failed, or the side has grown to its limit.
 """
 
 import math
@@ -17,33 +17,43 @@ if TYPE_CHECKING:
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}
-MIN_VALUES, MIN_CELLS = 3, 6  # values of each axis, and cells: fewer cannot determine a quadratic
+# The fewest values of each axis: fewer cannot determine a quadratic.
+MIN_VALUES = 3
 
-Cell = tuple[float, int]  # peak LR and batch in sequences
+# The peak LR, and the batch in sequences.
+Cell = tuple[float, int]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising rates and batches, the cells left out, and how often each side grew."""
+    """The grid of one size: rising rates and batches, cells left out, and how often a side grew."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
-    left_out: frozenset[Cell] = frozenset()  # cells beyond others that diverged
-    num_added: tuple[int, int, int, int] = (0, 0, 0, 0)  # in the order of SIDES
+    # Cells beyond others that diverged.
+    left_out: frozenset[Cell] = frozenset()
+    # How many values each side got, in the order of SIDES.
+    num_added: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
         for field, values in (("lrs", self.lrs), ("batches", self.batches)):
             is_rising = all(0.0 < a < b for a, b in pairwise(values))
-            if len(values) < MIN_VALUES or not is_rising or not all(math.isfinite(v) for v in values):
-                raise invalid(field, list(values), f"at least {MIN_VALUES} positive numbers, rising")
+            if (
+                len(values) < MIN_VALUES
+                or not is_rising
+                or not all(math.isfinite(v) for v in values)
+            ):
+                raise invalid(
+                    field, list(values), f"at least {MIN_VALUES} positive numbers, rising"
+                )
         if any(batch != int(batch) for batch in self.batches):
             raise invalid("batches", list(self.batches), "whole sequences")
-        if len(self.lrs) * len(self.batches) < MIN_CELLS:
-            raise invalid("lrs, batches", (self.lrs, self.batches), f"at least {MIN_CELLS} cells")
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        return tuple((lr, b) for lr in self.lrs for b in self.batches if (lr, b) not in self.left_out)
+        return tuple(
+            (lr, b) for lr in self.lrs for b in self.batches if (lr, b) not in self.left_out
+        )
 
 
 @dataclass(frozen=True)
@@ -62,22 +72,22 @@ def extension(
     window: float | None = None,
     why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
-    """Extends one size's grid by one step, from the size's trials (columns: see `lr_grid`); equal trials, equal step.
+    """Extends one size's grid by one step, from the size's trials (columns: see `lr_grid`).
 
-    A side at or beyond which the pooled minimum lies (without a minimum: on which the best cell lies) gets one more
-    value, in the ratio of the outermost two. Adds at most `limit` values to a side, no batch for which `why_not`
-    returns a reason, and no cell whose nearest neighbour in the grid diverged, failed or was left out.
+    Equal trials, equal step. A side at or beyond which the pooled minimum lies (without a minimum:
+    on which the best cell lies) gets one more value, in the ratio of the outermost two. Adds at
+    most `limit` values to a side, no batch for which `why_not` returns a reason, and no cell whose
+    nearest neighbour in the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
 
-    table = cells(trials)
-    if table["size"].nunique() != 1:
-        raise invalid("trials", sorted(set(table["size"])), "the trials of one size")
-    optima = optima_table(trials, window)
+    table, optima = cells(trials), optima_table(trials, window)
     row = optima[optima["seed"] == POOLED].iloc[0]
     if math.isnan(row["best_loss"]):
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
-    usable = {(lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()}
+    usable = {
+        (lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()
+    }
     unusable = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
     problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
     place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
@@ -86,12 +96,19 @@ def extension(
         value, refusal = _step(grid, side, limit, why_not)
         if not refusal and all(cell in unusable for cell in _border(grid, side)):
             refusal = "the cells there diverged or failed"
-        message = f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
-        messages.append(f"{message}: " + (f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}"))
+        message = (
+            f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
+        )
+        messages.append(
+            f"{message}: "
+            + (f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}")
+        )
         wanted += [] if refusal else [(side, value)]
     grown = _grown(grid, wanted, unusable)
     known = set(grid.cells)
-    return Extension(grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages))
+    return Extension(
+        grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages)
+    )
 
 
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
@@ -99,9 +116,13 @@ def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> t
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = (values[0], values[1]) if end == "low" else (values[-1], values[-2])
-    value = outer * (outer / inner)  # exact for powers of two
+    # This is exact for powers of two.
+    value = outer * (outer / inner)
     if grid.num_added[SIDES.index(side)] >= limit:
-        return value, f"{limit} added there is the most that is allowed" if limit else "extensions are off"
+        return (
+            value,
+            f"{limit} added there is the most that is allowed" if limit else "extensions are off",
+        )
     if axis == "batch":
         if value != int(value):
             return value, f"the next batch would be {value:g}, which is not whole"
@@ -118,21 +139,31 @@ def _border(grid: Grid, side: str) -> list[Cell]:
 
 
 def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
-    """Returns the grid with the wanted values, without new cells whose nearest old cell is unusable."""
+    """Returns the grid with the wanted values, without new cells nearest to an unusable one."""
     lrs = sorted([*grid.lrs, *(value for side, value in wanted if side.startswith("lr"))])
-    batches = sorted([*grid.batches, *(value for side, value in wanted if side.startswith("batch"))])
-    new = {(lr, batch) for lr in lrs for batch in batches} - {(lr, b) for lr in grid.lrs for b in grid.batches}
+    batches = sorted(
+        [*grid.batches, *(value for side, value in wanted if side.startswith("batch"))]
+    )
+    new = {(lr, batch) for lr in lrs for batch in batches} - {
+        (lr, b) for lr in grid.lrs for b in grid.batches
+    }
     beyond = {cell for cell in new if _nearest(grid, cell) in unusable}
     grew = [side for side, _ in wanted]
     added = tuple(count + (side in grew) for side, count in zip(SIDES, grid.num_added, strict=True))
     return replace(
-        grid, lrs=tuple(lrs), batches=tuple(batches), left_out=grid.left_out | frozenset(beyond), num_added=added
+        grid,
+        lrs=tuple(lrs),
+        batches=tuple(batches),
+        left_out=grid.left_out | frozenset(beyond),
+        num_added=added,
     )
 
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
     lr, batch = cell
-    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(max(batch, grid.batches[0]), grid.batches[-1])
+    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(
+        max(batch, grid.batches[0]), grid.batches[-1]
+    )
 
 
 def _named(side: str, value: float) -> str:

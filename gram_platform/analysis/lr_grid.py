@@ -1,27 +1,29 @@
-"""Tabulates a grid of learning rates and batches at each size: cells, optima with flags, fitted surfaces.
+"""Tabulates grids of learning rates and batches: cells, optima with flags, fitted surfaces.
 
-Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences), `loss`, `state`
-(complete, diverged or failed; the loss counts only if complete) and optionally `run_id`. Source of the fit: see
-`surface`. Ours: a cell with a diverged seed is counted but left out of every fit, since its surviving seeds make it
-look better than it is. Pooled fits give each seed a level (see `level_columns`), so that a seed missing from a cell
-does not bend the surface. A size whose fit fails keeps its row, with the reason. `as_published`: see
-`lr_laws.analyse_grid`.
+Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences),
+`loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
+`run_id`. Source of the fit: see `surface`. Ours: a cell with a diverged seed is counted but left
+out of every fit, since its surviving seeds make it look better than it is. Pooled fits give each
+seed a level (see `level_columns`), so that a seed missing from a cell does not bend the surface. A
+size whose fit fails keeps its row, with the reason. `as_published`: see `lr_laws.analyse_grid`.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import floats, require_columns
+from gram_platform.analysis.intervals import require_columns
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
     Optimum,
     fit_quadratic,
     fit_surface,
-    levelled_losses,
+    levelled,
     require_window,
 )
 from gram_platform.analysis.trials import STATE
@@ -30,33 +32,62 @@ from gram_platform.config.identity import invalid
 from gram_platform.methods import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
-TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss", "state"]
+TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 CELL = ["size", "parameters", "lr", "batch"]
-POOLED = "pooled"  # in place of a seed: all seeds of the size
-SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]  # the predicted loss is within 0.1% of the minimum
-OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge", "num_cells", "num_points", "rms", "curvature_t"]
-OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged", "best_lr", "best_batch", "best_loss"]
+# The name in place of a seed for all seeds of the size.
+POOLED = "pooled"
+# The ends of the spans in which the predicted loss is within 0.1% of the minimum.
+SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]
+OPTIMUM = [
+    "lr",
+    "batch",
+    "loss",
+    *SPANS,
+    "convex",
+    "on_edge",
+    "num_cells",
+    "num_points",
+    "rms",
+    "curvature_t",
+]
+OPTIMA_COLUMNS = [
+    "size",
+    "parameters",
+    "seed",
+    *OPTIMUM,
+    "num_diverged",
+    "best_lr",
+    "best_batch",
+    "best_loss",
+]
 OPTIMA_COLUMNS += ["edges", "notes", "reason"]
-NOISE_T = 2.0  # a smallest curvature below this many standard errors may be only noise
-SURFACE_POINTS = 25  # of each axis
+# A smallest curvature below this many standard errors may be only noise.
+NOISE_T = 2.0
+# The number of points of a surface along each axis.
+SURFACE_POINTS = 25
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 
 
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns a row per size, lr and batch: `loss` (mean of complete seeds), `num_seeds, num_diverged, num_failed`.
+    """Returns a row per size, lr and batch.
 
-    Also `loss_low, loss_high` over the seeds, `used` (by fits: a complete seed and none diverged), `runs`.
+    The columns are `loss` (mean of complete seeds), `num_seeds, num_diverged, num_failed`. Also
+    `loss_low, loss_high` over the seeds, `used` (by fits: a complete seed and none diverged),
+    `runs`.
     """
     frame = checked_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
     for name, state in zip(("num_seeds", "num_diverged", "num_failed"), ENDED, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
     counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
-    losses = {f"loss{end}": ("measured", how) for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))}
-    grouped = frame.groupby(["parameters", *(name for name in CELL if name != "parameters")], sort=True)
+    losses = {
+        f"loss{end}": ("measured", how)
+        for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))
+    }
+    grouped = frame.groupby(["parameters", "size", "lr", "batch"])
     table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
-    table.insert(table.columns.get_loc("runs"), "used", (table["num_seeds"] > 0) & (table["num_diverged"] == 0))
-    return table[[*CELL, *table.columns.difference(CELL, sort=False)]]
+    is_used = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
+    return table.assign(used=is_used)[[*CELL, *losses, *counts, "used", "runs"]]
 
 
 def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
@@ -66,13 +97,16 @@ def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)
 
 
-def optima_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
-    """Returns OPTIMA_COLUMNS: for each size, by parameters, the pooled optimum and then each seed's.
+def optima_table(
+    trials: pd.DataFrame, window: float | None = None, as_published: bool = False
+) -> pd.DataFrame:
+    """Returns OPTIMA_COLUMNS: of each size, by parameters, the pooled optimum, then each seed's.
 
-    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the seeds are subtracted
-    first, so it may differ from the mean in `cells`. `edges` lists the sides of the grid, such as `lr high, batch low`,
-    at or beyond which the minimum lies (without a minimum: the best cell). `notes` holds warnings in words. A failed
-    fit has no optimum but a `reason`. `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the
+    seeds are subtracted first, so it may differ from the mean in `cells`. `edges` lists the sides
+    of the grid, such as `lr high, batch low`, at or beyond which the minimum lies (without a
+    minimum: the best cell). `notes` holds warnings in words. A failed fit has no optimum but a
+    `reason`. `num_diverged` counts cells.
     """
     require_window(window)
     table, used = cells(trials, as_published), used_trials(trials, as_published)
@@ -82,38 +116,56 @@ def optima_table(trials: pd.DataFrame, window: float | None = None, as_published
         for seed in (POOLED, *sorted(set(pooled["seed"]), key=seed_key)):
             group = pooled if seed == POOLED else pooled[pooled["seed"] == seed]
             num_diverged = int((of_size["num_diverged"] > 0).sum())
-            row = {"size": size, "parameters": parameters, "seed": seed, "num_diverged": num_diverged}
+            row = {
+                "size": size,
+                "parameters": parameters,
+                "seed": seed,
+                "num_diverged": num_diverged,
+            }
             rows.append({**row, **_optimum_row(group, window, as_published)})
     return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
 
 
-def surface_table(trials: pd.DataFrame, window: float | None = None, as_published: bool = False) -> pd.DataFrame:
-    """Returns `size, lr, batch, loss`: the pooled fit's loss on a log-spaced mesh over each size's grid.
+def surface_table(
+    trials: pd.DataFrame, window: float | None = None, as_published: bool = False
+) -> pd.DataFrame:
+    """Returns `size, lr, batch, loss`: the pooled fits on a log-spaced mesh over each size's grid.
 
     Sizes whose fit fails have no rows; `optima_table` says why.
     """
-    require_window(window)
     parts = []
-    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"], sort=True):
+    for (_, size), group in used_trials(trials, as_published).groupby(
+        ["parameters", "size"], sort=True
+    ):
         try:
             surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
         except ValueError:
             continue
-        axes = [np.geomspace(group[name].min(), group[name].max(), SURFACE_POINTS) for name in ("lr", "batch")]
+        axes = [
+            np.geomspace(group[name].min(), group[name].max(), SURFACE_POINTS)
+            for name in ("lr", "batch")
+        ]
         lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
-        parts.append(pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
+        parts.append(
+            pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)})
+        )
+    return (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
+    )
 
 
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
-    """Reads trials for `analyse_grid` from a CSV, in the file's order; drops columns that it does not need.
+    """Reads trials for `analyse_grid` from a CSV, in the file's order.
 
-    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), and the loss in nats a token: either `loss`, or
-    `loss_core` and a `loss_<domain>` per auxiliary domain, combined as half core and half the mean of the rest.
-    `state`: complete by default; running and waiting trials are left out, so a search's `trials.csv` can be read.
-    `named_sizes` takes the parameters from the names of the sizes, 50M as 50e6, as the authors' laws do: exact counts
-    move an exponent by a hundredth. ValueError names the line and column of a missing value or one that is no number;
-    `analyse_grid` checks whether the trials make a grid.
+    Drops columns that it does not need. Columns: `size`, `parameters`, `seed`, `lr`, `batch`
+    (sequences), and the loss in nats a token: either `loss`, or `loss_core` and a `loss_<domain>`
+    per auxiliary domain, combined as half core and half the mean of the rest. `state`: complete by
+    default; running and waiting trials are left out, so a search's `trials.csv` can be read.
+    `named_sizes` takes the parameters from the names of the sizes, 50M as 50e6, as the authors'
+    laws do: exact counts move an exponent by a hundredth. ValueError names the line and column of a
+    missing value or one that is no number; `analyse_grid` checks whether the trials make a grid.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -126,30 +178,48 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     states = table[STATE] if STATE in table else pd.Series(State.COMPLETE, table.index)
     has_ended = ~states.isin((State.RUNNING, State.WAITING))
     table, states = table[has_ended], states[has_ended]
-    for name in needed:
-        _require_values(table, name, states, name in losses)
+    _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
     frame = table[["size", "seed", "lr", "batch"]].astype({"lr": float, "batch": float})
-    counts = [_named_count(line, size) for line, size in table["size"].items()] if named_sizes else table["parameters"]
+    counts = (
+        [_named_count(line, size) for line, size in table["size"].items()]
+        if named_sizes
+        else table["parameters"]
+    )
     values = table[losses].astype(float)
-    loss = values["loss"] if losses == ["loss"] else 0.5 * values[CORE_LOSS] + 0.5 * values[domains].mean(axis=1)
-    return frame.assign(parameters=np.asarray(counts, float), loss=loss, state=states).reset_index(drop=True)
+    loss = (
+        values["loss"]
+        if losses == ["loss"]
+        else 0.5 * values[CORE_LOSS] + 0.5 * values[domains].mean(axis=1)
+    )
+    return frame.assign(parameters=np.asarray(counts, float), loss=loss, state=states).reset_index(
+        drop=True
+    )
 
 
-def _require_values(table: pd.DataFrame, name: str, states: pd.Series, is_loss: bool) -> None:
-    """ValueError for the first row without a usable value or state; a loss matters only if the trial is complete."""
-    rows = table[states == State.COMPLETE] if is_loss else table
-    if name in ("size", "seed"):
-        is_bad = rows[name].isna()
-    else:
-        values = pd.to_numeric(rows[name], errors="coerce")
-        is_bad = ~(np.isfinite(values) & (values > 0.0))
-    if is_bad.any():
-        place = is_bad.idxmax()
-        allowed = "a name" if name in ("size", "seed") else "a finite positive number"
-        raise invalid(f"line {place + 2}, {name}", rows.loc[place, name], allowed)
-    unknown = ~states.isin(ENDED)
+def _require_values(
+    trials: pd.DataFrame, names: Sequence[str], field: Callable[[Any, str], str]
+) -> None:
+    """ValueError for the first row without a usable value or state.
+
+    A loss matters only if the trial is complete. `names`: the columns; `field`: names the place of
+    a row's label and a column in the error.
+    """
+    for name in names:
+        rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
+        if name in ("size", "seed"):
+            is_bad, allowed = rows[name].isna(), "a name"
+        else:
+            values = pd.to_numeric(rows[name], errors="coerce")
+            is_bad, allowed = ~(np.isfinite(values) & (values > 0.0)), "a finite positive number"
+        if is_bad.any():
+            raise invalid(field(is_bad.idxmax(), name), rows[name][is_bad].iloc[0], allowed)
+    unknown = ~trials[STATE].isin(ENDED)
     if unknown.any():
-        raise invalid(f"line {unknown.idxmax() + 2}, {STATE}", states[unknown.idxmax()], "one of " + ", ".join(ENDED))
+        raise invalid(
+            field(unknown.idxmax(), STATE),
+            trials[STATE][unknown].iloc[0],
+            "one of " + ", ".join(ENDED),
+        )
 
 
 def _named_count(line: int, size: str) -> float:
@@ -160,34 +230,35 @@ def _named_count(line: int, size: str) -> float:
 
 
 def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns the trials sorted, with `run_id` (empty if unknown); ValueError for values that no grid can hold.
+    """Returns the trials sorted, with `run_id` (empty if unknown).
 
-    That includes a size, lr, batch and seed that occurs twice, unless trials `may_repeat`.
+    ValueError for values that no grid can hold. That includes a size, lr, batch and seed that
+    occurs twice, unless trials `may_repeat`.
     """
-    require_columns("trials", trials, TRIAL_FIELDS)
-    for name in ("size", "seed"):
-        if trials[name].isna().any():
-            raise invalid(f"trials.{name}", None, "a name for every run")
-    unknown = sorted(set(trials["state"]) - set(ENDED), key=str)
-    if unknown:
-        raise invalid("trials.state", unknown[0], "one of " + ", ".join(ENDED))
+    require_columns("trials", trials, [*TRIAL_FIELDS, STATE])
+    _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""
-    frame = trials.assign(run_id=runs, loss=floats("trials.loss", trials["loss"]), **names)
-    complete = frame[frame[STATE] == State.COMPLETE]
-    bad = complete[~(np.isfinite(complete["loss"]) & (complete["loss"] > 0))]
-    if len(bad):
-        raise invalid("trials.loss", bad["loss"].iloc[0], "a finite positive loss of a complete run")
+    frame = trials.assign(
+        run_id=runs, loss=pd.to_numeric(trials["loss"], errors="coerce").astype(float), **names
+    )
     for name in ("parameters", "lr", "batch"):
-        values = floats(f"trials.{name}", frame[name])
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise invalid(f"trials.{name}", frame[name].tolist()[:20], "finite positive numbers")
-        frame[name] = pd.to_numeric(frame[name])  # of a frame read as text
-        if name != "parameters":  # values that differ only in their last bits are one cell
-            frame[name] = frame[name].groupby(np.log(values).round(SAME_CELL)).transform("min")
+        # The frame may have been read as text.
+        frame[name] = pd.to_numeric(frame[name])
+    for name in ("lr", "batch"):
+        # Values that differ only in their last bits are one cell.
+        frame[name] = (
+            frame[name]
+            .groupby(np.log(frame[name].to_numpy(float)).round(SAME_CELL))
+            .transform("min")
+        )
     pairs = frame[["size", "parameters"]].drop_duplicates()
     if pairs.apply(pd.Series.duplicated).to_numpy().any():
-        raise invalid("trials.parameters", sorted(set(frame["parameters"])), "one count per size, no two equal")
+        raise invalid(
+            "trials.parameters",
+            sorted(set(frame["parameters"])),
+            "one count per size, no two equal",
+        )
     key = ["parameters", "size", "lr", "batch", "seed"]
     twice = frame[frame.duplicated(key)]
     if len(twice) and not may_repeat:
@@ -211,18 +282,30 @@ def _fit(group: pd.DataFrame, as_published: bool) -> dict:
 
 def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) -> dict:
     axes = ["lr", "batch"]
-    # Cells that lack one of the seeds of the group.
-    lacking = int((group.groupby(axes)["seed"].nunique() < group["seed"].nunique()).sum())
-    level = levelled_losses(*_columns(group), group["seed"]) if lacking else group["loss"]
-    means = group.assign(loss=level).groupby(axes, sort=True)["loss"].mean().reset_index()
-    best = means.iloc[int(means["loss"].argmin())] if len(means) else dict.fromkeys([*axes, "loss"], math.nan)
+    by_cell = group.groupby(axes)
+    # The number of cells that lack one of the seeds of the group.
+    lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
+    losses = group["loss"]
+    if lacking:
+        losses = levelled(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
+    means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
+    best = (
+        means.iloc[int(means["loss"].argmin())]
+        if len(means)
+        else dict.fromkeys([*axes, "loss"], math.nan)
+    )
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""
     try:
         optimum = fit_quadratic(*_columns(group), window, **_fit(group, as_published))
     except ValueError as error:
         empty = dict.fromkeys(OPTIMUM, math.nan)
-        counts = {"convex": False, "on_edge": False, "num_cells": len(means), "num_points": len(group)}
+        counts = {
+            "convex": False,
+            "on_edge": False,
+            "num_cells": len(means),
+            "num_points": len(group),
+        }
         edges = edge_names(row["best_lr"], row["best_batch"], means)
         notes = _joined_notes("no fit: best cell shown", about)
         return {**row, **empty, **counts, "edges": edges, "notes": notes, "reason": str(error)}
@@ -241,19 +324,27 @@ def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) 
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
-    """Returns the sides of a grid (columns lr, batch) at or beyond which a point lies, such as `lr high, batch low`."""
+    """Returns the sides of a grid at or beyond which a point lies, such as `lr high, batch low`.
+
+    `grid` has the columns lr and batch.
+    """
     found = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
             continue
         low, high = math.log(grid[name].min()), math.log(grid[name].max())
         margin, place = EDGE_FRACTION * (high - low), math.log(value) if value > 0.0 else -math.inf
-        found += [f"{name} low"] * (place <= low + margin) + [f"{name} high"] * (place >= high - margin)
+        found += [f"{name} low"] * (place <= low + margin) + [f"{name} high"] * (
+            place >= high - margin
+        )
     return ", ".join(found)
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a surface's smallest curvature may be noise alone; so may one whose error is not known (NaN)."""
+    """Tells whether a surface's smallest curvature may be noise alone.
+
+    So may one whose error is not known (NaN).
+    """
     return not curvature_t >= NOISE_T
 
 

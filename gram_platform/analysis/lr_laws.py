@@ -1,23 +1,32 @@
-"""Fits the laws of learning rate and batch to a grid: which optima enter, seed intervals, how the window moves them.
+"""Fits the laws of learning rate and batch to the optima of a grid, with intervals over seeds.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; `as_published` does as the authors'
-code did. An optimum at the edge of its grid is an extrapolation, and one of a surface whose curvature may be noise has
-no place: both are left out if three or more others remain. Otherwise all enter, and what is fitted is no law: `no_law`
-says why, and nothing is predicted from it [ours]. On real grids the exponents move by a factor of two with the window,
-so read no law without `window_table`.
+Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; `as_published`
+does as the authors' code did. An optimum at the edge of its grid is an extrapolation, and one of a
+surface whose curvature may be noise has no place: both are left out if three or more others remain.
+Otherwise all enter, and what is fitted is no law: `no_law` says why, and nothing is predicted from
+it [ours]. On real grids the exponents move by a factor of two with the window, so read no law
+without `window_table`.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.intervals import TAIL, Interval, bootstrap, percentile_interval, positive
-from gram_platform.analysis.lr_grid import POOLED, cells, is_flat, optima_table, surface_table, used_trials
+from gram_platform.analysis.intervals import CONFIDENCE, TAIL, Interval, positive
+from gram_platform.analysis.lr_grid import (
+    POOLED,
+    cells,
+    is_flat,
+    optima_table,
+    surface_table,
+    used_trials,
+)
 from gram_platform.analysis.surface import fit_quadratic
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
 from gram_platform.config.flops import total_parameters
@@ -26,24 +35,37 @@ from gram_platform.config.ladder import FEWEST_SIZES, PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
-LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]
+LAW_NUMBERS = [
+    "coefficient",
+    "exponent",
+    "r2",
+    "t_low",
+    "t_high",
+    "bootstrap_low",
+    "bootstrap_high",
+]
 LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
-OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]  # what rate and batch have in common
+# What rate and batch have in common.
+OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]
 LAW_COLUMNS += OF_BOTH
 LAW_POINTS = 40
 
 
 @dataclass(frozen=True)
 class GridAnalysis:
-    """Holds every table of a grid: `lr_grid` describes the first three, the functions of the same name the next two."""
+    """Holds every table of a grid.
+
+    `lr_grid` describes the first three, the functions of the same name the next two.
+    """
 
     cells: pd.DataFrame
     optima: pd.DataFrame
     surfaces: pd.DataFrame
     laws: pd.DataFrame
     windows: pd.DataFrame
-    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our laws, their 90% bootstrap band and
-    # the paper's law, each NaN where it does not predict; batches in the trials' sequences
+    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our laws, their
+    # 90% bootstrap band and the paper's law, each NaN where it does not predict. Batches are in the
+    # trials' sequences.
     lines: pd.DataFrame
 
 
@@ -54,11 +76,12 @@ def analyse_grid(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> GridAnalysis:
-    """Returns all tables of the trials (columns: see `lr_grid`); `seq_len` is the length of the batch's sequences.
+    """Returns all tables of the trials (columns: see `lr_grid`).
 
-    `as_published` fits as the authors did, which their text does not say: log loss in place of loss, no levels of
-    seeds, and a trial that occurs twice counts twice (an error otherwise). Their laws come back to the last digit if
-    `parameters` also holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
+    `seq_len` is the length of the batch's sequences. `as_published` fits as the authors did, which
+    their text does not say: log loss in place of loss, no levels of seeds, and a trial that occurs
+    twice counts twice (an error otherwise). Their laws come back to the last digit if `parameters`
+    also holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
     """
     optima = optima_table(trials, window, as_published)
     laws, shared = _fit(trials, optima, window, num_resamples, as_published)
@@ -79,12 +102,13 @@ def laws_table(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> pd.DataFrame:
-    """Returns LAW_COLUMNS, a row for `lr` and one for `batch`: exponents with t-interval and bootstrap over seeds.
+    """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap.
 
-    The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured coverage. `sizes` lists
-    those whose optimum entered, the parameters of the `smallest` and `largest` beside them, `left_out` the rest and
-    why. `no_law` says what the fit lacks to be a law, "" for one; with fewer than two sizes, or a coefficient
-    that is zero or infinite as a float, the numbers are NaN.
+    The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured
+    coverage. `sizes` lists those whose optimum entered, the parameters of the `smallest` and
+    `largest` beside them, `left_out` the rest and why. `no_law` says what the fit lacks to be a
+    law, "" for one; with fewer than two sizes, or a coefficient that is zero or infinite as a
+    float, the numbers are NaN.
     """
     optima = optima_table(trials, window, as_published)
     return _law_rows(*_fit(trials, optima, window, num_resamples, as_published))
@@ -95,9 +119,9 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     as_published: bool = False,
 ) -> pd.DataFrame:
-    """Returns a row per window (NaN: all cells), widest first: both exponents, t-intervals, R2 and the sizes used.
+    """Returns a row per window, widest first: both exponents, t-intervals, R2 and the sizes used.
 
-    Trust an exponent no further than it moves down this table.
+    NaN is the window of all cells. Trust an exponent no further than it moves down this table.
     """
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -128,9 +152,18 @@ def _fit(
     used = used_trials(trials, as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
-    laws = bootstrap_laws(used, window, num_resamples, as_published=as_published) if len(entered) > 1 else None
-    is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in (laws.lr, laws.batch))
-    no_law = [_why_no_law(entered, weak, left_out), "" if is_number else "its coefficients lie beyond all numbers"]
+    laws = (
+        bootstrap_laws(used, window, num_resamples, as_published=as_published)
+        if len(entered) > 1
+        else None
+    )
+    is_number = laws is None or all(
+        0.0 < law.coefficient < math.inf for law in (laws.lr, laws.batch)
+    )
+    no_law = [
+        _why_no_law(entered, weak, left_out),
+        "" if is_number else "its coefficients lie beyond all numbers",
+    ]
     shared = {
         "num_sizes": len(entered),
         "sizes": " ".join(entered),
@@ -146,13 +179,24 @@ def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) 
     """Says what keeps a fit to these sizes from being a law; "" for a law."""
     few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
     reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
-    return "; ".join(filter(None, [*reasons, *(f"{size}: {weak[size]}" for size in entered if size in weak)]))
+    return "; ".join(
+        filter(None, [*reasons, *(f"{size}: {weak[size]}" for size in entered if size in weak)])
+    )
 
 
 def _why_weak(row: pd.Series) -> str:
-    """Says why the evidence does not place an optimum; "" for one inside its grid, with a curvature above its noise."""
-    places = [f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"] if row["on_edge"] else []
-    return ", ".join([*places, *(["curvature within the noise"] if is_flat(row["curvature_t"]) else [])])
+    """Says why the evidence does not place an optimum.
+
+    "" for one inside its grid, with a curvature above its noise.
+    """
+    places = (
+        [f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"]
+        if row["on_edge"]
+        else []
+    )
+    return ", ".join(
+        [*places, *(["curvature within the noise"] if is_flat(row["curvature_t"]) else [])]
+    )
 
 
 def _why_no_optimum(row: pd.Series) -> str:
@@ -167,23 +211,34 @@ def _why_no_optimum(row: pd.Series) -> str:
 def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
     rows = []
     for quantity in QUANTITIES:
-        row = {"quantity": quantity, **dict.fromkeys(LAW_NUMBERS, math.nan), "num_resamples": 0, "num_failed": 0}
+        row = {
+            "quantity": quantity,
+            **dict.fromkeys(LAW_NUMBERS, math.nan),
+            "num_resamples": 0,
+            "num_failed": 0,
+        }
         if laws is not None:
             law, interval = getattr(laws, quantity), getattr(laws, f"{quantity}_exponent")
             ends = (*law.exponent_interval, interval.low, interval.high)
-            row |= dict(zip(LAW_NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True))
+            row |= dict(
+                zip(LAW_NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True)
+            )
             row |= {"num_resamples": laws.num_resamples, "num_failed": laws.num_failed}
         rows.append({**row, **shared})
     return pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
-def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", fitted: Law | None, seq_len: int) -> pd.DataFrame:
+def _line_rows(
+    optima: pd.DataFrame, laws: "LawBootstrap | None", fitted: Law | None, seq_len: int
+) -> pd.DataFrame:
     parameters = optima["parameters"].astype(float)
     along = np.geomspace(parameters.min(), parameters.max(), LAW_POINTS) if len(optima) else []
     rows = []
     for quantity in QUANTITIES:
         for n in along:
-            value, low, high = laws.predict(quantity, n) if fitted and fitted.predicts(n) else (math.nan,) * 3
+            value, low, high = (
+                laws.predict(quantity, n) if fitted and fitted.predicts(n) else (math.nan,) * 3
+            )
             paper = math.nan
             if PAPER_LAW.predicts(n):
                 paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
@@ -193,51 +248,62 @@ def _line_rows(optima: pd.DataFrame, laws: "LawBootstrap | None", fitted: Law | 
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """Holds how the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
+    """How the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
 
-    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new ones would, so deviations are widened by the inverse.
-    n seeds also estimate their spread badly: `interval` widens by the t quantile over the normal one, with the degrees
-    of freedom of Welch and Satterthwaite (n - 1 for each size, weighted by the size's share of the variance).
+    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new ones would, so deviations are
+    widened by the inverse. n seeds also estimate their spread badly: `interval` widens by the t
+    quantile over the normal one, with the degrees of freedom of Welch and Satterthwaite (n - 1 for
+    each size, weighted by the size's share of the variance).
     """
 
-    deviations: np.ndarray  # [R, J] from the pooled log optima, widened; NaN where a resample failed
-    freedoms: np.ndarray  # [J] seeds - 1
+    # The deviations [R, J] from the pooled log optima, widened; NaN where a resample failed.
+    deviations: np.ndarray
+    # The number of seeds less 1 [J].
+    freedoms: np.ndarray
 
     def interval(self, weights: np.ndarray, centre: float) -> Interval:
-        """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`; NaN ends with too few."""
+        """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`.
+
+        NaN ends with fewer than two resamples.
+        """
         known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
-        if len(known) < 2:
+        if len(known) < 2 or not math.isfinite(centre):
             return Interval(centre, math.nan, math.nan)
         variances = weights**2 * known.var(axis=0)
         total = variances.sum()
         shares = variances / total if total > 0.0 else np.full(len(variances), 1.0 / len(variances))
         freedom = 1.0 / np.sum(shares**2 / self.freedoms)
         factor = stats.t.ppf(TAIL, freedom) / stats.norm.ppf(TAIL)
-        return percentile_interval(centre + factor * (known @ weights), centre)
+        tail = 50.0 * (1.0 - CONFIDENCE)
+        low, high = np.percentile(centre + factor * (known @ weights), [tail, 100.0 - tail])
+        return Interval(centre, float(low), float(high))
 
 
 @dataclass(frozen=True)
 class LawBootstrap:
     """Holds both laws and the 90% intervals of their exponents over redrawn seeds.
 
-    Measured coverage (250 simulated grids of four sizes and twelve cells, 100 resamples, so to 2 points): LR and batch
-    exponents 95% and 94% with 2 seeds, 93% and 90% with 3, 89% and 89% with 5; the LR law at a size 92 to 94%, 90 to
-    93%, 88%. So with 2 seeds it is too wide rather than too narrow. If one size has most of the noise, coverage is 3 to
-    5 points less. Laws of two sizes were not measured.
+    Measured coverage (250 simulated grids of four sizes and twelve cells, 100 resamples, so to 2
+    points): LR and batch exponents 95% and 94% with 2 seeds, 93% and 90% with 3, 89% and 89% with
+    5; the LR law at a size 92 to 94%, 90 to 93%, 88%. So with 2 seeds it is too wide rather than
+    too narrow. If one size has most of the noise, coverage is 3 to 5 points less. Laws of two sizes
+    were not measured.
     """
 
     lr: PowerLaw
     batch: PowerLaw
     lr_exponent: Interval
     batch_exponent: Interval
-    num_resamples: int  # 0 if a size has only one seed: its spread is unknown, the intervals are NaN
-    num_failed: int  # resamples without a convex surface at every size: not in the intervals
+    # 0 if a size has only one seed: its spread is unknown, and the intervals are NaN.
+    num_resamples: int
+    # The resamples without a convex surface at every size, which are not in the intervals.
+    num_failed: int
     sizes: tuple[float, ...] = field(repr=False)
     lr_spread: SeedSpread = field(repr=False, compare=False)
     batch_spread: SeedSpread = field(repr=False, compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
-        """Returns the law of `quantity` (lr or batch) at `size`, with its 90% interval over seeds."""
+        """Returns the law of lr or batch at `size`, with its 90% interval over seeds."""
         law, spread = getattr(self, quantity), getattr(self, f"{quantity}_spread")
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
         value = float(law.predict(size))
@@ -252,33 +318,47 @@ def bootstrap_laws(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> LawBootstrap:
-    """Fits both laws to all trials (`parameters, seed, lr, batch, loss`) and redraws seeds within each size.
+    """Fits both laws to all trials and redraws seeds within each size.
 
-    `as_published`: as in `analyse_grid`. ValueError if a size's pooled surface is not convex, or as in `fit_quadratic`.
+    `trials` has `parameters, seed, lr, batch, loss`. `as_published`: as in `analyse_grid`.
+    ValueError if a size's pooled surface is not convex, or as in `fit_quadratic`.
     """
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
         sizes.append(float(parameters))
-        groups.append([of_seed[["lr", "batch", "loss"]].to_numpy(float) for _, of_seed in of_size.groupby("seed")])
-    pooled, num_seeds = _optima(sizes, groups, window, as_published), np.array([len(seeds) for seeds in groups])
-    laws, width = [fit_power_law(sizes, values) for values in pooled], 2 * len(sizes)
+        groups.append(
+            [
+                of_seed[["lr", "batch", "loss"]].to_numpy(float)
+                for _, of_seed in of_size.groupby("seed")
+            ]
+        )
+    pooled = _optima(sizes, groups, window, as_published)
+    num_seeds = np.array([len(seeds) for seeds in groups])
+    laws = [fit_power_law(sizes, values) for values in pooled]
     num_resamples = num_resamples if num_seeds.min() > 1 else 0
-    samples = np.empty((0, width))
-    if num_resamples:
-        samples = bootstrap(groups, lambda g: _optima(sizes, g, window, as_published).ravel(), num_resamples)
-    if samples.shape[1] != width:  # every resample failed
-        samples = np.full((num_resamples, width), np.nan)
-    moved = np.log(samples.reshape(-1, 2, len(sizes)) / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
+    samples, rng = np.full((num_resamples, *pooled.shape), np.nan), np.random.default_rng(0)
+    for sample in samples:
+        redrawn = [[seeds[i] for i in rng.integers(0, len(seeds), len(seeds))] for seeds in groups]
+        # The sample stays NaN if a size has no convex surface.
+        with suppress(ValueError):
+            sample[:] = _optima(sizes, redrawn, window, as_published)
+    moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
     spreads = [SeedSpread(moved[:, i], num_seeds - 1) for i in (0, 1)]
-    ends = [spread.interval(_slope_weights(sizes), law.exponent) for spread, law in zip(spreads, laws, strict=True)]
-    num_failed = int(np.isnan(samples[:, 0]).sum())
+    ends = [
+        spread.interval(_slope_weights(sizes), law.exponent)
+        for spread, law in zip(spreads, laws, strict=True)
+    ]
+    num_failed = int(np.isnan(samples[:, 0, 0]).sum())
     return LawBootstrap(*laws, *ends, num_resamples, num_failed, tuple(sizes), *spreads)
 
 
-def _optima(sizes: list[float], groups: list[list[np.ndarray]], window: float | None, as_published: bool) -> np.ndarray:
-    """Returns rates and batches [2, J] of the pooled minima; each size's seeds are arrays [n, 3] of lr, batch, loss.
+def _optima(
+    sizes: list[float], groups: list[list[np.ndarray]], window: float | None, as_published: bool
+) -> np.ndarray:
+    """Returns rates and batches [2, J] of the pooled minima.
 
-    A seed that is drawn twice counts as two seeds of equal level.
+    Each size's seeds are arrays [n, 3] of lr, batch, loss. A seed that is drawn twice counts as two
+    seeds of equal level.
     """
     optima = []
     for seeds in groups:
@@ -287,8 +367,12 @@ def _optima(sizes: list[float], groups: list[list[np.ndarray]], window: float | 
         optima.append(fit_quadratic(*np.concatenate(seeds).T, window, **fit))
     flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
     if flat:
-        raise invalid("trials", flat, "a convex surface at every size: widen the grid or the window")
-    return np.stack([positive(name, [getattr(optimum, name) for optimum in optima]) for name in QUANTITIES])
+        raise invalid(
+            "trials", flat, "a convex surface at every size: widen the grid or the window"
+        )
+    return np.stack(
+        [positive(name, [getattr(optimum, name) for optimum in optima]) for name in QUANTITIES]
+    )
 
 
 def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndarray:
@@ -301,25 +385,33 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
     return centred / (centred @ centred)
 
 
-# ------------------------------------------------------------------------------------------------------ law files
-
-
 def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Makes a law of the ladder from the two rows of `laws_table`, with its `no_law`; None if nothing was fitted."""
+    """Makes a law of the ladder from the two rows of `laws_table`, with its `no_law`.
+
+    None if nothing was fitted.
+    """
     rows = laws.set_index("quantity")
-    numbers = [float(rows.loc[quantity, column]) for quantity in QUANTITIES for column in ("coefficient", "exponent")]
+    numbers = [
+        float(rows.loc[quantity, column])
+        for quantity in QUANTITIES
+        for column in ("coefficient", "exponent")
+    ]
     if any(map(math.isnan, numbers)):
         return None
     of_both = rows.loc["lr", ["num_sizes", "smallest", "largest", "no_law"]].to_dict()
-    return Law(name, *numbers, seq_len, source, **{key: _plain(value) for key, value in of_both.items()})
+    return Law(
+        name, *numbers, seq_len, source, **{key: _plain(value) for key, value in of_both.items()}
+    )
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
-    """Returns a law file for `ladder.load_law`, with the rows of `laws_table` as evidence; NaN becomes null.
+    """Returns a law file for `ladder.load_law`, with the rows of `laws_table` as evidence.
 
-    Without a fit it holds `no_law` and the evidence, and `load_law` refuses it.
+    NaN becomes null. Without a fit it holds `no_law` and the evidence, and `load_law` refuses it.
     """
-    evidence = [{key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")]
+    evidence = [
+        {key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")
+    ]
     known = {"no_law": evidence[0]["no_law"]} if law is None else dataclasses.asdict(law)
     return {**known, "evidence": evidence}
 
@@ -333,8 +425,8 @@ def _plain(value: object) -> object:
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns a row per size: LR and batch by our law, by the paper's law, and in the ladder.
 
-    NaN without a law, and where a law does not predict: `times_beyond` tells how far ours is. Batches are in the size's
-    sequences; laws are converted by tokens.
+    NaN without a law, and where a law does not predict: `times_beyond` tells how far ours is.
+    Batches are in the size's sequences; laws are converted by tokens.
     """
     rows = []
     for size in sizes:
@@ -346,5 +438,12 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
                 values = (source.lr(n), source.batch(n, size.seq_len))
             row |= dict(zip((f"{name}lr", f"{name}batch"), values, strict=True))
         beyond = math.nan if law is None or law.flaw else law.times_beyond(n)
-        rows.append({**row, "times_beyond": beyond, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
+        rows.append(
+            {
+                **row,
+                "times_beyond": beyond,
+                "ladder_lr": size.peak_lr,
+                "ladder_batch": size.batch_size,
+            }
+        )
     return pd.DataFrame(rows)

@@ -1,13 +1,15 @@
-"""Computes the objective of a search over MaxEnt's parameters: forget, plus a penalty for lost core and retain.
+"""Computes the objective of MaxEnt's search: forget, plus a penalty for lost core and retain.
 
-The paper tunes learning rate and retain weight for each profile "via Bayesian optimization", without an objective.
-Ours: forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)), where forget, core and retain are means
-of compute ratios over the domains of their class, and the floor is 0.95 of the baseline. Ratios are first averaged over
-seeds, as in every table: the baselines' mean is 1, while a single baseline may be below 0.95.
+The paper tunes learning rate and retain weight for each profile "via Bayesian optimization",
+without an objective. Ours: forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)),
+where forget, core and retain are means of compute ratios over the domains of their class, and the
+floor is 0.95 of the baseline. Ratios are first averaged over seeds, as in every table: the
+baselines' mean is 1, while a single baseline may be below 0.95.
 
-Compute ratios are not bounded: a loss above an untrained model's has a negative step equivalent, and on a flat curve a
-slightly lower loss can have a huge one. So every ratio is clipped to [0, HIGHEST_RATIO] before averaging [ours]: a
-domain that is forgotten completely must not make up for one that is still known. The tables of studies clip nothing.
+Compute ratios are not bounded: a loss above an untrained model's has a negative step equivalent,
+and on a flat curve a slightly lower loss can have a huge one. So every ratio is clipped to [0,
+HIGHEST_RATIO] before averaging [ours]: a domain that is forgotten completely must not make up for
+one that is still known. The tables of studies clip nothing.
 """
 
 import math
@@ -23,16 +25,23 @@ if TYPE_CHECKING:
 
     from gram_platform.analysis.ratios import Reference
 
-HIGHEST_RATIO = 4.0  # of a loss for which the baseline would need four times its steps or more
-METRIC = "objective"  # its name among a trial's metrics
+# The ratio of a loss for which the baseline would need four times its steps or more.
+HIGHEST_RATIO = 4.0
+# The objective's name among a trial's metrics.
+METRIC = "objective"
 
 
 @dataclass(frozen=True)
 class MaxEntObjective:
-    """The forget compute ratio plus a penalty on core and retain; to be minimised, within [0, worst)."""
+    """The forget compute ratio plus a penalty on core and retain.
 
-    penalty_weight: float = 10.0  # at 10, removing everything (forget 1 to 0) is worth a shortfall of at most 0.1
-    floor: float = 0.95  # of core and of retain, as compute ratios
+    To be minimised, within [0, worst).
+    """
+
+    # At 10, removing everything (forget 1 to 0) is worth a shortfall of at most 0.1.
+    penalty_weight: float = 10.0
+    # The least compute ratio of core and of retain without a penalty.
+    floor: float = 0.95
 
     def __post_init__(self) -> None:
         require_real("maxent_objective.penalty_weight", self.penalty_weight, 0.0, open_low=True)
@@ -40,66 +49,63 @@ class MaxEntObjective:
 
     @property
     def worst(self) -> float:
-        """The objective of a diverged trial, which has no losses: 1 above the largest that a trial can reach.
+        """The objective of a diverged trial: 1 above the largest that a trial can reach.
 
         That has forget at HIGHEST_RATIO, core and retain at 0.
         """
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
     def score_losses(
-        self, references: "Mapping[str, Reference]", losses: Sequence[Mapping[str, float]], retained: Sequence[str]
+        self,
+        references: "Mapping[str, Reference]",
+        losses: Sequence[Mapping[str, float]],
+        retained: Sequence[str],
     ) -> dict[str, float]:
-        """Returns the `score` of ratios averaged over seeds, from every seed's losses by domain."""
-        return self.score(mean_ratios([ratios_of(references, of_seed) for of_seed in losses]), retained)
+        """Returns the `score` of every seed's losses (nats a token) by domain."""
+        rated = {d: [one.ratio(of_seed[d]) for of_seed in losses] for d, one in references.items()}
+        return self.score(rated, retained)
 
-    def score(self, ratios: Mapping[str, float], retained: Sequence[str]) -> dict[str, float]:
-        """Returns `objective, forget, penalty, core` and, if the profile retains a domain, `retain`: finite numbers.
+    def score(
+        self, ratios: Mapping[str, Sequence[float]], retained: Sequence[str]
+    ) -> dict[str, float]:
+        """Returns `objective, forget, penalty, core`, and `retain` if the profile retains a domain.
 
-        `ratios` holds the compute ratio of every domain, core too. ValueError for NaN, or if core, a retained domain or
-        every domain to forget is absent.
+        `ratios` holds the compute ratios of every domain, core too, one per seed. ValueError for
+        NaN.
         """
-        forgotten = [d for d in ratios if d != CORE and d not in retained]
-        absent = [d for d in (CORE, *retained) if d not in ratios]
-        if absent or not forgotten:
-            allowed = f"ratios of {', '.join((CORE, *retained))} and of at least one domain to forget"
-            raise invalid("ratios", sorted(ratios), allowed)
-        clipped = {domain: _clipped(domain, ratio) for domain, ratio in ratios.items()}
-        forget = _mean([clipped[d] for d in forgotten])
-        kept = {"core": clipped[CORE]} | ({"retain": _mean([clipped[d] for d in retained])} if retained else {})
+        means = {
+            domain: _mean([_clipped(domain, ratio) for ratio in of_seeds])
+            for domain, of_seeds in ratios.items()
+        }
+        forget = _mean([means[d] for d in means if d != CORE and d not in retained])
+        kept = {"core": means[CORE]} | (
+            {"retain": _mean([means[d] for d in retained])} if retained else {}
+        )
         penalty = self.penalty_weight * sum(max(0.0, self.floor - ratio) for ratio in kept.values())
         return {METRIC: forget + penalty, "forget": forget, "penalty": penalty, **kept}
 
 
-def mean_ratios(seeds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Clips each domain's ratio and averages it over seeds; ValueError without seeds or if their domains differ."""
-    if not seeds or any(set(ratios) != set(seeds[0]) for ratios in seeds):
-        raise invalid("ratios", [sorted(ratios) for ratios in seeds], "one or more seeds with the same domains")
-    return {domain: _mean([_clipped(domain, ratios[domain]) for ratios in seeds]) for domain in seeds[0]}
-
-
-def references_of(evaluations: "pd.DataFrame", curves: "pd.DataFrame", size: str) -> "dict[str, Reference]":
+def references_of(
+    evaluations: "pd.DataFrame", curves: "pd.DataFrame", size: str
+) -> "dict[str, Reference]":
     """Returns the reference of every domain at a size, from the frames that `tables.analyse` takes.
 
     ValueError names what is missing: no complete baseline, or a curve that cannot be fitted.
     """
-    from gram_platform.analysis.ratios import baseline_references, checked_curves, checked_evaluations
+    from gram_platform.analysis.ratios import baseline_references
 
-    evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
-    of_size = evaluations[evaluations["size"] == size], curves[curves["size"] == size]
-    found, notes = baseline_references(*of_size)
+    found, notes = baseline_references(
+        *(frame[frame["size"] == size] for frame in (evaluations, curves))
+    )
     references = {domain: reference for (_, domain), reference in found.items()}
     if notes or CORE not in references:
         reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "no baselines"
-        raise invalid("baselines", size, f"a size with complete baselines whose curves can be fitted ({reasons})")
+        raise invalid(
+            "baselines",
+            size,
+            f"a size with complete baselines whose curves can be fitted ({reasons})",
+        )
     return references
-
-
-def ratios_of(references: "Mapping[str, Reference]", losses: Mapping[str, float]) -> dict[str, float]:
-    """Returns every domain's compute ratio from its loss (nats a token); NaN if a loss is not finite and positive."""
-    absent = sorted(set(references) - set(losses))
-    if absent:
-        raise invalid("losses", sorted(losses), f"a loss of every domain, {', '.join(absent)} too")
-    return {domain: reference.ratio(losses[domain]) for domain, reference in references.items()}
 
 
 def _clipped(domain: str, ratio: float) -> float:

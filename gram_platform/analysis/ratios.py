@@ -1,10 +1,12 @@
-"""Computes ratios from stored losses: fits the baselines' pooled curves, then rates each view and domain by them.
+"""Computes ratios from stored losses: rates each view and domain by the baselines' curves.
 
-The error of the curve is the jackknife's, which leaves out one seed at a time: its losses, and its share of the
-baselines that the curve and the reference steps come from (`pseudo_values`). Source: Tukey's pseudo-values, whose
-t-interval over n seeds has n - 1 degrees of freedom.
+The curves are fitted to the baselines of all seeds. The error of the curve is the jackknife's,
+which leaves out one seed at a time: its losses, and its share of the baselines that the curve and
+the reference steps come from (`pseudo_values`). Source: Tukey's pseudo-values, whose t-interval
+over n seeds has n - 1 degrees of freedom.
 
-Takes and returns tidy frames. A value that cannot be computed comes back as a note (what, why), never as a number.
+Takes and returns tidy frames. A value that cannot be computed comes back as a note (what, why),
+never as a number.
 """
 
 import math
@@ -21,36 +23,61 @@ from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 from gram_platform.methods import method_key, seed_key, size_key
 
-BASELINE, ALL = "baseline", "all"  # method and profile of the reference
-MEAN = "mean"  # profile of the rows that average over profiles
+# The method and the profile of the reference.
+BASELINE, ALL = "baseline", "all"
+# The profile of the rows that average over profiles.
+MEAN = "mean"
 ELICITED = "elicited"
 ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
-PSEUDO = "pseudo_value"  # column of the jackknife, beside compute_ratio
-VARIANT = "variant"  # column of what a study varies beside these, if anything
+# The jackknife's column, beside compute_ratio.
+PSEUDO = "pseudo_value"
+# The column of what a study varies beside these, if anything.
+VARIANT = "variant"
 PREFIX = "loss/"
-ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]  # `elicited`: the attacked domain; `loss`: NaN before there is a result
-CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor", "first_step", "first_loss", "last_step"]
+# `elicited`: the attacked domain; `loss`: NaN before there is a result.
+ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]
+CURVE_FIELDS = [
+    "A",
+    "alpha",
+    "s0",
+    "rms",
+    "step_rms",
+    "at_bound",
+    "poor",
+    "first_step",
+    "first_loss",
+    "last_step",
+]
 CURVE_FIELDS += ["num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
-LARGEST = 1e100  # a ratio beyond it counts as infinite: squares of larger numbers may not fit a float
-Notes = list[tuple[str, str]]  # (what is missing, why)
+# A ratio beyond it counts as infinite: squares of larger numbers may not fit a float.
+LARGEST = 1e100
+# Pairs of what is missing and why.
+Notes = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The baselines of one size on one domain, which compute ratios compare with; can be pickled."""
+    """The baselines of one size on one domain, which compute ratios compare with.
 
-    curve: LearningCurve  # all baseline seeds, pooled
-    baseline_losses: tuple[float, ...]  # final losses (nats a token), one per baseline seed
-    # for the jackknife: {seed: the reference without it, None if no curve fits the others}; empty with one seed
+    Can be pickled.
+    """
+
+    # All baseline seeds, pooled.
+    curve: LearningCurve
+    # The final losses (nats a token), one per baseline seed.
+    baseline_losses: tuple[float, ...]
+    # For the jackknife: {seed: the reference without it, None if no curve fits the others}; empty
+    # with one seed.
     without: Mapping[str, "Reference | None"] = field(default_factory=dict)
 
     def ratio(self, loss: float) -> float:
         """Returns the compute ratio of a loss; NaN unless the loss is a finite positive number.
 
-        Infinite if the curve is too flat to convert the loss: searches clip this, tables show no number.
+        Infinite if the curve is too flat to convert the loss: searches clip this, tables show no
+        number.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -58,24 +85,31 @@ class Reference:
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the compute ratios of losses [N] that have one by the pooled curve; NaN if this curve is too flat."""
+        """Returns the compute ratios of losses [N] that have one by the pooled curve.
+
+        NaN if this curve is too flat.
+        """
         found = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(found) < LARGEST, found, math.nan)
 
     def why_unknown(self, loss: float) -> str:
         """Says why tables have no ratio of a loss; empty if they have one."""
         if math.isinf(self.ratio(loss)):
-            return f"the baseline's curve (alpha {self.curve.alpha:.3g}) is too flat to convert its loss, {loss:.6g}"
+            return (
+                f"the baseline's curve (alpha {self.curve.alpha:.3g}) is too flat to convert its"
+                f" loss, {loss:.6g}"
+            )
         return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
 def baseline_references(
     evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False, only_seed: str = ""
 ) -> tuple[dict, Notes]:
-    """Returns `{(size, domain): Reference}` of every size with a finished baseline, and notes on other sizes and seeds.
+    """Returns `{(size, domain): Reference}` of sizes with a finished baseline, and notes on others.
 
-    A baseline seed counts if it has both a curve and final losses; the curves of all seeds that count are pooled.
-    `leave_out`: fits each curve without each seed too, for the jackknife. `only_seed`: the one in the frames, in notes.
+    A baseline seed counts if it has both a curve and final losses; the curves of all seeds that
+    count are pooled. `leave_out`: fits each curve without each seed too, for the jackknife.
+    `only_seed`: the one in the frames, in notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -83,8 +117,14 @@ def baseline_references(
         finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
         points = curves[curves["size"] == size]
         for seed in sorted(set(finals.index) ^ set(points["seed"])):
-            why = "it has no learning curve" if seed in finals.index else "its final losses are missing"
-            notes.append((f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference"))
+            why = (
+                "it has no learning curve"
+                if seed in finals.index
+                else "its final losses are missing"
+            )
+            notes.append(
+                (f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference")
+            )
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:
             notes.append((f"all rows of size {size}{of_seed}", NO_BASELINE))
@@ -99,13 +139,15 @@ def baseline_references(
             if leave_out and len(finals) > 1:
                 without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
                 found = replace(found, without=without)
-                notes += [(f"intervals of size {size}, domain {domain}{of_seed}", why) for why in unfitted]
+                notes += [
+                    (f"intervals of size {size}, domain {domain}{of_seed}", why) for why in unfitted
+                ]
             references[size, domain] = found
     return references, notes
 
 
 def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple[dict, list[str]]:
-    """Returns `{seed: the reference without it}` of one domain, None where no curve fits, and the reasons."""
+    """Returns `{seed: reference without it}`, None where no curve fits, and the reasons."""
     found: dict[str, Reference | None] = {}
     reasons = []
     for seed in finals.index:
@@ -118,16 +160,21 @@ def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
-    """Fits one domain's pooled curve from the points of one size and the baselines' final losses `{seed: loss}`."""
+    """Fits one domain's pooled curve from the points of one size and `finals` {seed: loss}."""
     unknown = finals.index[finals.isna()].tolist()
     if unknown:
-        raise invalid(PREFIX + domain, f"nothing for seed {', '.join(unknown)}", "a final loss of every baseline")
+        raise invalid(
+            PREFIX + domain,
+            f"nothing for seed {', '.join(unknown)}",
+            "a final loss of every baseline",
+        )
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
     curve = _fitted(tuple(mine["step"].astype(float)), tuple(mine["loss"].astype(float)))
     reference = Reference(curve, tuple(float(loss) for loss in finals))
-    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)  # raises now if there are no ratios
+    # This raises now if there are no ratios.
+    compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)
     return reference
 
 
@@ -138,7 +185,7 @@ def _fitted(steps: tuple[float, ...], losses: tuple[float, ...]) -> LearningCurv
 
 
 def fits_frame(references: dict) -> pd.DataFrame:
-    """Returns a row per size and domain: the fit's parameters, residual and flags, the baselines' mean steps."""
+    """Returns FIT_COLUMNS, a row per size and domain, with the baselines' mean steps."""
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
@@ -149,10 +196,11 @@ def fits_frame(references: dict) -> pd.DataFrame:
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per view and domain: the view's columns, `domain, class, loss, compute_ratio`; and notes.
+    """Returns a row per view and domain: the view's columns, `domain, class, loss, compute_ratio`.
 
-    The class is core for the core domain, retain for the auxiliary domains that the view retains, forget for the rest.
-    Sizes without any reference have no rows. A ratio that cannot be computed is NaN or infinite (`Reference.ratio`).
+    And notes. The class is core for the core domain, retain for the auxiliary domains that the view
+    retains, forget for the rest. Sizes without any reference have no rows. A ratio that cannot be
+    computed is NaN or infinite (`Reference.ratio`).
     """
     losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
     carried = [c for c in evaluations.columns if c not in losses]
@@ -169,7 +217,12 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
                 notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
-            row = {"domain": domain, "class": _class(domain, view["retained"]), "loss": loss, "compute_ratio": ratio}
+            row = {
+                "domain": domain,
+                "class": _class(domain, view["retained"]),
+                "loss": loss,
+                "compute_ratio": ratio,
+            }
             rows.append({**names, **row})
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
 
@@ -180,58 +233,71 @@ def _class(domain: str, retained: str) -> str:
     return "retain" if domain in retained.split(",") else "forget"
 
 
-def elicited_ratios(attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row of class `elicited`, in the columns of `ratios`, per forget row of an attacked profile; and notes.
+def elicited_ratios(
+    attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
+) -> tuple[pd.DataFrame, Notes]:
+    """Returns a row of class `elicited` per forget row of an attacked profile; and notes.
 
-    The ratio of an attack without a result is NaN, of a loss that the curve is too flat to convert infinite; notes name
-    both.
+    The rows have the columns of `ratios`. The ratio of an attack without a result is NaN, of a loss
+    that the curve is too flat to convert infinite; notes name both.
     """
     columns = list(ratios.columns)
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    targets = ratios[is_target].drop(columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore")
+    targets = ratios[is_target].drop(
+        columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore"
+    )
     values = attacks.rename(columns={ELICITED: "domain"})
     values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
     rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
     found = [references.get(key) for key in zip(rows["size"], rows["domain"], strict=True)]
     losses = rows["loss"].astype(float)
-    known = np.array([r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)], float)
+    known = np.array(
+        [r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)], float
+    )
     rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
     flat = "the baseline's curve is too flat to convert the loss after the attack on"
-    notes = [*_unknown(rows[losses.isna()], "no result of the attack on"), *_unknown(rows[np.isinf(known)], flat)]
+    notes = [
+        *_unknown(rows[losses.isna()], "no result of the attack on"),
+        *_unknown(rows[np.isinf(known)], flat),
+    ]
     return rows.reindex(columns=columns), notes
 
 
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
-    """Makes one note per view for all seeds, so that a study that has just begun does not list hundreds."""
+    """Makes one note per view for all seeds: a study that has just begun would list hundreds."""
     notes = []
     for (method, size, profile), group in rows.groupby(ROW, sort=False):
-        seeds = (f"seed {seed}: {', '.join(domains)}" for seed, domains in group.groupby("seed")["domain"])
+        seeds = (
+            f"seed {seed}: {', '.join(domains)}"
+            for seed, domains in group.groupby("seed")["domain"]
+        )
         notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
 
 
-# -------------------------------------------------------------------------------------------------------- jackknife
-
-
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns the jackknife's pseudo-value [N] of every row of `ratios`, in which unknown ratios are NaN.
+    """Returns the jackknife's pseudo-values [N] of the rows of `ratios`; unknown ratios are NaN.
 
-    A row of the table is a mean over its n seeds' ratios x. Its pseudo-value of seed i is n times the mean, less n - 1
-    times the mean over the other seeds by the reference without i. That is
+    A row of the table is a mean over its n seeds' ratios x. Its pseudo-value of seed i is n times
+    the mean, less n - 1 times the mean over the other seeds by the reference without i. That is
 
         x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
 
-    the plain value if the reference is fixed. Means over domains and profiles, and differences between rows, are linear
-    in these, so that their pseudo-values are the means and differences of these. If the reference has m seeds and the
-    row n others or fewer, n - 1 becomes sqrt((m - 1) (max(m, n) - 1) n / m), with which the reference's part of the
-    variance stays unbiased. NaN if the ratio is, or if there is none by the reference without a seed that both have.
+    the plain value if the reference is fixed. Means over domains and profiles, and differences
+    between rows, are linear in these, so that their pseudo-values are the means and differences of
+    these. If the reference has m seeds and the row n others or fewer, n - 1 becomes sqrt((m - 1)
+    (max(m, n) - 1) n / m), with which the reference's part of the variance stays unbiased. NaN if
+    the ratio is, or if there is none by the reference without a seed that both have.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
-    names = list(dict.fromkeys(seed for reference in references.values() for seed in reference.without))
+    names = list(
+        dict.fromkeys(seed for reference in references.values() for seed in reference.without)
+    )
     places = {seed: place for place, seed in enumerate(names)}
-    changes = np.zeros((len(ratios), len(names)))  # of each ratio by each seed's absence from its reference
+    # The changes of each ratio by each seed's absence from its reference.
+    changes = np.zeros((len(ratios), len(names)))
     num_baselines = np.ones(len(ratios))
     for key, rows in ratios.reset_index(drop=True).groupby(["size", "domain"]).groups.items():
         reference, known = references.get(key), rows[~np.isnan(values[rows])].to_numpy()
@@ -245,11 +311,19 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
 
 def _of_the_others(
-    values: np.ndarray, changes: np.ndarray, group: np.ndarray, own: np.ndarray, num_baselines: np.ndarray
+    values: np.ndarray,
+    changes: np.ndarray,
+    group: np.ndarray,
+    own: np.ndarray,
+    num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values` [N]; `group` [N] numbers the table's rows, `own` [N] the seeds."""
+    """Returns the second term of `pseudo_values` [N].
+
+    `group` [N] numbers the table's rows, `own` [N] the seeds.
+    """
     is_known = ~np.isnan(values)
-    num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)  # of the row's seeds
+    # The number of the row's seeds.
+    num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)
     added = np.zeros(len(values))
     for place in range(changes.shape[1]):
@@ -261,13 +335,15 @@ def _of_the_others(
     return added
 
 
-# ----------------------------------------------------------------------------------------------------------- frames
-
-
 def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with seeds as text and `retained` never null; ValueError for a missing column, a view twice."""
+    """Returns the frame with seeds as text and `retained` never null.
+
+    ValueError for a missing column, a view twice.
+    """
     require_columns("evaluations", evaluations, [*VIEW, "retained"])
-    frame = evaluations.assign(seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna(""))
+    frame = evaluations.assign(
+        seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna("")
+    )
     _require_once("evaluations", frame, VIEW)
     return frame.reset_index(drop=True)
 
@@ -280,7 +356,10 @@ def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
-    """Returns the frame with seeds as text, empty for None; ValueError for a missing column, an attack twice."""
+    """Returns the frame with seeds as text, empty for None.
+
+    ValueError for a missing column, an attack twice.
+    """
     if attacks is None:
         return pd.DataFrame(columns=ATTACK_COLUMNS)
     require_columns("attacks", attacks, ATTACK_COLUMNS)
@@ -297,12 +376,17 @@ def _require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
 
 def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     """Returns the domains with at least one loss in the frame, core first."""
-    losses = [c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()]
+    losses = [
+        c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()
+    ]
     return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
 
 
 def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """Sorts rows by method, size, profile, seed and domain, as far as the frame has them; `sizes` first, as given."""
+    """Sorts rows by method, size, profile, seed and domain, as far as the frame has them.
+
+    `sizes` first, as given.
+    """
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),

@@ -1,9 +1,10 @@
-"""Fits the loss by a quadratic surface in the logarithms of learning rate and batch, and finds the minimum.
+"""Fits the loss by a quadratic in the logarithms of learning rate and batch, with its minimum.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not convex has no minimum,
-a minimum at or beyond the edge of the grid is flagged, the fit can be restricted to cells near the best, and the
-smallest curvature has a t-statistic: if that is small, noise alone may have bent the surface. If seeds are named, each
-has a level (a constant, see `level_columns`), and the surface is at their mean.
+Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
+convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
+restricted to cells near the best, and the smallest curvature has a t-statistic: if that is small,
+noise alone may have bent the surface. If seeds are named, each has a level (a constant, see
+`level_columns`), and the surface is at their mean.
 """
 
 import math
@@ -16,13 +17,20 @@ from scipy.spatial import ConvexHull
 from gram_platform.analysis.intervals import positive
 from gram_platform.config.identity import invalid
 
-NUM_COEFFICIENTS = 6  # 1, x, y, x^2, x y, y^2
-EDGE_FRACTION = 0.01  # of the grid's span in log units: a minimum closer to the border is at the edge
-SPAN_RISE = 0.001  # spans hold all points whose predicted loss is within 0.1% of the minimum
-SAME_CELL = 9  # decimals of the logarithms: grids computed in different ways differ in the last bits
-LINE_FRACTION = 1e-3  # cells lie on a line if their width across it is less than this share of their length
-RANK_FRACTION = 1e-6  # smallest singular value of the design, columns scaled alike, as a share of the largest
-FLAT_FRACTION = 1e-11  # of the loss: a smaller curvature is rounding
+# The terms are 1, x, y, x^2, x y, y^2.
+NUM_COEFFICIENTS = 6
+# A minimum closer to the border than this share of the grid's span in log units is at the edge.
+EDGE_FRACTION = 0.01
+# Spans hold all points whose predicted loss is within 0.1% of the minimum.
+SPAN_RISE = 0.001
+# Decimals of the logarithms: grids computed in different ways differ in the last bits.
+SAME_CELL = 9
+# Cells lie on a line if their width across it is less than this share of their length.
+LINE_FRACTION = 1e-3
+# The smallest singular value of the design, columns scaled alike, as a share of the largest.
+RANK_FRACTION = 1e-6
+# A curvature below this share of the loss is rounding.
+FLAT_FRACTION = 1e-11
 
 
 @dataclass(frozen=True)
@@ -31,30 +39,42 @@ class Optimum:
 
     lr: float
     batch: float
-    loss: float  # predicted at the minimum
+    # The loss that is predicted at the minimum.
+    loss: float
     convex: bool
-    on_edge: bool  # an extrapolation: at or beyond the border of the grid, or outside the hull of the cells used
-    num_cells: int  # distinct (lr, batch) used
-    num_points: int  # losses used
-    rms: float  # of the residuals, after the seeds' levels: in nats, or of the log loss if that is fitted
-    lr_span: tuple[float, float]  # the predicted loss is within 0.1% of the minimum
+    # An extrapolation: at or beyond the border of the grid, or outside the hull of the cells used.
+    on_edge: bool
+    # The number of distinct (lr, batch) used.
+    num_cells: int
+    # The number of losses used.
+    num_points: int
+    # Of the residuals less the seeds' levels, in nats, or of the log loss if that is fitted.
+    rms: float
+    # The spans in which the predicted loss is within 0.1% of the minimum.
+    lr_span: tuple[float, float]
     batch_span: tuple[float, float]
-    curvature_t: float  # smallest curvature over its standard error; NaN without residual degrees of freedom
+    # The smallest curvature over its standard error; NaN without residual degrees of freedom.
+    curvature_t: float
 
 
 @dataclass(frozen=True)
 class Surface:
-    """A least-squares quadratic of the loss in whitened coordinates w = (log(lr, batch) - centre) @ whitening."""
+    """A least-squares quadratic of the loss in w = (log(lr, batch) - centre) @ whitening."""
 
-    coefficients: np.ndarray  # [6]: 1, x, y, x^2, x y, y^2 of w
-    centre: np.ndarray  # [2]
-    whitening: np.ndarray  # [2, 2]: gives the cells used unit covariance, so that narrow valleys lose no digits
-    points: np.ndarray  # [n, 2] (log lr, log batch) of all losses
-    used: np.ndarray  # [m, 2] the points within the window
+    # The coefficients [6] of 1, x, y, x^2, x y, y^2 in w.
+    coefficients: np.ndarray
+    centre: np.ndarray
+    # The matrix [2, 2] that gives the cells used unit covariance: so narrow valleys lose no digits.
+    whitening: np.ndarray
+    # The places (log lr, log batch) of all losses [n, 2].
+    points: np.ndarray
+    # The points within the window [m, 2].
+    used: np.ndarray
     rms: float
     curvature_t: float
     is_convex: bool
-    is_log: bool = False  # the quadratic is the logarithm of the loss
+    # The quadratic is the logarithm of the loss.
+    is_log: bool = False
 
     def loss(self, lr: Sequence[float], batch: Sequence[float]) -> np.ndarray:
         """Predicts the loss at lr [n] and batch [n]."""
@@ -67,7 +87,18 @@ class Surface:
         num_cells, num_points = _num_cells(self.used), len(self.used)
         if not self.is_convex:
             nan = math.nan
-            place = (nan, nan, nan, False, False, num_cells, num_points, self.rms, (nan, nan), (nan, nan))
+            place = (
+                nan,
+                nan,
+                nan,
+                False,
+                False,
+                num_cells,
+                num_points,
+                self.rms,
+                (nan, nan),
+                (nan, nan),
+            )
             return Optimum(*place, self.curvature_t)
         slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
         w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
@@ -101,16 +132,17 @@ def fit_quadratic(
     seeds: Sequence | None = None,
     log_loss: bool = False,
 ) -> Optimum:
-    """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum; repeat a cell for pooled seeds.
+    """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum.
 
-    `window` 0.05 keeps only cells whose mean loss over seeds, less their levels, is within 5% of the lowest.
-    `seeds` [n] names the seed of each loss. Each seed gets a level, and the predicted loss is at their mean. If every
-    cell has every seed the minimum does not change; if one is missing, trust only the minimum with levels.
-    `log_loss` fits the logarithm of the loss, as the authors did though their text does not say so; predictions remain
-    losses.
-    A surface that is not convex gives `convex=False` and NaN for the minimum. ValueError if values are not finite and
-    positive (leave out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic and
-    the levels (two rates, all cells on a line, fewer losses than coefficients).
+    Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
+    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss. Each seed
+    gets a level, and the predicted loss is at their mean. If every cell has every seed the minimum
+    does not change; if one is missing, trust only the minimum with levels. `log_loss` fits the
+    logarithm of the loss, as the authors did though their text does not say so; predictions remain
+    losses. A surface that is not convex gives `convex=False` and NaN for the minimum. ValueError if
+    values are not finite and positive (leave out diverged cells), if fewer than six cells are kept,
+    or if they cannot determine the quadratic and the levels (two rates, all cells on a line, fewer
+    losses than coefficients).
     """
     return fit_surface(lr, batch, loss, window, seeds, log_loss).optimum()
 
@@ -124,29 +156,46 @@ def fit_surface(
     log_loss: bool = False,
 ) -> Surface:
     """Returns the surface whose minimum `fit_quadratic` returns; same inputs and errors."""
-    x, y, z = (positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss)))
+    x, y, z = (
+        positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss))
+    )
     if not len(x) == len(y) == len(z):
-        raise invalid("loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch")
+        raise invalid(
+            "loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch"
+        )
     points = np.log(np.stack([x, y], axis=1))
-    level_columns(seeds, len(z))  # checks the number of seeds before the window selects losses
+    # This checks the number of seeds before the window selects losses.
+    level_columns(seeds, len(z))
     kept = _within(points, z, window, seeds)
     used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
-    field, value = ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
+    field, value = (
+        ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
+    )
     num_cells = _num_cells(used)
     if num_cells < NUM_COEFFICIENTS:
-        raise invalid(field, value, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}")
+        raise invalid(
+            field, value, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
+        )
     centre, whitening = _whitened(used)
-    fitted = None if whitening is None else _least_squares((used - centre) @ whitening, losses, levels)
+    fitted = (
+        None if whitening is None else _least_squares((used - centre) @ whitening, losses, levels)
+    )
     if fitted is None:
         allowed = "cells that determine a quadratic: three values of each, not all on one line"
-        extra = f", with {levels.shape[1]} losses more for the levels of {levels.shape[1] + 1} seeds"
+        extra = (
+            f", with {levels.shape[1]} losses more for the levels of {levels.shape[1] + 1} seeds"
+        )
         raise invalid(field, value, allowed + (extra if levels.shape[1] else ""))
     coefficients, covariance, rms = fitted
     eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
-    is_convex = bool(eigenvalues[0] > max(1e-9 * abs(eigenvalues[1]), FLAT_FRACTION * np.abs(losses).max()))
+    is_convex = bool(
+        eigenvalues[0] > max(1e-9 * abs(eigenvalues[1]), FLAT_FRACTION * np.abs(losses).max())
+    )
     curvature_t = _curvature_t(eigenvalues[0], vectors[:, 0], covariance)
-    return Surface(coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, log_loss)
+    return Surface(
+        coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, log_loss
+    )
 
 
 def require_window(window: float | None) -> None:
@@ -155,17 +204,11 @@ def require_window(window: float | None) -> None:
         raise invalid("window", window, "a positive fraction, or None for all cells")
 
 
-def levelled_losses(lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence) -> np.ndarray:
-    """Returns the losses [n] less the levels of their seeds (see `levelled`), so that cells can be compared."""
-    x, y, z = (np.asarray(values, float) for values in (lr, batch, loss))
-    return levelled(_cells(np.log(np.stack([x, y], axis=1))), z, seeds)
-
-
 def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level; `cell` [n]: numbers.
+    """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level.
 
-    If every cell has every seed, the means of the cells do not change. Seeds that share no cell with other seeds cannot
-    be separated from the cells: they have level 0.
+    `cell` [n]: numbers. If every cell has every seed, the means of the cells do not change. Seeds
+    that share no cell with other seeds cannot be separated from the cells: they have level 0.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
@@ -175,9 +218,10 @@ def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.n
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns a column for each seed except the last [num, K - 1]: 1 for the seed's losses, -1 for the last seed's.
+    """Returns a column for each seed except the last [num, K - 1].
 
-    `seeds` names the seed of each of `num` losses; None is a single seed. ValueError for another length.
+    It is 1 for the seed's losses and -1 for the last seed's. `seeds` names the seed of each of
+    `num` losses; None is a single seed. ValueError for another length.
     """
     if seeds is None:
         return np.empty((num, 0))
@@ -193,11 +237,10 @@ def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
     return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
 
 
-# ------------------------------------------------------------------------------------------------ least squares
-
-
-def _within(points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None) -> np.ndarray:
-    """Tells which points [n] belong to cells whose mean loss is within `window` of the lowest cell's."""
+def _within(
+    points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None
+) -> np.ndarray:
+    """Tells which points [n] are of cells whose mean loss is within `window` of the lowest."""
     require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
@@ -218,7 +261,10 @@ def _num_cells(points: np.ndarray) -> int:
 
 
 def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance, None if they lie on a line."""
+    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance.
+
+    The matrix is None if they lie on a line.
+    """
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
         return centre, None
@@ -233,10 +279,13 @@ def _design(w: np.ndarray) -> np.ndarray:
     return np.stack([np.ones_like(x), x, y, x * x, x * y, y * y], axis=-1)
 
 
-def _least_squares(w: np.ndarray, loss: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Returns coefficients [6], their covariance (NaN without degrees of freedom) and rms; None if not determined.
+def _least_squares(
+    w: np.ndarray, loss: np.ndarray, levels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Returns coefficients [6], their covariance (NaN without degrees of freedom) and rms.
 
-    `levels` [n, K - 1] are the columns of the seeds, fitted with the quadratic.
+    None if not determined. `levels` [n, K - 1] are the columns of the seeds, fitted with the
+    quadratic.
     """
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))
@@ -257,22 +306,36 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """Divides the curvature along `direction` by its standard error, to first order; infinite for an exact fit."""
+    """Divides the curvature along `direction` by its standard error, to first order.
+
+    Infinite for an exact fit.
+    """
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)
     if math.isnan(variance):
         return math.nan
-    return float(curvature) / math.sqrt(variance) if variance > 0.0 else math.copysign(math.inf, curvature)
+    return (
+        float(curvature) / math.sqrt(variance)
+        if variance > 0.0
+        else math.copysign(math.inf, curvature)
+    )
 
 
 def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
     margin = EDGE_FRACTION * np.ptp(points, axis=0)
-    return bool(np.any(minimum <= points.min(axis=0) + margin) or np.any(minimum >= points.max(axis=0) - margin))
+    return bool(
+        np.any(minimum <= points.min(axis=0) + margin)
+        or np.any(minimum >= points.max(axis=0) - margin)
+    )
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    """Tells whether the minimum is outside the cells' convex hull, as in a corner of the grid whose cells diverged."""
+    """Tells whether the minimum is outside the cells' convex hull.
+
+    So it is in a corner of the grid whose cells diverged.
+    """
     width = np.ptp(used, axis=0)
-    faces = ConvexHull(used / width).equations  # [k, 3]: outward normals and offsets
+    # The outward normals and offsets [k, 3].
+    faces = ConvexHull(used / width).equations
     return bool(np.any(faces[:, :2] @ (minimum / width) + faces[:, 2] > 1e-9))

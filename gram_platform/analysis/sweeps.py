@@ -1,7 +1,8 @@
-"""Analyses sweeps of hyperparameters: runs `tables.analyse` at every value of a knob, and makes one table of them.
+"""Analyses sweeps of hyperparameters: one table of `tables.analyse` at every value of a knob.
 
-A knob is the swept hyperparameter (`p_cr`), a point one value of a knob. The baselines do not vary, and are the
-reference at every point. Two knobs may share a run: their common point has a row for each.
+A knob is the swept hyperparameter (`p_cr`), a point one value of a knob. The baselines do not vary,
+and are the reference at every point. Two knobs may share a run: their common point has a row for
+each.
 
 Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -12,28 +13,53 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, require_columns, with_pseudo_values
+from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, with_pseudo_values
 from gram_platform.analysis.ratios import BASELINE, MEAN
-from gram_platform.analysis.tables import CLASSES, TABLE_COLUMNS, analyse, joined_notes, over_seeds, pair_means
-from gram_platform.config.identity import invalid
+from gram_platform.analysis.tables import (
+    CLASSES,
+    TABLE_COLUMNS,
+    analyse,
+    joined_notes,
+    over_seeds,
+    pair_means,
+)
 
 POINT = ["knob", "value", "method", "size"]
 SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elicited")
-KNOBS = ("p_cr", "p_as", "p_ca")  # in the order of tables
-CORES = ("core_partial", "core_full")  # classes that a study's tables lack
-SWEEP_COLUMNS = [*POINT, *(name + end for name in SWEEP_CLASSES for end in ENDS), "num_seeds", "runs"]
-PROFILE_COLUMNS = ["knob", "value", *TABLE_COLUMNS[:-1], *(n + end for n in CORES for end in ENDS), "num_seeds", "runs"]
+# The paper's knobs, in the order of tables.
+KNOBS = ("p_cr", "p_as", "p_ca")
+# The classes that a study's tables lack.
+CORES = ("core_partial", "core_full")
+SWEEP_COLUMNS = [
+    *POINT,
+    *(name + end for name in SWEEP_CLASSES for end in ENDS),
+    "num_seeds",
+    "runs",
+]
+PROFILE_COLUMNS = [
+    "knob",
+    "value",
+    *TABLE_COLUMNS[:-1],
+    *(n + end for n in CORES for end in ENDS),
+    "num_seeds",
+    "runs",
+]
 
 
 @dataclass(frozen=True)
 class SweepAnalysis:
     """Holds every table of a sweep."""
 
-    table: pd.DataFrame  # SWEEP_COLUMNS: a row per knob, value, method and size, means over profiles
-    profiles: pd.DataFrame  # PROFILE_COLUMNS: the baselines, then every profile of every point, `mean` as in `table`
-    per_seed: pd.DataFrame  # POINT, seed, SWEEP_CLASSES (averaged by `table`), these with PSEUDO_SUFFIX
-    fits: pd.DataFrame  # the baselines' curves: see fits_frame
-    missing: pd.DataFrame  # what, why
+    # SWEEP_COLUMNS: a row per knob, value, method and size, means over profiles.
+    table: pd.DataFrame
+    # PROFILE_COLUMNS: the baselines, then every profile of every point, `mean` as in `table`.
+    profiles: pd.DataFrame
+    # POINT, seed, SWEEP_CLASSES (averaged by `table`), these with PSEUDO_SUFFIX.
+    per_seed: pd.DataFrame
+    # The baselines' curves: see fits_frame.
+    fits: pd.DataFrame
+    # `what, why`.
+    missing: pd.DataFrame
 
 
 def analyse_sweeps(
@@ -43,22 +69,26 @@ def analyse_sweeps(
     attacks: pd.DataFrame | None = None,
     declared: pd.DataFrame | None = None,
 ) -> SweepAnalysis:
-    """Returns the tables of a sweep; the frames are those of `tables.analyse` plus the columns `knob` and `value`.
+    """Returns the tables of a sweep.
 
-    Baseline rows serve every point: their knob and value are ignored. Every other view has a row for each of its knobs.
-    `runs` joins the `run_id`s, if the evaluations have them. Notes name their points, unless they hold at all.
-    ValueError for a missing column, a value that is not a finite number, or a point with a view twice.
+    The frames are those of `tables.analyse` plus the columns `knob` and `value`. Baseline rows
+    serve every point: their knob and value are ignored. Every other view has a row for each of its
+    knobs. `runs` joins the `run_id`s, if the evaluations have them. Notes name their points, unless
+    they hold at all. ValueError as of `tables.analyse`.
     """
-    evaluations = _checked("evaluations", evaluations)
-    declared = evaluations if declared is None else _checked("declared", declared)
-    attacks = None if attacks is None else _checked("attacks", attacks)
+    declared = evaluations if declared is None else declared
     points = _points(evaluations, declared)
     baselines = analyse(evaluations[evaluations["method"] == BASELINE], curves, sizes)
     parts, tables, notes = [], [baselines.table], {}
     for knob, value in points:
-        frames = [None if frame is None else _at(frame, knob, value) for frame in (evaluations, attacks, declared)]
+        frames = [
+            None if frame is None else _at(frame, knob, value)
+            for frame in (evaluations, attacks, declared)
+        ]
         analysis = analyse(frames[0], curves, sizes, frames[1], frames[2])
-        rows, pseudo = (_seed_rows(f) for f in (analysis.per_seed, pseudo_frame(analysis.per_seed, CLASSES)))
+        rows, pseudo = (
+            _seed_rows(f) for f in (analysis.per_seed, pseudo_frame(analysis.per_seed, CLASSES))
+        )
         parts.append(with_pseudo_values(rows, pseudo, SWEEP_CLASSES).assign(knob=knob, value=value))
         methods = analysis.table[analysis.table["method"] != BASELINE]
         tables.append(methods.assign(knob=knob, value=value))
@@ -71,20 +101,11 @@ def analyse_sweeps(
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
 
-def _checked(field: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with `retained` never null; ValueError for a missing column, or a view without a point."""
-    require_columns(field, frame, ["knob", "value", "method"])
-    views = frame[frame["method"] != BASELINE]
-    is_point = views["knob"].notna() & np.isfinite(pd.to_numeric(views["value"], errors="coerce"))
-    if not is_point.all():
-        first = views[~is_point].iloc[0]
-        raise invalid(field, {n: first[n] for n in ("method", "knob", "value")}, "a knob with a finite value")
-    return frame.assign(retained=frame["retained"].fillna("")) if "retained" in frame else frame
-
-
 def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
     """Returns every knob and value: the paper's knobs first, values ascending."""
-    views = pd.concat([frame.loc[frame["method"] != BASELINE, ["knob", "value"]] for frame in frames])
+    views = pd.concat(
+        [frame.loc[frame["method"] != BASELINE, ["knob", "value"]] for frame in frames]
+    )
     found = {(str(knob), float(value)) for knob, value in views.itertuples(index=False, name=None)}
     return sorted(found, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
 
@@ -96,7 +117,10 @@ def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
 
 
 def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns `method, size, seed` and SWEEP_CLASSES: means over profiles, and core with one module and with none."""
+    """Returns `method, size, seed` and SWEEP_CLASSES.
+
+    The classes are means over profiles, and core with one module and with none.
+    """
     rows, seed = per_seed[per_seed["method"] != BASELINE], ["method", "size", "seed"]
     means = rows[rows["profile"] == MEAN]
     if means.empty:
@@ -104,7 +128,9 @@ def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
     views = rows[rows["profile"] != MEAN]
     is_single = (views["retained"] != "") & ~views["retained"].str.contains(",")
     full = views[views["retained"] == ""].set_index(seed)["core"].rename("core_full")
-    single = [(*key, pair_means(of_seed, "core")) for key, of_seed in views[is_single].groupby(seed)]
+    single = [
+        (*key, pair_means(of_seed, "core")) for key, of_seed in views[is_single].groupby(seed)
+    ]
     partial = pd.DataFrame(single, columns=[*seed, "core_partial"]).set_index(seed)
     return means.join(full, on=seed).join(partial, on=seed)[[*seed, *SWEEP_CLASSES]]
 
@@ -117,11 +143,23 @@ def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
 
 def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
     """Joins the rows of all tables; rows of the mean get the columns that only `table` has."""
-    extra = [column for column in SWEEP_COLUMNS if column in ("runs", *(n + end for n in CORES for end in ENDS))]
+    extra = [
+        column
+        for column in SWEEP_COLUMNS
+        if column in ("runs", *(n + end for n in CORES for end in ENDS))
+    ]
     rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
-    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS]).astype({"knob": object, "value": float})
-    rows = rows.merge(table[[*POINT, *extra]].assign(profile=MEAN), on=[*POINT, "profile"], how="left")
-    return rows.reindex(columns=PROFILE_COLUMNS).astype({"runs": object}).fillna({"knob": "", "runs": ""})
+    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS]).astype(
+        {"knob": object, "value": float}
+    )
+    rows = rows.merge(
+        table[[*POINT, *extra]].assign(profile=MEAN), on=[*POINT, "profile"], how="left"
+    )
+    return (
+        rows.reindex(columns=PROFILE_COLUMNS)
+        .astype({"runs": object})
+        .fillna({"knob": "", "runs": ""})
+    )
 
 
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:

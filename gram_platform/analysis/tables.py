@@ -1,10 +1,12 @@
-"""Averages compute ratios within seeds, then over them: the tables of a study, as frames, CSV and text.
+"""Averages compute ratios within seeds, then over them: a study's tables as frames, CSV, text.
 
-Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of `tab:synthetic`. Within a
-seed, a class is the mean over all pairs of a profile and a domain (`pair_means`), not a mean of the profiles' means:
-core alone forgets more domains than core with one, and weighs more. Over seeds, it is the mean of the seed means with a
-90% t-interval, whose width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`), or of the seed
-means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and `missing` names it.
+Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
+`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain
+(`pair_means`), not a mean of the profiles' means: core alone forgets more domains than core with
+one, and weighs more. Over seeds, it is the mean of the seed means with a 90% t-interval, whose
+width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`), or of the seed
+means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and `missing` names
+it.
 """
 
 import itertools
@@ -48,21 +50,28 @@ from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
 
 CLASSES = ("core", "retain", "forget", ELICITED)
-NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}  # columns: how many domains of a class a view has
+# The columns of how many domains of a class a view has.
+NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
-MOST_RUNS = 6  # named in `runs`; the rest is counted
+# So many are named in `runs`; the rest is counted.
+MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
 class Analysis:
     """Holds every table of a study."""
 
-    table: pd.DataFrame  # TABLE_COLUMNS: table.csv
-    per_seed: pd.DataFrame  # averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX
-    ratios: pd.DataFrame  # one row a view and domain: see compute_ratio_frame; JACKKNIFE adds PSEUDO
-    fits: pd.DataFrame  # one row a size and domain: see fits_frame
-    missing: pd.DataFrame  # what, why
+    # TABLE_COLUMNS, as in table.csv.
+    table: pd.DataFrame
+    # Averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX.
+    per_seed: pd.DataFrame
+    # One row a view and domain: see compute_ratio_frame; JACKKNIFE adds PSEUDO.
+    ratios: pd.DataFrame
+    # One row a size and domain: see fits_frame.
+    fits: pd.DataFrame
+    # `what, why`.
+    missing: pd.DataFrame
 
 
 def analyse(
@@ -77,30 +86,42 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study from tidy frames of stored losses.
 
-    `evaluations`: a row per view with `method, size, seed, profile`, `retained` (auxiliary domains, joined by commas)
-    and a column `loss/<domain>` per domain (nats a token). Method baseline with profile all is the reference. Other
-    columns (`run_id`, `eval_id`) are copied into `ratios`.
-    `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain, loss`, and `method` if
-    it has other runs too.
+    `evaluations`: a row per view with `method, size, seed, profile`, `retained` (auxiliary domains,
+    joined by commas) and a column `loss/<domain>` per domain (nats a token). Method baseline with
+    profile all is the reference. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
+
+    `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain,
+    loss`, and `method` if it has other runs too.
+
     `sizes`: the order of the rows.
-    `attacks`: a row per attack on a view with `method, size, seed, profile`, `elicited` (the attacked domain) and
-    `loss` (the best, NaN before there is one).
-    `declared`: the study's views (`method, size, seed, profile, retained`; default: those in `evaluations`). Absent
-    ones are named in `missing`, and no mean is taken without them.
+
+    `attacks`: a row per attack on a view with `method, size, seed, profile`, `elicited` (the
+    attacked domain) and `loss` (the best, NaN before there is one).
+
+    `declared`: the study's views (`method, size, seed, profile, retained`; default: those in
+    `evaluations`). Absent ones are named in `missing`, and no mean is taken without them.
+
     `unit`: the evaluations whose baselines are the reference (default: `evaluations`).
-    `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration does; `fits` then
-    has a row per seed.
-    `intervals`: JACKKNIFE, or CURVE_FIXED as in the paper. The two are equal where each seed has its own baseline.
+
+    `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration
+    does; `fits` then has a row per seed.
+
+    `intervals`: JACKKNIFE, or CURVE_FIXED as in the paper. The two are equal where each seed has
+    its own baseline.
+
     ValueError for a missing column or a repeated row.
     """
     evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
     declared = evaluations if declared is None else checked_evaluations(declared)
-    unit, attacks = evaluations if unit is None else checked_evaluations(unit), checked_attacks(attacks)
+    unit = evaluations if unit is None else checked_evaluations(unit)
+    attacks = checked_attacks(attacks)
     frames = (evaluations, curves, attacks, unit)
     compared = [_compared(frames, intervals)]
     if own_baseline and len(unit):
         seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])
-        compared = [_compared([f[f["seed"] == seed] for f in frames], intervals, seed) for seed in seeds]
+        compared = [
+            _compared([f[f["seed"] == seed] for f in frames], intervals, seed) for seed in seeds
+        ]
     all_ratios, all_fits, all_notes = zip(*compared, strict=True)
     ratios = ordered(pd.concat([part for part in all_ratios if len(part)] or all_ratios[:1]), sizes)
     fits = ordered(pd.concat(all_fits), sizes)
@@ -109,7 +130,11 @@ def analyse(
         pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
         per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
     per_seed = ordered(per_seed, sizes)
-    notes = {*itertools.chain(*all_notes), *incomplete, *_absent_views(declared, evaluations, set(fits["size"]))}
+    notes = {
+        *itertools.chain(*all_notes),
+        *incomplete,
+        *_absent_views(declared, evaluations, set(fits["size"])),
+    }
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
     return Analysis(ordered(over_seeds(per_seed), sizes), per_seed, ratios, fits, missing)
 
@@ -117,13 +142,15 @@ def analyse(
 def _compared(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
-    """Returns the ratios of views and attacks to the baselines of `unit`, the baselines' fits, and notes.
+    """Returns the ratios of views and attacks to the baselines of `unit`, their fits, and notes.
 
-    `frames`: evaluations, curves, attacks and unit, checked. `seed` names the only one in them, if each seed has its
-    own baseline.
+    `frames`: evaluations, curves, attacks and unit, checked. `seed` names the only one in them, if
+    each seed has its own baseline.
     """
     evaluations, curves, attacks, unit = frames
-    references, notes = baseline_references(unit, curves, leave_out=intervals == JACKKNIFE, only_seed=seed)
+    references, notes = baseline_references(
+        unit, curves, leave_out=intervals == JACKKNIFE, only_seed=seed
+    )
     lacking = set(evaluations["size"]) - {size for size, _ in references} if seed else ()
     notes += [(f"all rows of size {size}, seed {seed}", NO_BASELINE) for size in lacking]
     ratios, unknown = compute_ratio_frame(evaluations, references)
@@ -137,16 +164,20 @@ def _compared(
 
 
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
-    """Returns ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS, a row per view and seed; and notes.
+    """Returns a row per view and seed, and notes.
 
-    A class with one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not; 0 if
-    the view lacks the class. `retained` is the view's, by which `averaged_profiles` finds the profiles of the mean.
-    The profile `mean` (`retained` empty) is the mean over all pairs of a profile and a domain (`pair_means`) of the
-    paper's profiles, core with at most one auxiliary domain; of all profiles for a method without these (the
-    baseline's all). A seed without one of the profiles `declared` for its method gets a note instead.
+    The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS. A class with
+    one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not;
+    0 if the view lacks the class. `retained` is the view's, by which `averaged_profiles` finds the
+    profiles of the mean. The profile `mean` (`retained` empty) is the mean over all pairs of a
+    profile and a domain (`pair_means`) of the paper's profiles, core with at most one auxiliary
+    domain; of all profiles for a method without these (the baseline's all). A seed without one of
+    the profiles `declared` for its method gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
-    wide = by_class.agg(lambda v: v.mean(skipna=False)).unstack("class").reindex(columns=list(CLASSES))
+    wide = (
+        by_class.agg(lambda v: v.mean(skipna=False)).unstack("class").reindex(columns=list(CLASSES))
+    )
     counts = by_class.size().unstack("class").reindex(columns=list(CLASSES)).fillna(0).astype(int)
     retained = ratios.drop_duplicates(VIEW).set_index(VIEW)["retained"]
     values = wide.join([counts.rename(columns=NUM_DOMAINS), retained]).reset_index()
@@ -159,22 +190,38 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
         for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
             absent = sorted(profiles - set(views["profile"]))
             if absent:
-                notes.append((f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is missing"))
+                notes.append(
+                    (f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is missing")
+                )
                 continue
             names = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
             counted = views[list(NUM_DOMAINS.values())].sum().to_dict()
-            parts.append(pd.DataFrame([names | {name: pair_means(views, name) for name in CLASSES} | counted]))
-    return pd.concat(parts, ignore_index=True)[[*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]], notes
+            parts.append(
+                pd.DataFrame(
+                    [names | {name: pair_means(views, name) for name in CLASSES} | counted]
+                )
+            )
+    return (
+        pd.concat(parts, ignore_index=True)[
+            [*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]
+        ],
+        notes,
+    )
 
 
 def pair_means(views: pd.DataFrame, name: str) -> float:
-    """Returns a class's mean over all pairs of a profile and a domain in one seed's rows of a `per_seed` frame.
+    """Returns a class's mean over all pairs of a profile and a domain.
 
-    A profile is weighted by the number of its domains in the class. NaN if none has the class, or one has it unknown.
+    `views` are one seed's rows of a `per_seed` frame. A profile is weighted by the number of its
+    domains in the class. NaN if none has the class, or one has it unknown.
     """
     of_class = views[views[NUM_DOMAINS[name]] > 0]
     counts = of_class[NUM_DOMAINS[name]]
-    return float((of_class[name] * counts).sum(skipna=False) / counts.sum()) if len(of_class) else np.nan
+    return (
+        float((of_class[name] * counts).sum(skipna=False) / counts.sum())
+        if len(of_class)
+        else np.nan
+    )
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
@@ -184,16 +231,24 @@ def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[
     is_lacking = [view not in present for view in declared[VIEW].itertuples(index=False, name=None)]
     lacking = declared[np.array(is_lacking, bool) & declared["size"].isin(sizes)]
     for (method, size, profile), group in lacking.groupby(ROW, sort=False):
-        notes.append((f"{method} {size} {profile}", f"no evaluation of seed {', '.join(sorted(set(group['seed'])))}"))
+        notes.append(
+            (
+                f"{method} {size} {profile}",
+                f"no evaluation of seed {', '.join(sorted(set(group['seed'])))}",
+            )
+        )
     return notes
 
 
-def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Sequence[str] = CLASSES) -> pd.DataFrame:
-    """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals, in the frame's order.
+def over_seeds(
+    per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Sequence[str] = CLASSES
+) -> pd.DataFrame:
+    """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals.
 
-    `names` and `values`: the columns that name a row, and the averaged ones, in place of ROW and CLASSES. A value that
-    the frame lacks is NaN. The intervals are of the frame's pseudo-values, if it has them. `num_seeds` counts those of
-    the value that has the fewest, of the values that have any.
+    The rows are in the frame's order. `names` and `values`: the columns that name a row, and the
+    averaged ones, in place of ROW and CLASSES. A value that the frame lacks is NaN. The intervals
+    are of the frame's pseudo-values, if it has them. `num_seeds` counts those of the value that has
+    the fewest, of the values that have any.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -202,37 +257,54 @@ def over_seeds(per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Seque
         for name in values:
             row |= interval_columns(name, group[name], spread.loc[group.index, name])
         counts = group[list(values)].count()
-        rows.append({**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)})
-    return pd.DataFrame(rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"])
+        rows.append(
+            {**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)}
+        )
+    return pd.DataFrame(
+        rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"]
+    )
 
 
-def joined_notes(missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]) -> pd.DataFrame:
-    """Returns each note of several frames of `what, why` once, led by the names of its frames unless these are all."""
+def joined_notes(
+    missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
+) -> pd.DataFrame:
+    """Returns each note of several frames of `what, why` once.
+
+    The names of its frames lead it, unless these are all.
+    """
     lacking: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
         for note in frame.itertuples(index=False, name=None):
             lacking.setdefault(note, []).append(place)
-    rows = [(what if len(at) == len(missing) else f"{named(at)}: {what}", why) for (what, why), at in lacking.items()]
+    rows = [
+        (what if len(at) == len(missing) else f"{named(at)}: {what}", why)
+        for (what, why), at in lacking.items()
+    ]
     return pd.DataFrame(rows, columns=["what", "why"])
 
 
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
-    """Returns the profiles of core with at most one auxiliary domain in rows of a table or `per_seed` frame.
+    """Returns the profiles of core with at most one auxiliary domain.
 
-    If the study has one auxiliary domain, `all` is one of them. Only `per_seed` frames show this, by `retained`; from a
-    table, `all` is left out.
+    `rows` are of a table or a `per_seed` frame. If the study has one auxiliary domain, `all` is one
+    of them. Only `per_seed` frames show this, by `retained`; from a table, `all` is left out.
     """
     all_domains = rows[rows["profile"] == ALL]
-    is_one = "retained" in rows and len(all_domains) > 0 and not all_domains["retained"].str.contains(",").any()
+    is_one = (
+        "retained" in rows
+        and len(all_domains) > 0
+        and not all_domains["retained"].str.contains(",").any()
+    )
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     return few | {ALL} if is_one else few
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per method, size, profile, domain and class: `compute_ratio, low, high, num_seeds, runs`.
+    """Returns a row per method, size, profile, domain and class.
 
-    Rows are per variant too if `ratios` has variants. `runs` joins the `run_id`s, if `ratios` has them. Rows without
-    any known ratio are left out.
+    The columns are `compute_ratio, low, high, num_seeds, runs`. Rows are per variant too if
+    `ratios` has variants. `runs` joins the `run_id`s, if `ratios` has them. Rows without any known
+    ratio are left out.
     """
     rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     known = ratios[ratios["compute_ratio"].notna()]
@@ -252,7 +324,8 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
     evaluated = ratios[ratios["class"] != ELICITED]
-    is_few = ~evaluated["retained"].str.contains(",")  # the same choice as in `per_seed_frame`
+    # This is the same choice as in `per_seed_frame`.
+    is_few = ~evaluated["retained"].str.contains(",")
     in_mean = is_few | ~is_few.groupby([evaluated[key] for key in keys[:-1]]).transform("any")
     frame = pd.concat([evaluated, evaluated[in_mean].assign(profile=MEAN)])
     runs = frame.groupby(keys, sort=False)["run_id"].agg(run_names).rename("runs").reset_index()
@@ -266,16 +339,19 @@ def run_names(run_ids: pd.Series) -> str:
     return ", ".join(found[:MOST_RUNS]) + rest
 
 
-# -------------------------------------------------------------------------------------------------------- text
+# -------------------- text
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Writes CSV, equal text for equal values: fractions in this format, or None for all digits; empty without a value.
+    """Writes CSV, equal text for equal values: fractions in this format, or None for all digits.
 
-    An apostrophe goes before text that a spreadsheet would take for a formula.
+    Empty without a value. An apostrophe goes before text that a spreadsheet would take for a
+    formula.
     """
     texts = frame.select_dtypes(exclude=["number", "bool"])
-    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(columns=_no_formula)
+    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(
+        columns=_no_formula
+    )
     return frame.to_csv(index=False, float_format=fractions, lineterminator="\n", na_rep="")
 
 
@@ -290,13 +366,19 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each class of table.csv as one text, `mean [low, high]`; leaves out classes without any value."""
-    names = table.columns[: table.columns.get_loc(CLASSES[0])]  # the study's variant, if any, method, size, profile
+    """Writes each class of table.csv as one text, `mean [low, high]`.
+
+    Leaves out classes without any value.
+    """
+    # The study's variant, if any, and method, size and profile.
+    names = table.columns[: table.columns.get_loc(CLASSES[0])]
     shown = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, shown).assign(num_seeds=table["num_seeds"])
 
 
-def with_intervals(frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]) -> pd.DataFrame:
+def with_intervals(
+    frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]
+) -> pd.DataFrame:
     """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
     return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
@@ -332,7 +414,10 @@ def interval_cell(row: Mapping, name: str) -> str:
 
 def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
     """Returns `interval_text` of the columns `name, name_low, name_high` in every row."""
-    return [interval_text(*row) for row in frame[[name + end for end in ENDS]].itertuples(index=False, name=None)]
+    return [
+        interval_text(*row)
+        for row in frame[[name + end for end in ENDS]].itertuples(index=False, name=None)
+    ]
 
 
 def interval_text(mean: float, low: float, high: float) -> str:
@@ -343,7 +428,10 @@ def interval_text(mean: float, low: float, high: float) -> str:
 
 
 def short_text(mean: float, low: float, high: float) -> str:
-    """Returns `mean ±half` of an interval for a narrow terminal, the mean alone without one, nothing without a mean."""
+    """Returns `mean ±half` of an interval for a narrow terminal.
+
+    The mean alone without an interval, nothing without a mean.
+    """
     if np.isnan(mean):
         return ""
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")

@@ -1,7 +1,7 @@
-"""Fits power laws in the parameter count, and tests them: predicts the largest size from the others.
+"""Fits power laws in the parameter count, and predicts the largest size from the others.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least squares of the optima
-on the parameter count. The prediction of the largest size is ours.
+Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least
+squares of the optima on the parameter count. The prediction of the largest size is ours.
 """
 
 import math
@@ -17,7 +17,16 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import FEWEST_SIZES
 
 TREND_CLASSES = ("core", "forget")
-TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent", "measured", "predicted"]
+TREND_COLUMNS = [
+    "method",
+    "class",
+    "size",
+    "parameters",
+    "num_fitted",
+    "exponent",
+    "measured",
+    "predicted",
+]
 TREND_COLUMNS += ["low", "high", "verdict"]
 INSIDE, OUTSIDE = "inside", "outside"
 
@@ -28,8 +37,10 @@ class PowerLaw:
 
     coefficient: float
     exponent: float
-    r2: float  # in log units; NaN if all values are equal
-    exponent_interval: tuple[float, float]  # t-interval, n - 2 degrees of freedom; NaN with two sizes
+    # r2 in log units; NaN if all values are equal.
+    r2: float
+    # The t-interval, n - 2 degrees of freedom; NaN with two sizes.
+    exponent_interval: tuple[float, float]
 
     def predict(self, size):
         """Returns the law's value at `size`, a number or an array."""
@@ -39,8 +50,8 @@ class PowerLaw:
 def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     """Fits log value on log size [n] by least squares.
 
-    ValueError unless all are finite and positive, with two different sizes or more. The minimum of a surface that is
-    not convex is NaN: leave that size out, and report it.
+    ValueError unless all are finite and positive, with two different sizes or more. The minimum of
+    a surface that is not convex is NaN: leave that size out, and report it.
     """
     n, v = positive("sizes", sizes), positive("values", values)
     if len(n) != len(v):
@@ -70,11 +81,14 @@ class Trend:
     """A law fitted without the largest size, and its prediction there."""
 
     law: PowerLaw
-    num_fitted: int  # sizes
-    parameters: float  # of the largest size, like the four below
+    # The number of sizes fitted.
+    num_fitted: int
+    # These and the four below are of the largest size.
+    parameters: float
     measured: float
     predicted: float
-    low: float  # of the prediction interval
+    # The ends of the prediction interval.
+    low: float
     high: float
 
     @property
@@ -86,9 +100,9 @@ class Trend:
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
     """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
-    The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise around the law, so it
-    is too narrow if the largest size has fewer seeds. ValueError for numbers that are not finite and positive, equal
-    counts, or fewer than FEWEST_SIZES besides the largest.
+    The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise
+    around the law, so it is too narrow if the largest size has fewer seeds. ValueError for numbers
+    that are not finite and positive, equal counts, or fewer than FEWEST_SIZES besides the largest.
     """
     n, y = positive("parameters", parameters), positive("values", values)
     if len(n) != len(y):
@@ -108,10 +122,10 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 
 
 def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> dict[str, Trend]:
-    """Returns {method: trend} of a class from the rows of one profile; `parameters` are the sizes' counts.
+    """Returns {method: trend} of a class from the rows of one profile.
 
-    Skips methods with fewer than FEWEST_SIZES besides the largest, two sizes of equal count, or a ratio <= 0, which has
-    no logarithm.
+    `parameters` are the sizes' counts. Skips methods with fewer than FEWEST_SIZES besides the
+    largest, two sizes of equal count, or a ratio <= 0, which has no logarithm.
     """
     found, known = {}, table[table[value].notna()]
     for method, rows in known.groupby("method", sort=False):
@@ -122,15 +136,18 @@ def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> 
 
 
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
-    """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile; `parameters`: as in `trends`.
+    """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
 
-    `size` is the largest, which the law has not seen; `measured` and `predicted` are its compute ratio, `low` and
-    `high` the 90% prediction interval, `verdict` whether it holds the measured ratio.
+    `parameters`: as in `trends`. `size` is the largest, which the law has not seen; `measured` and
+    `predicted` are its compute ratio, `low` and `high` the 90% prediction interval, `verdict`
+    whether it holds the measured ratio.
     """
     rows = []
     for name in TREND_CLASSES:
         for method, t in trends(table, parameters, name).items():
             size = next(size for size in table["size"] if parameters[size] == t.parameters)
             left_out = (size, t.parameters, t.num_fitted, t.law.exponent)
-            rows.append((method, name, *left_out, t.measured, t.predicted, t.low, t.high, t.verdict))
+            rows.append(
+                (method, name, *left_out, t.measured, t.predicted, t.low, t.high, t.verdict)
+            )
     return pd.DataFrame(rows, columns=TREND_COLUMNS)

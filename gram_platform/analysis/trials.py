@@ -1,9 +1,9 @@
-"""Summarises the trials of a search: which are finished, the best, the best so far. A lower metric is better.
+"""Summarises the trials of a search: which are finished, the best, the best so far.
 
-A trials frame has a row per trial: `search`, `trial` (a number), `state`, a column per parameter and per metric, `runs`
-(run ids joined by blanks), `elapsed_s` and `started`. Functions take the trials of one search, so numbers and index are
-unique. Only complete trials with finite metrics count: a diverged trial's penalty is no measurement, and its metrics
-are NaN here.
+A lower metric is better. A trials frame has a row per trial: `search`, `trial` (a number), `state`,
+a column per parameter and per metric, `runs` (run ids joined by blanks), `elapsed_s` and `started`.
+Functions take the trials of one search, so numbers and index are unique. Only complete trials with
+finite metrics count: a diverged trial's penalty is no measurement, and its metrics are NaN here.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,20 @@ import pandas as pd
 from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import State
 
-SEARCH, TRIAL, STATE, RUNS, ELAPSED, STARTED, URL = "search", "trial", "state", "runs", "elapsed_s", "started", "url"
+SEARCH = "search"
+TRIAL = "trial"
+STATE = "state"
+RUNS = "runs"
+ELAPSED = "elapsed_s"
+STARTED = "started"
+URL = "url"
 
 
 def finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Returns the complete trials with a finite metric, by number; ValueError for an unknown metric."""
+    """Returns the complete trials with a finite metric, by number.
+
+    ValueError for an unknown metric.
+    """
     require_columns("trials", trials, [TRIAL, STATE, metric])
     known = (trials[STATE] == State.COMPLETE) & np.isfinite(trials[metric].to_numpy(float))
     return trials[known].sort_values(TRIAL, kind="stable")
@@ -31,12 +40,21 @@ def best_trial(trials: pd.DataFrame, metric: str) -> pd.Series | None:
 
 
 def running_best(trials: pd.DataFrame, metric: str) -> pd.Series:
-    """Returns the lowest value after each trial, by trial number; NaN before the first finished one."""
+    """Returns the lowest value after each trial, by trial number.
+
+    NaN before the first finished one.
+    """
     values = finished(trials, metric).set_index(TRIAL)[metric].astype(float)
     return values.cummin().reindex(sorted(trials[TRIAL])).ffill()
 
 
 def linked(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds `url`: the page of a trial's first run that has one in `urls` {run id: address}, else empty."""
-    pages = [next((urls[run] for run in str(runs).split() if urls.get(run)), "") for runs in trials[RUNS].fillna("")]
+    """Adds `url`: the page of a trial's first run that has one in `urls`, else empty.
+
+    `urls`: {run id: address}.
+    """
+    pages = [
+        next((urls[run] for run in str(runs).split() if urls.get(run)), "")
+        for runs in trials[RUNS].fillna("")
+    ]
     return trials.assign(**{URL: pages})

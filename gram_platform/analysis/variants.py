@@ -1,4 +1,4 @@
-"""Analyses studies over variants, over the number of active modules, and by which module learns which text."""
+"""Analyses studies over variants, numbers of active modules, and which module learns what."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -21,8 +21,10 @@ from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.store.checkpoints import PROBE
 
-COMPOSED = ("core", "retain")  # classes: a forgotten domain's module is off, whichever others are on
-MODULES = "modules"  # column: the number of modules that are on
+# The classes: a forgotten domain's module is off, whichever others are on.
+COMPOSED = ("core", "retain")
+# The column of the number of modules that are on.
+MODULES = "modules"
 MODULES_CELL = ["method", "size", MODULES]
 DROP_COLUMNS = ["method", "size", "class"]
 DROP_COLUMNS += [name + end for name in ("one", "all", "drop", "less_than_gram") for end in ENDS]
@@ -44,8 +46,9 @@ def analyse_variants(
 ) -> Analysis:
     """Joins the tables of all variants, with a column `variant`, in the order of `variants`.
 
-    `unit`: the variant whose baselines are the reference for all (default: each variant has its baselines). Notes in
-    `missing` name their variants, unless they hold for all. Other arguments and errors: `tables.analyse`.
+    `unit`: the variant whose baselines are the reference for all (default: each variant has its
+    baselines). Notes in `missing` name their variants, unless they hold for all. Other arguments
+    and errors: `tables.analyse`.
     """
     declared = evaluations if declared is None else declared
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -63,7 +66,10 @@ def analyse_variants(
         for variant in variants
     }
     names = [field.name for field in fields(Analysis) if field.name != "missing"]
-    joined = {name: _joined({variant: getattr(part, name) for variant, part in parts.items()}) for name in names}
+    joined = {
+        name: _joined({variant: getattr(part, name) for variant, part in parts.items()})
+        for name in names
+    }
     missing = joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
     return Analysis(**joined, missing=missing)
 
@@ -79,20 +85,24 @@ def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Returns a row per method, size, number of active modules and seed: CELL, seed, COMPOSED, `num_profiles`.
+    """Returns a row per method, size, number of active modules and seed.
 
-    The pseudo-values of COMPOSED stand beside them, plain values where the curve is fixed.
+    The columns are MODULES_CELL, `seed`, COMPOSED and `num_profiles`. The pseudo-values of COMPOSED
+    stand beside them, plain values where the curve is fixed.
 
-    `per_seed` comes from `tables.per_seed_frame`; `declared` holds the study's views (`method, size, profile,
-    retained`; default: those in `per_seed`). At each number, compares the methods that have such profiles, on those
-    that they share; a seed that lacks one has no row. Baselines have no modules, so no rows.
+    `per_seed` comes from `tables.per_seed_frame`; `declared` holds the study's views (`method,
+    size, profile, retained`; default: those in `per_seed`). At each number, compares the methods
+    that have such profiles, on those that they share; a seed that lacks one has no row. Baselines
+    have no modules, so no rows.
     """
     shared = _shared_profiles(per_seed if declared is None else declared)
     pseudo = _by_number(pseudo_frame(per_seed, COMPOSED), shared)
     return with_pseudo_values(_by_number(per_seed, shared), pseudo, COMPOSED)
 
 
-def _by_number(per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]) -> pd.DataFrame:
+def _by_number(
+    per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]
+) -> pd.DataFrame:
     """Returns the columns of `by_number` but for the pseudo-values."""
     views, rows = _views(per_seed), []
     for (method, size, number), cell in views.groupby(MODULES_CELL, sort=False):
@@ -105,19 +115,25 @@ def _by_number(per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozense
 
 
 def number_table(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Averages rows of `by_number` over seeds: CELL, the columns of table.csv with 90% t-intervals, `num_profiles`."""
+    """Averages rows of `by_number` over seeds.
+
+    The columns are MODULES_CELL, those of table.csv with 90% t-intervals, and `num_profiles`.
+    """
     num_profiles = numbers.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
     return over_seeds(numbers, MODULES_CELL).assign(num_profiles=num_profiles.tolist())
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns how much each class drops from one module to all: a row per method, size and class, DROP_COLUMNS.
+    """Returns DROP_COLUMNS: how much each class drops from one module to all.
 
-    `drop` is one - all within a seed; `less_than_gram` is GRAM's drop minus the method's within a seed, NaN for GRAM.
-    Each is a mean over the seeds with both values, with a 90% t-interval. Methods without a view of all modules, or
-    without a seed with both values, are left out.
+    There is a row per method, size and class. `drop` is one - all within a seed; `less_than_gram`
+    is GRAM's drop minus the method's within a seed, NaN for GRAM. Each is a mean over the seeds
+    with both values, with a 90% t-interval. Methods without a view of all modules, or without a
+    seed with both values, are left out.
     """
-    counts = _views(per_seed).loc[lambda views: views["profile"] == ALL].groupby("size")[MODULES].max()
+    counts = (
+        _views(per_seed).loc[lambda views: views["profile"] == ALL].groupby("size")[MODULES].max()
+    )
     rows, pseudo = [], pseudo_frame(numbers, COMPOSED)
     for method, size in dict.fromkeys(zip(numbers["method"], numbers["size"], strict=True)):
         for name in COMPOSED:
@@ -125,19 +141,23 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             if ends.empty:
                 continue
             spread = _ends(pseudo, method, size, name, counts[size])
-            of_gram, gram_spread = (_ends(f, "gram", size, name, counts[size])["drop"] for f in (numbers, pseudo))
+            of_gram, gram_spread = (
+                _ends(f, "gram", size, name, counts[size])["drop"] for f in (numbers, pseudo)
+            )
             row = {"method": method, "size": size, "class": name, "num_seeds": len(ends)}
             for column in ends:
                 row |= interval_columns(column, ends[column], spread[column].reindex(ends.index))
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
             saved = paired_differences(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
             saved_spread = (gram_spread - spread["drop"]).reindex(list(saved))
-            rows.append(row | interval_columns("less_than_gram", list(saved.values()), saved_spread))
+            rows.append(
+                row | interval_columns("less_than_gram", list(saved.values()), saved_spread)
+            )
     return pd.DataFrame(rows, columns=DROP_COLUMNS)
 
 
 def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of single profiles of methods with modules, with the number of active modules."""
+    """Returns the rows of single profiles of methods with modules, with how many are active."""
     views = per_seed[(per_seed["profile"] != MEAN) & (per_seed["method"] != BASELINE)]
     numbers = [len(retained.split(",")) if retained else 0 for retained in views["retained"]]
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
@@ -152,27 +172,52 @@ def _shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[
     return shared
 
 
-def _ends(numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int) -> pd.DataFrame:
-    """Returns `one`, `all` and `drop` of a class, indexed by the seeds with both ends; empty if all is one module."""
-    known = numbers[(numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()]
-    one, every = (known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules))
+def _ends(
+    numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
+) -> pd.DataFrame:
+    """Returns `one`, `all` and `drop` of a class, indexed by the seeds with both ends.
+
+    Empty if all is one module.
+    """
+    known = numbers[
+        (numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()
+    ]
+    one, every = (
+        known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules)
+    )
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
-    return ends.assign(drop=ends["one"] - ends["all"]) if num_modules > 1 else ends.iloc[:0].assign(drop=np.nan)
+    return (
+        ends.assign(drop=ends["one"] - ends["all"])
+        if num_modules > 1
+        else ends.iloc[:0].assign(drop=np.nan)
+    )
 
 
-def module_shares(runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]) -> pd.DataFrame:
-    """Returns a row per run, step, domain and module: SHARE_COLUMNS, with `variant` first if `runs` has it.
+def module_shares(
+    runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]
+) -> pd.DataFrame:
+    """Returns SHARE_COLUMNS, a row per run, step, domain and module.
 
-    `runs` has a row per run: `id` and the columns that name it. `share`: the module's part of all modules' squared
-    gradients on a batch of the domain, in [0, 1]. `records_of`: returns a run's stored records, since MLflow has no
-    probes. A domain without any gradient is left out.
+    `variant` comes first if `runs` has it. `runs` has a row per run: `id` and the columns that name
+    it. `share`: the module's part of all modules' squared gradients on a batch of the domain, in
+    [0, 1]. `records_of`: returns a run's stored records, since MLflow has no probes. A domain
+    without any gradient is left out.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
     for run in runs[["id", *names]].to_dict("records"):
         for record in records_of(run["id"]):
             for (domain, module), share in probed_shares(record["metrics"]).items():
-                rows.append((*(run[name] for name in names), run["id"], record["step"], domain, module, share))
+                rows.append(
+                    (
+                        *(run[name] for name in names),
+                        run["id"],
+                        record["step"],
+                        domain,
+                        module,
+                        share,
+                    )
+                )
     return pd.DataFrame(rows, columns=[*names, *SHARE_COLUMNS[len(RUN) :]])
 
 
@@ -183,26 +228,36 @@ def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
         if name.startswith(PROBE):
             domain, module = name.removeprefix(PROBE).split("/")
             squares.setdefault(domain, {})[module] = norm**2
-    totals = {domain: sum_in_order(squares[domain].values()) for domain in core_first(tuple(squares))}
+    totals = {
+        domain: sum_in_order(squares[domain].values()) for domain in core_first(tuple(squares))
+    }
     known = [domain for domain, total in totals.items() if np.isfinite(total) and total > 0.0]
     return {(d, module): square / totals[d] for d in known for module, square in squares[d].items()}
 
 
 def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages over seeds: a row per method, size, domain, module and step with `share, low, high, num_seeds, runs`."""
+    """Averages shares over seeds: a row per method, size, domain, module and step.
+
+    The columns are `share, low, high, num_seeds, runs`.
+    """
     return _mean_shares(shares, [*_cell(shares), "domain", "module", "step"])
 
 
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages over seeds at the last probe; `is_own` marks the share of a domain's module on that domain.
+    """Averages over seeds at the last probe.
 
-    Rows with domain and module `mean`: the mean over auxiliary domains of that share, taken within a seed.
+    `is_own` marks the share of a domain's module on that domain. Rows with domain and module
+    `mean`: the mean over auxiliary domains of that share, taken within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]
     own_module = last[last["domain"] == last["module"]]
-    means = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
-    found = _mean_shares(pd.concat([last, means.assign(domain=MEAN, module=MEAN)]), [*cell, "domain", "module"])
+    means = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)[
+        "share"
+    ].mean()
+    found = _mean_shares(
+        pd.concat([last, means.assign(domain=MEAN, module=MEAN)]), [*cell, "domain", "module"]
+    )
     return found.assign(is_own=found["domain"] == found["module"])
 
 

@@ -1,8 +1,9 @@
-"""Lists the methods. Each is a function from a setting to the runs to train and the views to compare.
+"""Lists the methods.
 
-What is typed or stored has a method's id, as `gram`: flags, tags, names of nodes, table.csv. What is read has its
-label, as GRAM: tables of results in the terminal and on pages, figures, claims. Rows are in the order of methods,
-sizes and seeds.
+Each is a function from a setting to the runs to train and the views to compare. What is typed or
+stored has a method's id, as `gram`: flags, tags, names of nodes, table.csv. What is read has its
+label, as GRAM: tables of results in the terminal and on pages, figures, claims. Rows are in the
+order of methods, sizes and seeds.
 """
 
 import re
@@ -14,7 +15,8 @@ from gram_platform.methods.setting import Plans, Profile, Setting
 
 METHODS = Table(
     "gram.methods",
-    {  # in the order of tables, before those of installed packages
+    # Ours are in the order of tables, before those of installed packages.
+    {
         "baseline": dense.plan_baseline,
         "filtering": dense.plan_filtering,
         "gram": gram.plan,
@@ -42,7 +44,8 @@ METHOD_LABELS = {
     "graddiff": "GradDiff",
     "demix": "DEMix",
 }
-UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}  # of sizes
+# The units of sizes.
+UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def plan(method: str, setting: Setting) -> Plans:
@@ -52,7 +55,10 @@ def plan(method: str, setting: Setting) -> Plans:
 
 
 def method_label(method: str) -> str:
-    """Returns the label of a method's id; the id for the others, as `filtering` and methods of installed packages."""
+    """Returns the label of a method's id.
+
+    The id for the others, as `filtering` and methods of installed packages.
+    """
     return METHOD_LABELS.get(method, method)
 
 

@@ -1,7 +1,8 @@
-"""FT-Full, FT-LoRA, FT-MLP: trains a base on core, then finetunes a branch from the base for each domain.
+"""FT-Full, FT-LoRA, FT-MLP: trains a base on core, then a branch from it for each domain.
 
-Rehearsal (core batches in a branch) is taken from the base's budget, so that the base and all branches cost as much
-as the baseline. The base gives up the batches of all branches even if fewer are run.
+Rehearsal (core batches in a branch) is taken from the base's budget, so that the base and all
+branches cost as much as the baseline. The base gives up the batches of all branches even if fewer
+are run.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,10 @@ def plan_full(setting: Setting) -> Plans:
 
 
 def plan_lora(setting: Setting) -> Plans:
-    """FT-LoRA: trains a LoRA for each domain on the frozen base, with as many parameters as an auxiliary MLP."""
+    """FT-LoRA: trains a LoRA for each domain on the frozen base.
+
+    It has as many parameters as an auxiliary MLP.
+    """
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 
@@ -60,7 +64,11 @@ def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
         profile: View.of(
             base.run_id,
             setting.modules_on(profile),
-            sources=tuple((d, branches[d].run_id) for d, weight in setting.modules_on(profile).items() if weight),
+            sources=tuple(
+                (d, branches[d].run_id)
+                for d, weight in setting.modules_on(profile).items()
+                if weight
+            ),
         )
         for profile in dict.fromkeys(profiles)
     }
@@ -72,7 +80,9 @@ def _branched(setting: Setting) -> tuple[str, ...]:
     return tuple(d for d in setting.auxiliary if d in wanted)
 
 
-def _plans(setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]) -> Plans:
+def _plans(
+    setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]
+) -> Plans:
     named = {profile_name((d,), setting.auxiliary): run for d, run in branches.items()}
     return Plans({"core": base, **named}, views)
 
@@ -82,8 +92,10 @@ class BranchBudget:
     """The sequences of the base and of every branch, including branches that are not run."""
 
     branching: Branching
-    base: DomainBudget  # core, with all unlabelled sequences
-    core: dict[str, Slice]  # by branch: the slice of core that it rehearses
+    # The base's budget: core, with all unlabelled sequences.
+    base: DomainBudget
+    # The slice of core that each branch rehearses.
+    core: dict[str, Slice]
     aux: dict[str, DomainBudget]
 
 
@@ -115,7 +127,8 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         if steps * batch > draws:
             num_rehearsed = steps * batch - draws
             if setting.pool(CORE, first + num_rehearsed) < first + num_rehearsed:
-                first = 0  # the base has seen the rest of core
+                # The base has seen the rest of core, so rehearsal begins again.
+                first = 0
             core[domain] = Slice(CORE, first, num_rehearsed)
             first += num_rehearsed
     return BranchBudget(branching, base, core, aux)
@@ -123,7 +136,12 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
 
 def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
     data = DataConfig(setting.data_id, (budget.base,))
-    return training_run(setting, setting.size.dense(), data, RoutingConfig(accumulation=setting.routing.accumulation))
+    return training_run(
+        setting,
+        setting.size.dense(),
+        data,
+        RoutingConfig(accumulation=setting.routing.accumulation),
+    )
 
 
 def _branch(
@@ -133,7 +151,9 @@ def _branch(
     domains = [budget.aux[domain]]
     if domain in budget.core:
         rehearsal = budget.core[domain]
-        domains.append(DomainBudget(CORE, rehearsal.num_sequences, rehearsal.num_sequences, (rehearsal,)))
+        domains.append(
+            DomainBudget(CORE, rehearsal.num_sequences, rehearsal.num_sequences, (rehearsal,))
+        )
     model: ModelConfig = setting.size.model(setting.size.d_dense, (module,) if module else ())
     accumulation = setting.routing.accumulation
     routing = RoutingConfig(accumulation=accumulation)

@@ -37,12 +37,13 @@ def data_budget(
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """Mixes one epoch of `domains`, scaled by `scale` (lambda); auxiliary domains are drawn `factor` (p_af) times.
+    """Mixes one epoch of `domains`, scaled by `scale` (lambda).
 
-    Rounds each auxiliary domain to whole route units, at least one. Core fills up the rounded number of steps, so the
-    total does not depend on `factor`; ValueError if nothing is left for core. Auxiliary sequences repeat if `factor` is
-    above 1; so does any domain with too few sequences. With partial labels the unlabelled share of all domains joins
-    core or, without `unlabelled_is_core`, is budgeted apart.
+    Auxiliary domains are drawn `factor` (p_af) times. Rounds each auxiliary domain to whole route
+    units, at least one. Core fills up the rounded number of steps, so the total does not depend on
+    `factor`; ValueError if nothing is left for core. Auxiliary sequences repeat if `factor` is
+    above 1; so does any domain with too few sequences. With partial labels the unlabelled share of
+    all domains joins core or, without `unlabelled_is_core`, is budgeted apart.
     """
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
@@ -51,7 +52,9 @@ def data_budget(
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
         DomainBudget(
-            d, setting.pool(d, _in_units(lengths[d], route_unit)), _in_units(factor(d) * lengths[d], route_unit)
+            d,
+            setting.pool(d, _in_units(lengths[d], route_unit)),
+            _in_units(factor(d) * lengths[d], route_unit),
         )
         for d in domains
         if d != CORE
@@ -62,36 +65,49 @@ def data_budget(
     if core_draws < route_unit:
         allowed = "a factor so small, or a corpus so large, that core gets a batch"
         raise invalid("aux_factor", max(map(factor, domains)), allowed)
-    core = core_budget(core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws))
+    core = core_budget(
+        core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws)
+    )
     return DataConfig(setting.data_id, (core, *budgets))
 
 
-def _unlabelled_budgets(pools: tuple[Slice, ...], route_unit: int, by_domain: bool) -> list[DomainBudget]:
-    """Budgets unlabelled sequences in whole route units, all domains together or each separately."""
+def _unlabelled_budgets(
+    pools: tuple[Slice, ...], route_unit: int, by_domain: bool
+) -> list[DomainBudget]:
+    """Budgets unlabelled sequences in whole route units, all domains together or one by one."""
     if by_domain:
         draws = {part: max(1, part.num_sequences // route_unit) * route_unit for part in pools}
-        return [DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,)) for p, n in draws.items()]
+        return [
+            DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,))
+            for p, n in draws.items()
+        ]
     num_hidden = sum(part.num_sequences for part in pools)
     return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
 
 
-def core_budget(num_draws: int, pools: tuple[Slice, ...], num_sequences: int | None = None) -> DomainBudget:
-    """Budgets core: its first sequences and the unlabelled `pools`; ValueError if no labelled sequence is left.
+def core_budget(
+    num_draws: int, pools: tuple[Slice, ...], num_sequences: int | None = None
+) -> DomainBudget:
+    """Budgets core: its first sequences and the unlabelled `pools`.
 
-    No sequence repeats unless core has only `num_sequences`.
+    ValueError if no labelled sequence is left. No sequence repeats unless core has only
+    `num_sequences`.
     """
     num_labelled = num_draws - sum(part.num_sequences for part in pools)
     if num_labelled < 1:
-        raise invalid("unlabelled_share", num_draws, "a share small enough to leave labelled core sequences")
+        raise invalid(
+            "unlabelled_share", num_draws, "a share small enough to leave labelled core sequences"
+        )
     if pools:
         return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, num_labelled), *pools))
     return DomainBudget(CORE, num_draws if num_sequences is None else num_sequences, num_draws)
 
 
 def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
-    """Returns each domain's unlabelled sequences: the same for every method, except that lambda scales their number.
+    """Returns each domain's unlabelled sequences.
 
-    They start after the unscaled labelled share and a margin of 10% and two windows for rounding and lambda.
+    They are the same for every method, except that lambda scales their number. They start after the
+    unscaled labelled share and a margin of 10% and two windows for rounding and lambda.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, length in setting.num_sequences.items():
@@ -115,15 +131,18 @@ def training_run(
     num_probes: int = 0,
     **parts,
 ) -> RunConfig:
-    """Plans a run with the setting's batch, learning rate, schedule, seed and start; `parts` override them.
+    """Plans a run with the setting's batch, learning rate, schedule, seed and start.
 
-    ValueError if the run starts from an imported model and its core has another width.
+    `parts` override them. ValueError if the run starts from an imported model and its core has
+    another width.
     """
     rate = setting.size.peak_lr * lr_factor
     optimizer = optimizer_of(setting, rate, setting.warmup_fraction, setting.decay_fraction)
     num_steps = data.num_draws // setting.size.batch_size
     num_points, num_probes = (min(number, num_steps) for number in (num_eval_points, num_probes))
-    points = EvalPoints(num_points, setting.num_eval_sequences, setting.domains, num_probes=num_probes)
+    points = EvalPoints(
+        num_points, setting.num_eval_sequences, setting.domains, num_probes=num_probes
+    )
     defaults = {
         "optimizer": optimizer,
         "batch_size": setting.size.batch_size,
@@ -134,20 +153,31 @@ def training_run(
         "start": View.of(setting.size.start) if setting.size.start else None,
     }
     if setting.size.start and "start" not in parts and model.d_mlp != setting.size.d_dense:
-        allowed = f"methods with a core as wide as the imported MLP, {setting.size.d_dense}; one has {model.d_mlp}"
+        allowed = (
+            f"methods with a core as wide as the imported MLP, {setting.size.d_dense}; one has"
+            f" {model.d_mlp}"
+        )
         raise invalid("start", setting.size.start, allowed)
     model = dataclasses.replace(model, document_end=setting.conventions.document_end)
     return RunConfig(model=model, data=data, routing=routing, **{**defaults, **parts})
 
 
-def optimizer_of(setting: Setting, rate: float, warmup: float, decay: float, **parts) -> OptimizerConfig:
+def optimizer_of(
+    setting: Setting, rate: float, warmup: float, decay: float, **parts
+) -> OptimizerConfig:
     """Configures AdamW with the setting's weight decay."""
     conventions = setting.conventions
-    parts = {"weight_decay": conventions.weight_decay, "decay_vectors": conventions.decay_vectors, **parts}
+    parts = {
+        "weight_decay": conventions.weight_decay,
+        "decay_vectors": conventions.decay_vectors,
+        **parts,
+    }
     return OptimizerConfig(rate, warmup, decay, **parts)
 
 
-def dense_run(setting: Setting, domains: tuple[str, ...], num_eval_points: int, accumulation: str) -> RunConfig:
+def dense_run(
+    setting: Setting, domains: tuple[str, ...], num_eval_points: int, accumulation: str
+) -> RunConfig:
     """Plans a dense model's run on one epoch of `domains` (and of all unlabelled sequences)."""
     data = data_budget(setting, domains, setting.route_unit(accumulation))
     routing = RoutingConfig(accumulation=accumulation)
@@ -155,11 +185,12 @@ def dense_run(setting: Setting, domains: tuple[str, ...], num_eval_points: int, 
 
 
 def routed_scale(setting: Setting, model: ModelConfig) -> float:
-    """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux); 1 without equal compute.
+    """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
-    Counts as the paper's text does (`app:equal-compute`): one epoch of every domain, core batches at P_core, unlabelled
-    batches under their label. With `lambda_counts_plan` it counts the expected routed run, as the authors' code did:
-    p_af times the auxiliary batches in place of core batches, companions, and every module on unlabelled batches.
+    1 without equal compute. Counts as the paper's text does (`app:equal-compute`): one epoch of
+    every domain, core batches at P_core, unlabelled batches under their label. With
+    `lambda_counts_plan` it counts the expected routed run, as the authors' code did: p_af times the
+    auxiliary batches in place of core batches, companions, and every module on unlabelled batches.
     """
     if not setting.equal_compute:
         return 1.0
@@ -173,17 +204,29 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
     num_unlabelled = hidden * sum(lengths.values())
     num_core = sum(lengths.values()) - num_unlabelled - sum_in_order(drawn.values())
     shares = companion_shares(setting.routing, setting.auxiliary)
-    companions = num_core * setting.routing.p_core_robust * sum_in_order(shares[d] * aux[d] for d in aux)
-    others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}  # companions of an auxiliary batch: half of the rest
+    companions = (
+        num_core * setting.routing.p_core_robust * sum_in_order(shares[d] * aux[d] for d in aux)
+    )
+    # The companions of an auxiliary batch are half of the other modules.
+    others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}
     companions += setting.routing.p_aux_companion * sum_in_order(drawn[d] * others[d] for d in aux)
-    modules = sum_in_order(drawn[d] * aux[d] for d in aux) + num_unlabelled * sum(aux.values()) + companions
+    modules = (
+        sum_in_order(drawn[d] * aux[d] for d in aux)
+        + num_unlabelled * sum(aux.values())
+        + companions
+    )
     return base / (sum(lengths.values()) * core + modules)
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units of a run's plan, or its first `num_steps` steps, with companions and frozen parameters."""
+    """Counts compute_units of a run's plan, or its first `num_steps` steps.
+
+    Companions and frozen parameters count.
+    """
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
-    return sum(compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items())
+    return sum(
+        compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
+    )
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
@@ -192,5 +235,7 @@ def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
     for (_, route), count in route_counts(run, num_steps).items():
         modules = [domain for domain, _ in route.active if module_set(domain) in route.trained]
         trained = (SHARED in route.trained, CORE_MLP in route.trained, modules)
-        total += hardware_flops(run.model, count * run.micro_batch, tuple(dict(route.active)), *trained)
+        total += hardware_flops(
+            run.model, count * run.micro_batch, tuple(dict(route.active)), *trained
+        )
     return total

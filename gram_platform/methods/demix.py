@@ -1,6 +1,7 @@
-"""DEMix: trains equally wide experts, one for each domain, in place of the core MLP; all data train the shared rest.
+"""DEMix: trains equally wide experts, one for each domain, in place of the core MLP.
 
-A batch goes to its label's expert. Evaluation sends a domain that a profile removes to core's expert.
+All data train the shared rest. A batch goes to its label's expert. Evaluation sends a domain that a
+profile removes to core's expert.
 """
 
 from gram_platform.config import CORE, DataConfig, DomainBudget, ModuleSpec, RoutingConfig, View
@@ -19,14 +20,21 @@ def plan(setting: Setting) -> Plans:
     if options.sampling == "balanced":
         draws = apportion(data.num_draws, dict.fromkeys(setting.domains, 1), unit)
         pools = {d.name: d.num_sequences for d in data.domains}
-        data = DataConfig(setting.data_id, tuple(DomainBudget(d, pools[d], n) for d, n in draws.items()))
+        data = DataConfig(
+            setting.data_id, tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
+        )
     run = training_run(setting, model, data, RoutingConfig(accumulation=accumulation))
     return Plans({"all": run}, _views(setting, run.run_id))
 
 
 def _views(setting: Setting, run_id: str) -> dict[Profile, View]:
-    """Evaluates each domain with its expert if retained, else with core's; or all domains with the profile's expert."""
+    """Evaluates each domain with its expert if retained, else with core's.
+
+    Or all domains with the profile's expert.
+    """
     if setting.options.demix.views == "by_domain":
         granted = {p: dict.fromkeys((CORE, *p), 1.0) for p in every_profile(setting)}
         return {p: View.of(run_id, weights, rule="by_domain") for p, weights in granted.items()}
-    return {p: View.of(run_id, {(p or (CORE,))[0]: 1.0}) for p in every_profile(setting) if len(p) < 2}
+    return {
+        p: View.of(run_id, {(p or (CORE,))[0]: 1.0}) for p in every_profile(setting) if len(p) < 2
+    }

@@ -1,4 +1,7 @@
-"""Dense models: the baseline on all data, the unit of compute ratios; and data filtering, a model for each profile."""
+"""Dense models: the baseline on all data, the unit of compute ratios.
+
+And data filtering, a model for each profile.
+"""
 
 import dataclasses
 
@@ -10,7 +13,9 @@ from gram_platform.methods.setting import Options, Plans, Setting, profile_name
 def baseline_run(setting: Setting) -> RunConfig:
     """Plans the baseline's run, which does not depend on labels."""
     labelled = dataclasses.replace(setting, options=Options())
-    return dense_run(labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation)
+    return dense_run(
+        labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation
+    )
 
 
 def plan_baseline(setting: Setting) -> Plans:
@@ -20,9 +25,12 @@ def plan_baseline(setting: Setting) -> Plans:
 
 
 def plan_filtering(setting: Setting) -> Plans:
-    """Plans a dense run for each profile, on the data of core and of the profile's domains alone."""
+    """Plans a dense run for each profile, on the data of core and the profile's domains."""
     accumulation = setting.routing.accumulation
-    runs = {profile: dense_run(setting, (CORE, *profile), 0, accumulation) for profile in setting.profiles}
+    runs = {
+        profile: dense_run(setting, (CORE, *profile), 0, accumulation)
+        for profile in setting.profiles
+    }
     return Plans(
         {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()},
         {profile: View.of(run.run_id) for profile, run in runs.items()},

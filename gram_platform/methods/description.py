@@ -1,6 +1,6 @@
 """Says what a study is about, apart from its settings."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -9,13 +9,17 @@ class Description:
 
     name: str
     title: str
-    question: str  # plain text of the report's head
-    compare_with: str = field(default="", kw_only=True)  # the paper's study whose tables and claims stand beside ours
-    varies: str = field(default="", kw_only=True)  # the column of the variants, such as "accumulation"
-    # the variant whose baselines are the reference of all; "": each variant's own
-    unit: str = field(default="", kw_only=True)
-    # compute ratios against the baseline of the same seed, not against all seeds' pooled
-    own_baseline: bool = field(default=False, kw_only=True)
+    # The plain text of the report's head.
+    question: str
+    _: KW_ONLY
+    # The paper's study whose tables and claims stand beside ours.
+    compare_with: str = ""
+    # The column of the variants, such as "accumulation".
+    varies: str = ""
+    # The variant whose baselines are the reference of all; "": each variant's own.
+    unit: str = ""
+    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    own_baseline: bool = False
 
     @property
     def description(self) -> dict:

@@ -1,8 +1,9 @@
-"""Finetunes a view: attacks it on a fixed sample of text to regain a removed domain, or trains it on other text.
+"""Finetunes a view: attacks it to regain a removed domain, or trains it on other text.
 
-The attack has a fresh optimizer, and the same sample for every method, size and seed. It trains all parameters or, with
-a rank, LoRAs on the MLPs; on the removed domain's text, core's or a neighbour's. Its result is the best validation loss
-on the removed domain; choosing the checkpoint on validation data follows the paper and favours the attacker.
+The attack has a fresh optimizer, and the same sample for every method, size and seed. It trains all
+parameters or, with a rank, LoRAs on the MLPs; on the removed domain's text, core's or a
+neighbour's. Its result is the best validation loss on the removed domain; choosing the checkpoint
+on validation data follows the paper and favours the attacker.
 """
 
 from collections.abc import Iterable
@@ -21,16 +22,31 @@ from gram_platform.config import (
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.training import merged_config
 from gram_platform.methods.budgets import optimizer_of
-from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, Plans, Profile, Setting, profile_name
+from gram_platform.methods.setting import (
+    NEIGHBOUR,
+    OWN,
+    Elicitation,
+    Plans,
+    Profile,
+    Setting,
+    profile_name,
+)
 
 
-def attacks(setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]) -> dict[str, RunConfig]:
-    """Plans an attack for each domain outside the profile: {domain: run}; {} if the setting leaves the profile out."""
+def attacks(
+    setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
+) -> dict[str, RunConfig]:
+    """Plans an attack for each domain outside the profile: {domain: run}.
+
+    {} if the setting leaves the profile out.
+    """
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
     by_id = {run.run_id: run for run in runs}
-    return {d: _attack(setting, options, d, view, by_id) for d in setting.auxiliary if d not in profile}
+    return {
+        d: _attack(setting, options, d, view, by_id) for d in setting.auxiliary if d not in profile
+    }
 
 
 def attacked_view(view: View, domain: str) -> View:
@@ -38,19 +54,26 @@ def attacked_view(view: View, domain: str) -> View:
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
-def _attack(setting: Setting, options: Elicitation, domain: str, view: View, by_id: dict[str, RunConfig]) -> RunConfig:
+def _attack(
+    setting: Setting, options: Elicitation, domain: str, view: View, by_id: dict[str, RunConfig]
+) -> RunConfig:
     if options.domain_share:
         options = options.on_domain(setting.num_sequences[domain])
     return finetuning_run(
-        setting, options, attacked_text(setting, options, domain), domain, attacked_view(view, domain), by_id
+        setting,
+        options,
+        attacked_text(setting, options, domain),
+        domain,
+        attacked_view(view, domain),
+        by_id,
     )
 
 
 def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
-    """Returns the domain whose text an attack on `domain` trains on; ValueError if the corpus lacks it.
+    """Returns the domain whose text an attack on `domain` trains on.
 
-    The neighbour is the next auxiliary domain by name, the first after the last [ours]: text of the same corpus, which
-    the view may retain or forget.
+    ValueError if the corpus lacks it. The neighbour is the next auxiliary domain by name, the first
+    after the last [ours]: text of the same corpus, which the view may retain or forget.
     """
     if options.text == OWN:
         return domain
@@ -64,9 +87,10 @@ def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def finetuned(setting: Setting, options: Elicitation, plans: Plans) -> Plans:
-    """Adds a stage on every compared view, or on all views of a method without any; the views become the stage's.
+    """Adds a stage on every compared view, or on all views of a method without any.
 
-    The stage trains on the text of the domain that `options.text` names. ValueError for a view of several experts.
+    The views become the stage's. The stage trains on the text of the domain that `options.text`
+    names. ValueError for a view of several experts.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -74,7 +98,9 @@ def finetuned(setting: Setting, options: Elicitation, plans: Plans) -> Plans:
     for profile, view in compared.items():
         if view.rule != "constant":
             raise invalid(
-                "options.finetuning", options.text, "none for a method whose views choose an expert by domain"
+                "options.finetuning",
+                options.text,
+                "none for a method whose views choose an expert by domain",
             )
         run = finetuning_run(setting, options, options.text, options.text, view, by_id)
         runs[f"{profile_name(profile, setting.auxiliary)} finetuned"] = run
@@ -83,9 +109,14 @@ def finetuned(setting: Setting, options: Elicitation, plans: Plans) -> Plans:
 
 
 def finetuning_run(
-    setting: Setting, options: Elicitation, text: str, measured: str, start: View, by_id: dict[str, RunConfig]
+    setting: Setting,
+    options: Elicitation,
+    text: str,
+    measured: str,
+    start: View,
+    by_id: dict[str, RunConfig],
 ) -> RunConfig:
-    """Plans a run that finetunes a view on the domain `text` and is evaluated on the domain `measured`."""
+    """Plans a run that finetunes a view on the domain `text` and is evaluated on `measured`."""
     size, shape = setting.size, start.model(lambda run_id: by_id[run_id].model)
     num_draws = options.num_steps * options.batch_size
     num_epochs = max(1, min(options.num_steps, round(num_draws / options.num_sequences)))
@@ -104,8 +135,10 @@ def finetuning_run(
         routing=RoutingConfig(freeze_core=bool(adapters)),
         optimizer=optimizer,
         batch_size=options.batch_size,
-        micro_batch=_micro_batch(options.batch_size, size.micro_batch, options.is_full_batch),
-        eval_points=EvalPoints(num_epochs, setting.num_eval_sequences, (measured,), options.patience),
+        micro_batch=_micro_batch(options, size.micro_batch),
+        eval_points=EvalPoints(
+            num_epochs, setting.num_eval_sequences, (measured,), options.patience
+        ),
         seed=setting.seed,
         precision=size.precision,
         objective=Objective(responses_after=options.responses_after),
@@ -113,12 +146,13 @@ def finetuning_run(
     )
 
 
-def _micro_batch(batch_size: int, micro_batch: int, is_full_batch: bool) -> int:
-    """Returns the size's micro-batch if it divides the batch; else the whole batch or, of a full batch, the largest
-    divisor up to the size's micro-batch. An attack has one route, so only memory and rounding depend on it.
+def _micro_batch(options: Elicitation, micro_batch: int) -> int:
+    """Returns the size's micro-batch if it divides the batch.
+
+    Else the whole batch or, of a batch of the whole sample, the largest divisor up to the size's
+    micro-batch. An attack has one route, so only memory and rounding depend on it.
     """
-    if batch_size % micro_batch == 0:
-        return micro_batch
-    if not is_full_batch:
-        return batch_size
-    return max(part for part in range(1, micro_batch + 1) if batch_size % part == 0)
+    whole = options.batch_size
+    if whole % micro_batch and whole < options.num_sequences:
+        return whole
+    return max(part for part in range(1, micro_batch + 1) if whole % part == 0)

@@ -1,4 +1,7 @@
-"""GRAM: trains an auxiliary module for each domain in one run; every subset of modules is a view of the run."""
+"""GRAM: trains an auxiliary module for each domain in one run.
+
+Every subset of modules is a view of the run.
+"""
 
 from dataclasses import replace
 
@@ -19,9 +22,10 @@ def plan_lora(setting: Setting) -> Plans:
 
 
 def plan_subsets(setting: Setting) -> Plans:
-    """Plans GRAM with random subsets as companions, also beside half of the auxiliary batches [ours].
+    """Plans GRAM with random subsets as companions [ours].
 
-    So every module has been trained beside others, whichever are active when it is served.
+    They stand beside half of the auxiliary batches too. So every module has been trained beside
+    others, whichever are active when it is served.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
@@ -31,32 +35,48 @@ def modular_size(setting: Setting) -> Size:
     """Returns the size with the widths in the options."""
     if setting.options.routed_widths is None:
         return setting.size
-    core, aux = (max(1, round(share * setting.size.d_dense)) for share in setting.options.routed_widths)
+    core, aux = (
+        max(1, round(share * setting.size.d_dense)) for share in setting.options.routed_widths
+    )
     return replace(setting.size, d_core=core, d_aux=aux)
 
 
 def routed(setting: Setting, model: ModelConfig) -> Plans:
     scale = routed_scale(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
-    data = data_budget(setting, setting.domains, unit, setting.factor, scale, unlabelled_is_core=False)
+    data = data_budget(
+        setting, setting.domains, unit, setting.factor, scale, unlabelled_is_core=False
+    )
     num_probes = setting.num_eval_points if setting.options.probes else 0
     run = training_run(setting, model, data, routing_of(setting), num_probes=num_probes)
-    return Plans({"all": run}, {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)})
+    return Plans(
+        {"all": run},
+        {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)},
+    )
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Returns the setting's routing, adapted to p_af and the domains' sizes as the conventions say."""
+    """Returns the setting's routing, adapted to p_af and domains' sizes by the conventions."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
-        spreads = tuple((d, min(1.0, routing.p_aux_spread / setting.factor(d))) for d in setting.auxiliary)
+        spreads = tuple(
+            (d, min(1.0, routing.p_aux_spread / setting.factor(d))) for d in setting.auxiliary
+        )
         routing = replace(routing, p_aux_spread_of=spreads)
     if conventions.companions_by_size and routing.companions == "one":
-        weights = tuple((d, setting.factor(d) * setting.num_sequences[d]) for d in setting.auxiliary)
+        weights = tuple(
+            (d, setting.factor(d) * setting.num_sequences[d]) for d in setting.auxiliary
+        )
         routing = replace(routing, companion_weights=weights)
     return routing
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each domain, all, the compared profiles and `subsets`: views cost no training."""
+    """Returns core, core with each domain, all, the compared profiles and `subsets`.
+
+    These views cost no training.
+    """
     singles = tuple((domain,) for domain in setting.auxiliary)
-    return tuple(dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)))
+    return tuple(
+        dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets))
+    )

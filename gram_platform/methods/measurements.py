@@ -1,6 +1,7 @@
 """Defines the measurements: which runs and evaluations a study has of a method in a setting.
 
-A preset has one. How its results are read and shown, `pages/report/measurements.py` says under its `name`.
+A preset has one. How its results are read and shown, `pages/report/measurements.py` says under its
+`name`.
 """
 
 from collections.abc import Callable
@@ -14,9 +15,13 @@ from gram_platform.methods.setting import Setting
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of every domain under every view, and the attacks. Other measurements replace `nodes`."""
+    """The losses of every domain under every view, and the attacks.
 
-    name: ClassVar[str] = LOSSES  # in study.json
+    Other measurements replace `nodes`.
+    """
+
+    # The name in study.json.
+    name: ClassVar[str] = LOSSES
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         """Returns the runs and evaluations of a method in a setting."""
@@ -25,16 +30,21 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """The same losses, of baselines of known shares of the steps: the errors of their compute ratios."""
+    """The same losses of baselines of known shares of the steps: their compute ratios' errors."""
 
     name: ClassVar[str] = "calibration"
 
 
-def instead_of_losses(nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]) -> list[Node]:
-    """Returns the runs without attacks, and each view with another evaluation in place of its losses."""
+def instead_of_losses(
+    nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]
+) -> list[Node]:
+    """Returns the runs without attacks, and another evaluation in place of each view's losses."""
     runs = [node for node in nodes if node.is_run and not node.is_attack]
     views = [node for node in nodes if not node.is_run]
-    return [*runs, *(replace(node, config=evaluation_of(node)).tagged(measure=measure) for node in views)]
+    return [
+        *runs,
+        *(replace(node, config=evaluation_of(node)).tagged(measure=measure) for node in views),
+    ]
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,19 @@ class TokenIncreases(Losses):
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         def token_losses(node: Node) -> TokenLosses:
             num_sequences, precision = setting.num_eval_sequences, setting.size.precision
-            return TokenLosses(node.view, setting.data_id, setting.auxiliary, num_sequences, precision)
+            return TokenLosses(
+                node.view, setting.data_id, setting.auxiliary, num_sequences, precision
+            )
 
         return instead_of_losses(method_nodes(method, setting), self.name, token_losses)
 
 
 @dataclass(frozen=True)
 class Samples(Losses):
-    """Continuations of documents of each auxiliary domain, by the views that keep it alone and by those without it.
+    """Continuations of documents of each auxiliary domain.
 
-    With `compared_only`: of core and of the compared profiles' domains, by the same views.
+    They are by the views that keep it alone and by those without it. With `compared_only`: of core
+    and of the compared profiles' domains, by the same views.
     """
 
     num_prompt_tokens: int
@@ -90,8 +103,9 @@ class Samples(Losses):
 
 
 def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns which of the domains a view continues: all for the baseline and core alone, the kept one for core with
-    one domain, none for other views. `names` are the tags of the view.
+    """Returns which of the domains a view continues; `names` are the tags of the view.
+
+    All for the baseline and core alone, the kept one for core with one domain, none for others.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

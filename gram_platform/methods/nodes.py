@@ -4,20 +4,40 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
-from gram_platform.config import AnyEvaluation, Evaluation, ModelConfig, RunConfig, View, is_unlabelled
+from gram_platform.config import (
+    AnyEvaluation,
+    Evaluation,
+    ModelConfig,
+    RunConfig,
+    View,
+    is_unlabelled,
+)
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
 from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
 
-# tags of every study; a search adds the parameters of its trials
-NOT_OF_TRIALS = ("method", "size", "profile", "retained", "variant", "seed", "kind", "measure", "elicited")
+# The tags of every study; a search adds the parameters of its trials.
+NOT_OF_TRIALS = (
+    "method",
+    "size",
+    "profile",
+    "retained",
+    "variant",
+    "seed",
+    "kind",
+    "measure",
+    "elicited",
+)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One run or evaluation. `tags` are names for people and tables; they are not part of the id."""
+    """One run or evaluation. `tags` are names for people and tables.
+
+    They are not part of the id.
+    """
 
     config: RunConfig | AnyEvaluation
     tags: tuple[tuple[str, str], ...]
@@ -40,7 +60,9 @@ class Node:
 
     @property
     def data_id(self) -> str:
-        return self.config.data.data_id if isinstance(self.config, RunConfig) else self.config.data_id
+        return (
+            self.config.data.data_id if isinstance(self.config, RunConfig) else self.config.data_id
+        )
 
     @property
     def view(self) -> View:
@@ -51,7 +73,9 @@ class Node:
     @property
     def needs(self) -> frozenset[str]:
         """Ids of the runs that must be complete before this node starts."""
-        return view_runs(self.config.start if isinstance(self.config, RunConfig) else self.config.view)
+        return view_runs(
+            self.config.start if isinstance(self.config, RunConfig) else self.config.view
+        )
 
     @property
     def is_attack(self) -> bool:
@@ -82,12 +106,13 @@ class Node:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people: the one name in the terminal, in `gram status`, MLflow, the site and Ray.
+    """Names a node for people, in the terminal, `gram status`, MLflow, the site and Ray.
 
-    `gram tiny all s0`, then the study's variant or the parameters of a search's trial, then what the node is:
-    `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all s0, batch 16, lr 0.004`,
-    `gram tiny core s0, evaluated`. An evaluation of another measure than losses ends in the measure's name.
-    `tags` are those of the storage where it has the node: of all studies that use it, the last submission's on top.
+    `gram tiny all s0`, then the study's variant or the parameters of a search's trial, then what
+    the node is: `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all
+    s0, batch 16, lr 0.004`, `gram tiny core s0, evaluated`. An evaluation of another measure than
+    losses ends in the measure's name. `tags` are those of the storage where it has the node: of all
+    studies that use it, the last submission's on top.
     """
     parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
@@ -106,7 +131,7 @@ def view_runs(view: View | None) -> frozenset[str]:
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:
-    """Returns a method's runs in a setting, the evaluation of each view, and the attacks on the views.
+    """Returns a method's runs in a setting, the evaluation of each view, and its attacks.
 
     With a finetuning stage, its runs too; the views are those of the stage.
     """
@@ -114,11 +139,18 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
     plans = finetuned(setting, stage, plans) if stage else plans
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
     common |= {"variant": setting.variant} if setting.variant else {}
-    nodes = [Node.of(run, common | {"profile": label, "kind": "run"}) for label, run in plans.runs.items()]
+    nodes = [
+        Node.of(run, common | {"profile": label, "kind": "run"})
+        for label, run in plans.runs.items()
+    ]
     for profile, view in plans.views.items():
         nodes.append(_evaluation(setting, common, profile, view))
         for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
-            nodes.append(Node.of(run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}))
+            nodes.append(
+                Node.of(
+                    run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}
+                )
+            )
     return nodes
 
 
@@ -128,7 +160,9 @@ def _names(setting: Setting, profile: Profile) -> dict[str, str]:
 
 def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, view: View) -> Node:
     domains = tuple(setting.num_sequences)
-    config = Evaluation(view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision)
+    config = Evaluation(
+        view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision
+    )
     return Node.of(config, {**common, **_names(setting, profile), "kind": "evaluation"})
 
 
@@ -147,14 +181,19 @@ def require_closed(nodes: Sequence[Node]) -> None:
     assert not dangling, dangling
 
 
-def longest_paths(needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]) -> dict[str, float]:
-    """Returns for each node the length of the longest path from it through nodes that need it, its length included.
+def longest_paths(
+    needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]
+) -> dict[str, float]:
+    """Returns for each node the length of the longest path from it through nodes that need it.
 
-    A node that is ready and has the longest path should start first: the others fill what remains. `needs_of`: the ids
-    that each node needs; those without an entry are done.
+    The node's own length is included. A node that is ready and has the longest path should start
+    first: the others fill what remains. `needs_of`: the ids that each node needs; those without an
+    entry are done.
     """
     after = dict.fromkeys(needs_of, 0.0)
-    order = TopologicalSorter({i: after.keys() & set(needed) for i, needed in needs_of.items()}).static_order()
+    order = TopologicalSorter(
+        {i: after.keys() & set(needed) for i, needed in needs_of.items()}
+    ).static_order()
     for node_id in reversed(tuple(order)):
         after[node_id] += lengths[node_id]
         for needed in after.keys() & set(needs_of[node_id]):
@@ -162,16 +201,20 @@ def longest_paths(needs_of: Mapping[str, Collection[str]], lengths: Mapping[str,
     return after
 
 
-def method_costs(setting: Setting, methods: Sequence[str], compared: Sequence[str] = ()) -> list[dict]:
+def method_costs(
+    setting: Setting, methods: Sequence[str], compared: Sequence[str] = ()
+) -> list[dict]:
     """Returns one row for each method, with costs as multiples of the baseline's.
 
-    The study's profiles are those that switch a domain off and that a view of any of the methods, or of those
-    `compared` with them, has. Of the runs that the study plans: `profiles`, how many of these they serve, of
-    `of_profiles`. Of the runs that `shown`, a compared profile, needs: `train_shown`. Of those that all profiles need,
-    which may be more than the study trains: `served`, the number of profiles; `runs`, how many start from random
-    weights and how many from another run; `train_all`, their compute_units as the paper counts them (core batches at
-    P_core); `plan_all`, the same with p_cr's companions; `active_mlp`, (least, most) MLP parameters of a forward pass
-    with at most one active module; `total_mlp_all`, MLP parameters of all weights that serve the profiles.
+    The study's profiles are those that switch a domain off and that a view of any of the methods,
+    or of those `compared` with them, has. Of the runs that the study plans: `profiles`, how many of
+    these they serve, of `of_profiles`. Of the runs that `shown`, a compared profile, needs:
+    `train_shown`. Of those that all profiles need, which may be more than the study trains:
+    `served`, the number of profiles; `runs`, how many start from random weights and how many from
+    another run; `train_all`, their compute_units as the paper counts them (core batches at P_core);
+    `plan_all`, the same with p_cr's companions; `active_mlp`, (least, most) MLP parameters of a
+    forward pass with at most one active module; `total_mlp_all`, MLP parameters of all weights that
+    serve the profiles.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _served(plans, setting) for method, plans in planned.items()}
@@ -183,7 +226,10 @@ def method_costs(setting: Setting, methods: Sequence[str], compared: Sequence[st
     for method in methods:
         plans = planned[method]
         row = {"method": method, "profiles": len(served[method]), "of_profiles": len(wanted)}
-        row |= {"shown": profile_name(shown, setting.auxiliary), "train_shown": _train_cost(plan(method, alone), base)}
+        row |= {
+            "shown": profile_name(shown, setting.auxiliary),
+            "train_shown": _train_cost(plan(method, alone), base),
+        }
         if set(wanted) - set(served[method]):
             plans = plan(method, replace(setting, profiles=wanted))
         rows.append({**row, "served": len(_served(plans, setting)), **_cost(plans, base)})
@@ -191,7 +237,10 @@ def method_costs(setting: Setting, methods: Sequence[str], compared: Sequence[st
 
 
 def _served(plans: Plans, setting: Setting) -> list[Profile]:
-    """Returns the profiles of the views that switch a domain off: with every domain on, the baseline serves."""
+    """Returns the profiles of the views that switch a domain off.
+
+    With every domain on, the baseline serves.
+    """
     return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
 
 
@@ -211,7 +260,9 @@ def _cost(plans: Plans, base: RunConfig) -> dict:
         modules = {d: module_parameters(run.model, d) for d in run.model.module_domains}
         served = run.run_id in {view.run_id for view in plans.views.values()}
         total += (core if served else 0) + sum(modules.values())
-        active |= {core + part for part in modules.values()} | ({core} if core and served else set())
+        active |= {core + part for part in modules.values()} | (
+            {core} if core and served else set()
+        )
     num_branches = sum(run.start is not None for run in runs)
     return {
         "runs": (len(runs) - num_branches, num_branches),
@@ -227,8 +278,9 @@ def _core_mlps(model: ModelConfig) -> int:
 
 
 def _paper_units(run) -> int:
-    """Counts tokens x active parameters, core batches at P_core. Rehearsal batches also pass their branch's module,
-    unlabelled batches all modules.
+    """Counts tokens x active parameters, core batches at P_core.
+
+    Rehearsal batches also pass their branch's module, unlabelled batches all modules.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

@@ -19,9 +19,12 @@ from gram_platform.config.ladder import Size
 from gram_platform.config.routing import hash_key
 from gram_platform.config.training import MISDIRECTION, OBJECTIVES
 
-Factors = tuple[tuple[str, float], ...]  # (domain, p_af)
-Profile = tuple[str, ...]  # the auxiliary domains that are retained, sorted; () is core alone
-MOST_SUBSETS = 10  # of each number of domains; enough for all subsets of five domains
+# Pairs of a domain and its p_af.
+Factors = tuple[tuple[str, float], ...]
+# The auxiliary domains that are retained, sorted; () is core alone.
+Profile = tuple[str, ...]
+# The most subsets of each number of domains; enough for all subsets of five domains.
+MOST_SUBSETS = 10
 
 
 def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
@@ -32,7 +35,10 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets, smallest first; of each number of domains at most MOST_SUBSETS, a fixed random choice."""
+    """Returns subsets, smallest first.
+
+    Of each number of domains at most MOST_SUBSETS, a fixed random choice.
+    """
     found: list[Profile] = []
     for number in range(len(domains) + 1):
         is_few = comb(len(domains), number) <= MOST_SUBSETS
@@ -60,10 +66,14 @@ def require_factors(field: str, factor: float, factor_of: Factors) -> None:
 class Branching:
     """Options of FT methods: how to train a branch from its base."""
 
-    core_ratio: float = 1.0  # p_ca: core batches (rehearsal) for each auxiliary batch
-    lr_factor: float = 1.0  # p_lr: multiplies the size's peak learning rate
-    aux_factor: float = 1.0  # p_af: how often the auxiliary domain is drawn
-    aux_factor_of: Factors = ()  # overrides `aux_factor` for single domains
+    # p_ca: the number of core batches (rehearsal) for each auxiliary batch.
+    core_ratio: float = 1.0
+    # p_lr: it multiplies the size's peak learning rate.
+    lr_factor: float = 1.0
+    # p_af: how often the auxiliary domain is drawn.
+    aux_factor: float = 1.0
+    # This overrides `aux_factor` for single domains.
+    aux_factor_of: Factors = ()
 
     def __post_init__(self) -> None:
         require_fields("branching", self, 0, "core_ratio")
@@ -77,32 +87,46 @@ class Branching:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """Options of unlearning from the baseline by minimising a forget term + retain_weight x a retain term."""
+    """Options of unlearning from the baseline.
+
+    It minimises a forget term + retain_weight x a retain term.
+    """
 
     num_steps: int = 2000
     peak_lr: float = 1e-4
     retain_weight: float = 200.0
-    kind: str = "maxent_kl"  # of the objective
-    warmup_fraction: float = 0.02  # then constant [ours]
-    batch_size: int = 0  # forget sequences in a step, and as many retain sequences; 0: the size's batch of each [ours]
-    core_share: float = 0.0  # of retain sequences if the profile has a domain; 0: as in the mixture [ours]
-    stop_below: float = 0.0  # stop after a step whose ME is at most this; 0: never
-    clip_norm: float = OptimizerConfig.clip_norm  # 0: no clipping
-    depth: float = 0.25  # misdirection: steers after this share of the layers; the authors' 8 of 32
-    steering: float = 6.5  # misdirection: length of the vector that forget activations are to equal
+    # The kind of the objective.
+    kind: str = "maxent_kl"
+    # Then constant [ours].
+    warmup_fraction: float = 0.02
+    # The forget sequences in a step, and as many retain sequences; 0: the size's batch of each
+    # [ours].
+    batch_size: int = 0
+    # Core's share of retain sequences if the profile has a domain; 0: as in the mixture [ours].
+    core_share: float = 0.0
+    # Stop after a step whose ME is at most this; 0: never.
+    stop_below: float = 0.0
+    # 0: no clipping.
+    clip_norm: float = OptimizerConfig.clip_norm
+    # Misdirection steers after this share of the layers; the authors' 8 of 32.
+    depth: float = 0.25
+    # The length of the vector that forget activations are to equal by misdirection.
+    steering: float = 6.5
 
     def __post_init__(self) -> None:
         require_choice("unlearning.kind", self.kind, OBJECTIVES[1:])
         require_fields("unlearning", self, 1, "num_steps")
-        require_fields("unlearning", self, 0, "retain_weight", "batch_size", "stop_below", "clip_norm")
+        require_fields(
+            "unlearning", self, 0, "retain_weight", "batch_size", "stop_below", "clip_norm"
+        )
         require_fields("unlearning", self, 0, "core_share", high=1)
         require_fields("unlearning", self, 0, "peak_lr", "steering", open_low=True)
         require_fields("unlearning", self, 0, "depth", high=1, open_low=True)
 
 
-# the authors' settings for Zephyr-7B: 150 batches of 4 sequences at a constant rate
+# The authors' settings for Zephyr-7B: 150 batches of 4 sequences at a constant rate.
 RMU = Unlearning(150, 5e-5, 1200.0, MISDIRECTION, warmup_fraction=0.0, batch_size=4)
-# TOFU's settings (Maini and others, 2024) for Llama 2 7B, but for the number of steps [ours]
+# TOFU's settings (Maini and others, 2024) for Llama 2 7B, but for the number of steps [ours].
 GRADDIFF = Unlearning(50, 1e-5, 1.0, "gradient_difference", batch_size=32)
 
 
@@ -110,9 +134,12 @@ GRADDIFF = Unlearning(50, 1e-5, 1.0, "gradient_difference", batch_size=32)
 class Demix:
     """Options of DEMix: one expert for each domain in place of the core MLP."""
 
-    expert_width: int = 0  # 0: the dense width
-    sampling: str = "natural"  # or balanced: draw every domain equally often
-    views: str = "by_domain"  # evaluate each domain with its retained expert; or single_expert: all with one
+    # 0: the dense width.
+    expert_width: int = 0
+    # natural, or balanced: draw every domain equally often.
+    sampling: str = "natural"
+    # by_domain: evaluate each domain with its retained expert; or single_expert: all with one.
+    views: str = "by_domain"
 
     def __post_init__(self) -> None:
         require_int("demix.expert_width", self.expert_width, 0)
@@ -120,29 +147,42 @@ class Demix:
         require_choice("demix.views", self.views, ("by_domain", "single_expert"))
 
 
-OWN, NEIGHBOUR = "own", "neighbour"  # text to finetune on: the removed domain's, or that of the next domain by name
+# The text to finetune on: the removed domain's, or that of the next domain by name.
+OWN, NEIGHBOUR = "own", "neighbour"
 
 
 @dataclass(frozen=True)
 class Elicitation:
-    """A stage that finetunes a view's dense model on a fixed sample of text: by default the attack on a removed domain.
+    """A stage that finetunes a view's dense model on a fixed sample of text.
 
-    The attack's kind is a value: `rank` says what it trains, `text` on what.
+    By default it is the attack on a removed domain. The attack's kind is a value: `rank` says what
+    it trains, `text` on what.
     """
 
-    num_sequences: int  # the first ones of a domain's training permutation; a minimum with `domain_share`
-    num_steps: int  # at most
-    patience: int = 5  # stop after so many evaluations without improvement; 0: train all steps
+    # The first sequences of a domain's training permutation; a minimum with `domain_share`.
+    num_sequences: int
+    # The number of steps at most.
+    num_steps: int
+    # Stop after so many evaluations without improvement; 0: train all steps.
+    patience: int = 5
     batch_size: int = 32
-    lr_factor: float = 0.25  # multiplies the size's peak learning rate
-    warmup_fraction: float = 0.05  # then constant [ours]
-    compared_only: bool = False  # attack only the compared profiles, not all of a method's
+    # Multiplies the size's peak learning rate.
+    lr_factor: float = 0.25
+    # Then constant [ours].
+    warmup_fraction: float = 0.05
+    # Attack only the compared profiles, not all of a method's.
+    compared_only: bool = False
     beta2: float = OptimizerConfig.beta2
-    clip_norm: float = OptimizerConfig.clip_norm  # 0: no clipping
-    domain_share: float = 0.0  # share of the baseline's sequences of the domain; 0: `num_sequences` at every size
-    rank: int = 0  # of LoRAs on every layer's MLP, which alone are trained; 0: all parameters are
-    text: str = OWN  # whose text: the removed domain's, the neighbour's, or that of a domain by name, such as core
-    responses_after: str = ""  # count the loss of the tokens after this text in each document alone; "": of all tokens
+    # 0: no clipping.
+    clip_norm: float = OptimizerConfig.clip_norm
+    # The share of the baseline's sequences of the domain; 0: `num_sequences` at every size.
+    domain_share: float = 0.0
+    # The rank of LoRAs on every layer's MLP, which alone are trained; 0: all parameters are.
+    rank: int = 0
+    # Whose text: the removed domain's, the neighbour's, or that of a domain by name, such as core.
+    text: str = OWN
+    # Count the loss of the tokens after this text in each document alone; "": of all tokens.
+    responses_after: str = ""
 
     def __post_init__(self) -> None:
         require_fields("elicitation", self, 1, "num_sequences", "num_steps", "batch_size")
@@ -156,37 +196,42 @@ class Elicitation:
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
-    @property
-    def is_full_batch(self) -> bool:
-        """Tells whether every step trains on the whole sample."""
-        return self.batch_size >= self.num_sequences
-
 
 @dataclass(frozen=True)
 class Options:
     """Options of single methods."""
 
-    branch_full: Branching = Branching(core_ratio=4.0, lr_factor=0.2)  # the paper's dual-use values
+    # The paper's dual-use values.
+    branch_full: Branching = Branching(core_ratio=4.0, lr_factor=0.2)
     branch_module: Branching = Branching()
     maxent: Unlearning = Unlearning()
     rmu: Unlearning = RMU
     graddiff: Unlearning = GRADDIFF
     demix: Demix = Demix()
     elicitation: Elicitation | None = None
-    finetuning: Elicitation | None = None  # a stage on every compared view, before it is evaluated and attacked
-    unlabelled_share: float = 0.0  # partial labels: share of every domain's sequences
-    maxent_profiles: tuple[tuple[Profile, Unlearning], ...] = ()  # overrides `maxent` for single profiles
-    # GRAM: widths of the core MLP and of a module as shares of the dense MLP's; None: the size's widths
+    # The stage on every compared view, before it is evaluated and attacked.
+    finetuning: Elicitation | None = None
+    # Partial labels: the unlabelled share of every domain's sequences.
+    unlabelled_share: float = 0.0
+    # This overrides `maxent` for single profiles.
+    maxent_profiles: tuple[tuple[Profile, Unlearning], ...] = ()
+    # GRAM: widths of the core MLP and of a module as shares of the dense MLP's; None: the size's
+    # widths.
     routed_widths: tuple[float, float] | None = None
-    probes: bool = False  # GRAM with partial labels: probe at as many steps as the baseline's curve has points
-    module_weight: float = 1.0  # t: weight of every active module in evaluated views (titration)
+    # GRAM with partial labels: probe at as many steps as the baseline's curve has points.
+    probes: bool = False
+    # t: the weight of every active module in evaluated views (titration).
+    module_weight: float = 1.0
 
     def __post_init__(self) -> None:
         require_real("module_weight", self.module_weight, 0.0, 1.0)
         for width in self.routed_widths or ():
             require_real("routed_widths", width, 0.0, 1.0, open_low=True)
         require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99)
-        pairs = sorted(((tuple(sorted(p)), options) for p, options in self.maxent_profiles), key=lambda pair: pair[0])
+        pairs = sorted(
+            ((tuple(sorted(p)), options) for p, options in self.maxent_profiles),
+            key=lambda pair: pair[0],
+        )
         object.__setattr__(self, "maxent_profiles", tuple(pairs))
         profiles = [profile for profile, _ in pairs]
         doubled = [p for p in profiles if profiles.count(p) > 1 or len(set(p)) < len(p)]
@@ -200,33 +245,50 @@ class Options:
 
 @dataclass(frozen=True)
 class Conventions:
-    """Choices in which the paper's text and its published settings differ; defaults are the text's, or ours."""
+    """Choices in which the paper's text and its published settings differ.
 
-    spread_over_factor: bool = False  # a domain's batches train the core with p_as / p_af, not p_as
-    companions_by_size: bool = False  # draw companions in proportion to p_af x their domain's sequences
-    unlabelled_by_domain: bool = False  # an unlabelled micro-batch is of one domain, not of all
-    lambda_counts_plan: bool = False  # equal compute counts p_af, companions and unlabelled batches
-    constant_branches: bool = False  # a sweep of p_ca divides a fixed length between core and a branch's domain
-    document_end: int = -1  # token that attention never crosses; -1: no such token
+    Defaults are the text's, or ours.
+    """
+
+    # A domain's batches train the core with p_as / p_af, not p_as.
+    spread_over_factor: bool = False
+    # Draw companions in proportion to p_af x their domain's sequences.
+    companions_by_size: bool = False
+    # An unlabelled micro-batch is of one domain, not of all.
+    unlabelled_by_domain: bool = False
+    # Equal compute counts p_af, companions and unlabelled batches.
+    lambda_counts_plan: bool = False
+    # A sweep of p_ca divides a fixed length between core and a branch's domain.
+    constant_branches: bool = False
+    # The token that attention never crosses; -1: no such token.
+    document_end: int = -1
     weight_decay: float = OptimizerConfig.weight_decay
-    decay_vectors: bool = False  # decay biases and norms too
+    # Decay biases and norms too.
+    decay_vectors: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """How models are trained and evaluated, whatever the method, size, seed and data."""
 
-    routing: RoutingConfig  # of routed methods; other methods use its accumulation
+    # The routing of routed methods; other methods use its accumulation.
+    routing: RoutingConfig
     warmup_fraction: float
     decay_fraction: float
-    num_eval_points: int  # on the baseline's learning curve
-    num_eval_sequences: int  # of each domain's validation split
-    aux_factor: float = 1.0  # p_af of routed methods
-    aux_factor_of: Factors = ()  # overrides `aux_factor` for single domains
-    equal_compute: bool = True  # lambda of `app:equal-compute`
+    # The number of points on the baseline's learning curve.
+    num_eval_points: int
+    # The sequences of each domain's validation split.
+    num_eval_sequences: int
+    # p_af of routed methods.
+    aux_factor: float = 1.0
+    # This overrides `aux_factor` for single domains.
+    aux_factor_of: Factors = ()
+    # Whether lambda of `app:equal-compute` counts.
+    equal_compute: bool = True
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
-    every_subset: bool = False  # evaluate `subsets` too if a method's profiles cost no training
+    # Evaluate `subsets` too if a method's profiles cost no training.
+    every_subset: bool = False
 
     def with_options(self, **changes: Any) -> Self:
         """Returns the set-up with these options changed."""
@@ -240,11 +302,15 @@ class Setting(Setup):
     size: Size
     seed: int
     data_id: str
-    num_sequences: Mapping[str, int]  # by domain, with core: the baseline's one epoch
-    profiles: tuple[Profile, ...]  # retraining methods train them, all methods are compared on them
-    variant: str = ""  # of the study, as a tag of every node; "" in studies that vary nothing beside method and size
+    # The baseline's one epoch by domain, with core.
+    num_sequences: Mapping[str, int]
+    # Retraining methods train them, all methods are compared on them.
+    profiles: tuple[Profile, ...]
+    # The study's variant, a tag of every node; "" in studies that vary nothing but method and size.
+    variant: str = ""
     baseline_accumulation: str = "heterogeneous"
-    available: Mapping[str, int] = field(default_factory=dict)  # sequences of domains that repeat rather than run out
+    # The sequences of domains that repeat rather than run out.
+    available: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_factors("setting", self.aux_factor, self.aux_factor_of)
@@ -273,7 +339,11 @@ class Setting(Setup):
     def subsets(self) -> tuple[Profile, ...]:
         """`subsets_of` the domains that compared profiles retain; () unless `every_subset`."""
         retained = {domain for profile in self.profiles for domain in profile}
-        return subsets_of(tuple(d for d in self.auxiliary if d in retained)) if self.every_subset else ()
+        return (
+            subsets_of(tuple(d for d in self.auxiliary if d in retained))
+            if self.every_subset
+            else ()
+        )
 
     def route_unit(self, accumulation: str) -> int:
         """Returns the number of sequences that share one route."""
@@ -284,5 +354,6 @@ class Setting(Setup):
 class Plans:
     """The runs of a method in a setting, and its views by profile."""
 
-    runs: dict[str, RunConfig]  # a label within the method -> run
+    # The runs by a label within the method.
+    runs: dict[str, RunConfig]
     views: dict[Profile, View] = field(default_factory=dict)

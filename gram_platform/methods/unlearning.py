@@ -23,11 +23,11 @@ from gram_platform.methods.setting import Plans, Profile, Setting, Unlearning, p
 
 
 def plan_maxent(setting: Setting) -> Plans:
-    """MaxEnt: maximises the entropy of predictions on forget text. "A Closer Look at Machine Unlearning for Large
-    Language Models", Yuan, Pang, Du, Chen, Zhang and Lin, 2024.
+    """MaxEnt: maximises the entropy of predictions on forget text.
 
-    Options of a profile come from `maxent_profiles` if it is there; ValueError if a profile there has a domain that the
-    corpus lacks.
+    "A Closer Look at Machine Unlearning for Large Language Models", Yuan, Pang, Du, Chen, Zhang and
+    Lin, 2024. Options of a profile come from `maxent_profiles` if it is there; ValueError if a
+    profile there has a domain that the corpus lacks.
     """
     for profile, _ in setting.options.maxent_profiles:
         if not set(profile) <= set(setting.auxiliary):
@@ -37,39 +37,50 @@ def plan_maxent(setting: Setting) -> Plans:
 
 
 def plan_rmu(setting: Setting) -> Plans:
-    """RMU: pushes a layer's activations on forget text towards a fixed random direction, and keeps those on retain text
-    near the baseline's. "The WMDP Benchmark: Measuring and Reducing Malicious Use With Unlearning", Li, Pan, Gopal and
-    others, 2024.
+    """RMU: pushes a layer's activations on forget text towards a fixed random direction.
 
-    The authors train the MLPs' output matrices of three layers; here all weights up to the steered layer train [ours],
-    the embedding too. FLOPs leave out the frozen layers' passes on retain text.
+    Those on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
+    Malicious Use With Unlearning", Li, Pan, Gopal and others, 2024. The authors train the MLPs'
+    output matrices of three layers; here all weights up to the steered layer train [ours], the
+    embedding too. FLOPs leave out the frozen layers' passes on retain text.
     """
     return unlearned(setting, lambda profile: setting.options.rmu)
 
 
 def plan_graddiff(setting: Setting) -> Plans:
-    """GradDiff: ascends the loss on forget text and descends it on retain text. "Continual Learning and Private
-    Unlearning", Liu, Liu and Stone, 2022.
+    """GradDiff: ascends the loss on forget text and descends it on retain text.
 
-    The ascent has no end: more steps or a higher rate destroy what is kept too.
+    "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The ascent has no end:
+    more steps or a higher rate destroy what is kept too.
     """
     return unlearned(setting, lambda profile: setting.options.graddiff)
 
 
 def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> Plans:
-    """Plans the baseline and a stage after it for each profile that removes a domain, with the profile's options."""
+    """Plans the baseline and a stage after it for each profile that removes a domain.
+
+    `options_of` gives the profile's options.
+    """
     start = baseline_run(setting)
-    profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]  # something must be forgotten
-    runs = {profile: _unlearning(setting, options_of(profile), start, profile) for profile in profiles}
+    # A profile must forget something.
+    profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
+    runs = {
+        profile: _unlearning(setting, options_of(profile), start, profile) for profile in profiles
+    }
     named = {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()}
-    return Plans({"all": start, **named}, {profile: View.of(run.run_id) for profile, run in runs.items()})
+    return Plans(
+        {"all": start, **named}, {profile: View.of(run.run_id) for profile, run in runs.items()}
+    )
 
 
-def _unlearning(setting: Setting, options: Unlearning, start: RunConfig, profile: Profile) -> RunConfig:
-    """Plans windows of `batch_size` forget and as many retain sequences; default: the size's batch of each [ours].
+def _unlearning(
+    setting: Setting, options: Unlearning, start: RunConfig, profile: Profile
+) -> RunConfig:
+    """Plans windows of `batch_size` forget and as many retain sequences.
 
-    Forget domains are drawn equally often. Core and the profile's domains are drawn as in the baseline's mixture [ours]
-    or, with `core_share`, core at this share and the others equally.
+    Default: the size's batch of each [ours]. Forget domains are drawn equally often. Core and the
+    profile's domains are drawn as in the baseline's mixture [ours] or, with `core_share`, core at
+    this share and the others equally.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -79,7 +90,10 @@ def _unlearning(setting: Setting, options: Unlearning, start: RunConfig, profile
     pools = {d.name: d.num_sequences for d in start.data.domains}
     retained: dict[str, float] = {d: pools[d] for d in (CORE, *profile)}
     if options.core_share and profile:
-        retained = {CORE: options.core_share, **dict.fromkeys(profile, (1.0 - options.core_share) / len(profile))}
+        retained = {
+            CORE: options.core_share,
+            **dict.fromkeys(profile, (1.0 - options.core_share) / len(profile)),
+        }
     draws = apportion(half, dict.fromkeys(forget, 1), micro_batch)
     draws |= apportion(half, retained, micro_batch)
     budgets = tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
@@ -90,7 +104,9 @@ def _unlearning(setting: Setting, options: Unlearning, start: RunConfig, profile
         RoutingConfig(),
         batch_size=2 * batch,
         micro_batch=micro_batch,
-        optimizer=optimizer_of(setting, options.peak_lr, options.warmup_fraction, 0.0, clip_norm=options.clip_norm),
+        optimizer=optimizer_of(
+            setting, options.peak_lr, options.warmup_fraction, 0.0, clip_norm=options.clip_norm
+        ),
         objective=_objective(options, forget, size.num_layers),
         start=View.of(start.run_id),
     )
@@ -105,13 +121,15 @@ def _objective(options: Unlearning, forget: Profile, num_layers: int) -> Objecti
 
 
 def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, int]:
-    """Splits `total` by weight into multiples of `unit`, at least one each; largest remainders are rounded up first.
+    """Splits `total` by weight into multiples of `unit`, at least one each.
 
-    ValueError if there are fewer multiples than names.
+    Largest remainders are rounded up first. ValueError if there are fewer multiples than names.
     """
     num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):
-        raise invalid("num_draws", total, f"at least {unit} sequences for each of {', '.join(weights)}")
+        raise invalid(
+            "num_draws", total, f"at least {unit} sequences for each of {', '.join(weights)}"
+        )
     exact = {name: num_units * weight / whole for name, weight in weights.items()}
     units = {name: max(1, int(share)) for name, share in exact.items()}
     by_need = sorted(weights, key=lambda name: units[name] - exact[name])

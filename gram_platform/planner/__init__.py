@@ -1,4 +1,7 @@
-"""Estimates what a run needs on a machine: memory by part, disk and hours. Pure arithmetic, before the run starts."""
+"""Estimates what a run needs on a machine: memory by part, disk and hours.
+
+Pure arithmetic, before the run starts.
+"""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,9 +16,14 @@ from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
-USABLE_MEMORY = 0.8  # share of an accelerator's; the rest is for runtime, collectives and fragmentation [ours]
-LEAST_PASS_TOKENS = 4096  # of a pass on one GPU [ours]: fewer would leave it idle
-MOST_MERGED_TOKENS = 32_768  # of a pass of several micro-batches on one GPU [ours]; fills an H200 at 26M (FINDINGS)
+# The share of an accelerator's memory that a run may use; the rest is for runtime, collectives and
+# fragmentation [ours].
+USABLE_MEMORY = 0.8
+# The fewest tokens of a pass on one GPU [ours]: fewer would leave it idle.
+LEAST_PASS_TOKENS = 4096
+# The most tokens of a pass of several micro-batches on one GPU [ours]. They fill an H200 at 26M
+# (FINDINGS).
+MOST_MERGED_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
@@ -33,22 +41,30 @@ class Machine:
         return "cpu" if self.name == "cpu" else "cuda"
 
 
-MACHINES = {  # vendor datasheets for dense bfloat16; prices are round figures for on-demand clouds [ours]
+# The rates are the vendors', for dense bfloat16; prices are round figures for on-demand clouds
+# [ours].
+MACHINES = {
     "h200": Machine("h200", 989e12, 141e9, 4.0),
     "h100": Machine("h100", 989e12, 80e9, 3.0),
     "a100": Machine("a100", 312e12, 80e9, 2.0),
-    "cpu": Machine("cpu", 100e9, 8e9, 0.05),  # one core with bfloat16 matrix units
+    # This is one core with bfloat16 matrix units.
+    "cpu": Machine("cpu", 100e9, 8e9, 0.05),
 }
 
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The share of a machine's dense rate that training one run on one rank reaches: measured, or an estimate."""
+    """The share of a machine's dense rate that training on one rank reaches.
+
+    It is measured, or an estimate.
+    """
 
     machine: str
     size: str
-    parameters: int  # of the dense model
-    share: float  # above 1 where the machine's rate is a round figure for slower cores
+    # The number of the dense model's parameters.
+    parameters: int
+    # It is above 1 where the machine's rate is a round figure for slower cores.
+    share: float
     source: str
     date: str
     is_measured: bool = False
@@ -57,13 +73,18 @@ class Utilisation:
     def text(self) -> str:
         """Returns one line for people."""
         kind = "measured" if self.is_measured else "an estimate"
-        return f"{self.share:.0%} for {self.size} on {self.machine}, {kind} ({self.source}, {self.date})"
+        return (
+            f"{self.share:.0%} for {self.size} on {self.machine}, {kind} ({self.source},"
+            f" {self.date})"
+        )
 
 
-REVIEW = "reading the code, no GPU was used"  # launches, bytes and products of a step
+# The counts of launches, bytes and products of a step.
+REVIEW = "reading the code, no GPU was used"
 SPEED = "FINDINGS, Speed: one core with AVX512-BF16"
 FIRST_GPU = "FINDINGS, The first GPU: eager"
-# `python experiments/bench.py --gpu --check` prints a row; give it its place in FINDINGS.md and the date
+# `python experiments/bench.py --gpu --check` prints a row. Give it its place in FINDINGS.md and the
+# date.
 UTILISATIONS = (
     Utilisation("h100", "26M", 26_252_288, 0.09, REVIEW, "2026-11-23"),
     Utilisation("h100", "50M", 47_995_776, 0.17, REVIEW, "2026-11-23"),
@@ -80,7 +101,8 @@ UTILISATIONS = (
     Utilisation("cpu", "3M", 2_836_992, 0.85, SPEED, "2026-11-24", is_measured=True),
     Utilisation("cpu", "26M", 26_252_288, 2.77, SPEED, "2026-11-24", is_measured=True),
 )
-BORROWED = "h100"  # a GPU has its rows for sizes that it has none for
+# A GPU takes this one's rows for sizes that it has none for.
+BORROWED = "h100"
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
@@ -97,31 +119,38 @@ def utilisation_of(machine: str, parameters: int) -> Utilisation:
 
 @dataclass(frozen=True)
 class Passes:
-    """How a rank runs its share of a micro-batch by a machine's memory, and the memory that it then needs."""
+    """How a rank runs its share of a micro-batch by a machine's memory, and what it then needs."""
 
     num_passes: int
-    # Micro-batches of one route in one pass.
+    # The number of micro-batches of one route in one pass.
     num_merged: int
     memory: Memory
 
 
 @dataclass(frozen=True)
 class Needs:
-    """One rank's passes and peak memory, and the whole run's FLOPs, hours and bytes in the storage."""
+    """One rank's passes and peak memory, and the whole run's FLOPs, hours and stored bytes."""
 
     passes: Passes
-    checkpoint: int  # weights, and optimizer states of every set that is ever trained
-    result: int  # final weights
-    flops: float  # training
-    gpu_hours: float  # of all ranks together
+    # Bytes of the weights, and of the optimizer states of every set that is ever trained.
+    checkpoint: int
+    # Bytes of the final weights.
+    result: int
+    # FLOPs of training.
+    flops: float
+    # Hours of all ranks together.
+    gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the most that a run stores: the kept checkpoints, and one being written or the result."""
+        """Returns the most that a run stores: the kept checkpoints, and a new one or the result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """Counts FLOPs of all evaluations and probes while training, all modules active, as if patience never ends it."""
+    """Counts FLOPs of all evaluations and probes while training, all modules active.
+
+    It counts as if patience never ends the run.
+    """
     points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
@@ -132,7 +161,9 @@ def run_evaluation_flops(run: RunConfig) -> float:
 def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
     """Counts the FLOPs of an evaluation of a view of `model`."""
     forward = [
-        hardware_flops(model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False)
+        hardware_flops(
+            model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False
+        )
         for domain in evaluation.domains
     ]
     return float(sum(forward))
@@ -178,20 +209,31 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
 
 
 def checkpoint_bytes(run: RunConfig) -> int:
-    """Counts bytes of float32 weights, and of two moments and a step for every parameter that is ever trained."""
+    """Counts bytes of float32 weights and optimizer states.
+
+    Every parameter that is ever trained has two moments and a step.
+    """
     alone = rank_memory(run, 1)
     return 4 * sum(w.num_values for w in model_weights(run.model)) + alone.optimizer
 
 
-def fits(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False, num_passes: int = 0) -> bool:
-    """Tells whether a rank's peak memory stays within USABLE_MEMORY of the machine's, in `num_passes` (0: in any)."""
+def fits(
+    run: RunConfig,
+    num_ranks: int,
+    machine: Machine,
+    checkpointing: bool = False,
+    num_passes: int = 0,
+) -> bool:
+    """Tells whether a rank's peak memory is within USABLE_MEMORY, in `num_passes` (0: in any)."""
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
     return any(total <= USABLE_MEMORY * machine.memory_bytes for total in needed)
 
 
-def passes_of(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False) -> Passes:
-    """Returns the passes of one of `num_ranks` ranks by the machine's memory, and the memory on cpu or cuda."""
+def passes_of(
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
+) -> Passes:
+    """Returns one rank's passes by the machine's memory, and the memory on cpu or cuda."""
     within = (
         passes_within(run, num_ranks, machine, checkpointing),
         merged_within(run, num_ranks, machine, checkpointing),
@@ -199,24 +241,36 @@ def passes_of(run: RunConfig, num_ranks: int, machine: Machine, device: str, che
     return Passes(*within, rank_memory(run, num_ranks, checkpointing, device, *within))
 
 
-def passes_within(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> int:
-    """Returns the fewest passes of a rank's share of a micro-batch that fit the machine; the most if none fits."""
+def passes_within(
+    run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
+) -> int:
+    """Returns the fewest passes of a rank's share of a micro-batch that fit the machine.
+
+    The most if none fits.
+    """
     possible = possible_passes(run, num_ranks, machine)
-    return next((n for n in possible if fits(run, num_ranks, machine, checkpointing, n)), possible[-1])
+    return next(
+        (n for n in possible if fits(run, num_ranks, machine, checkpointing, n)), possible[-1]
+    )
 
 
 def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[int, ...]:
-    """Lists the numbers of equal passes, of LEAST_PASS_TOKENS on a GPU; one on a CPU, where results repeat."""
+    """Lists the numbers of equal passes, of LEAST_PASS_TOKENS on a GPU.
+
+    One on a CPU, where results repeat.
+    """
     share = run.micro_batch // num_ranks
     most = share * run.model.seq_len // LEAST_PASS_TOKENS if machine.device == "cuda" else 1
     return (1, *(n for n in range(2, most + 1) if share % n == 0))
 
 
-def merged_within(run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False) -> int:
-    """Returns the most micro-batches of one route that a rank runs in a pass: those of MOST_MERGED_TOKENS on a GPU.
+def merged_within(
+    run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
+) -> int:
+    """Returns the most micro-batches of one route that a rank runs in a pass.
 
-    It is the largest of GROUP_SIZES that fits; one on a CPU, which gains nothing by more (FINDINGS), and for RMU, which
-    keeps one pass's activations.
+    Those have MOST_MERGED_TOKENS on a GPU. It is the largest of GROUP_SIZES that fits; one on a
+    CPU, which gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
     """
     tokens = run.micro_batch // num_ranks * run.model.seq_len
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
@@ -224,17 +278,21 @@ def merged_within(run: RunConfig, num_ranks: int, machine: Machine, checkpointin
     most = min(MOST_MERGED_TOKENS // tokens, run.micro_batches_per_step)
     numbers = [size for size in GROUP_SIZES if 1 < size <= most]
     usable = USABLE_MEMORY * machine.memory_bytes
-    memory = ((n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers)
+    memory = (
+        (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers
+    )
     return next((number for number, total in memory if total <= usable), 1)
 
 
-LONGEST_RUN_H, MOST_FOR_TIME = 168.0, 8  # a run gets more ranks than memory asks for, one machine's, to end in a week
+# A run gets more ranks than memory asks for, one machine's, to end in a week.
+LONGEST_RUN_H, MOST_FOR_TIME = 168.0, 8
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the smallest number of ranks that divides the micro-batch and fits memory; None if none does.
+    """Returns the smallest number of ranks that divides the micro-batch and fits memory.
 
-    Of those that fit, it is the first up to MOST_FOR_TIME that trains the run in LONGEST_RUN_H, else the next.
+    None if none does. Of those that fit, it is the first up to MOST_FOR_TIME that trains the run in
+    LONGEST_RUN_H, else the next.
     """
     hours, found = needs(run, 1, machine).gpu_hours, None
     for ranks in (r for r in range(1, run.micro_batch + 1) if run.micro_batch % r == 0):
@@ -246,7 +304,8 @@ def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) 
     return found
 
 
-AUTO = 0  # ranks: as many as the planner decides
+# As many ranks as the planner decides.
+AUTO = 0
 
 
 @dataclass(frozen=True)
@@ -254,29 +313,38 @@ class Ranks:
     """How many ranks each run of a study gets; AUTO: as `fewest_ranks` of `machine`."""
 
     number: int = 1
-    of_size: tuple[tuple[str, int], ...] = ()  # overrides `number` for single sizes
+    # This overrides `number` for single sizes.
+    of_size: tuple[tuple[str, int], ...] = ()
     machine: Machine = MACHINES["cpu"]
-    checkpointing: bool = False  # activation checkpointing of every block
-    most: tuple[tuple[str, int], ...] = ()  # where a run may have more ranks: by size, "" for those not in `of_size`
+    # Whether every block's activations are checkpointed.
+    checkpointing: bool = False
+    # The most ranks, where a run may have more: by size, "" for those not in `of_size`.
+    most: tuple[tuple[str, int], ...] = ()
 
     def wanted(self, size: str) -> int:
         """Returns the number set for a size's runs; AUTO if the planner decides."""
         return dict(self.of_size).get(size, self.number)
 
     def of(self, run: RunConfig, size: str) -> int:
-        """Returns a run's number of ranks, a divisor of its micro-batch (an attack's may differ from its size's).
+        """Returns a run's number of ranks, a divisor of its micro-batch.
 
-        ValueError if AUTO finds no number of ranks that fits.
+        An attack's micro-batch may differ from its size's. ValueError if AUTO finds no number of
+        ranks that fits.
         """
         if (wanted := self.wanted(size)) != AUTO:
             return math.gcd(wanted, run.micro_batch)
         fewest = fewest_ranks(run, self.machine, self.checkpointing)
         if fewest is None:
-            raise invalid("machine", self.machine.name, f"a machine with memory for a rank of a run of {size}")
+            raise invalid(
+                "machine", self.machine.name, f"a machine with memory for a rank of a run of {size}"
+            )
         return fewest
 
     def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the numbers of ranks that a run may have, the most first and `of` last: divisors of its micro-batch."""
+        """Lists the numbers of ranks that a run may have, the most first and `of` last.
+
+        They are divisors of its micro-batch.
+        """
         fewest = self.of(run, size)
         most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
@@ -287,7 +355,8 @@ class Budget:
     """Limits on machine hours and on their cost, over all submissions; 0: no limit."""
 
     max_hours: float = 0.0
-    max_cost: float = 0.0  # dollars
+    # In dollars.
+    max_cost: float = 0.0
     dollars_per_hour: float = 0.0
 
     def reached(self, hours: float) -> str:

@@ -1,4 +1,4 @@
-"""Estimates one rank's peak memory by part, as `train/learner.py` and `train/sharding.py` use it."""
+"""Estimates one rank's peak memory by part, as `train/{learner,sharding}.py` use it."""
 
 import math
 from collections import Counter
@@ -8,17 +8,27 @@ from functools import lru_cache
 
 from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.flops import BYTES
-from gram_platform.config.layout import EFFICIENT, LOGITS_AT_ONCE, ON_CPU, evaluation_batch, model_kernel, sharing_of
+from gram_platform.config.layout import (
+    EFFICIENT,
+    LOGITS_AT_ONCE,
+    ON_CPU,
+    evaluation_batch,
+    model_kernel,
+    sharing_of,
+)
 from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
 
-INDEX_BYTES = 8  # token ids are int64
+# Token ids are int64.
+INDEX_BYTES = 8
 FLOAT_BYTES = 4
-NORM_STATISTICS = 2 * FLOAT_BYTES  # of a norm, for each token: two numbers
+# The statistics of a norm are two numbers for each token.
+NORM_STATISTICS = 2 * FLOAT_BYTES
 
-# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, and gradients of it and of
-# its input; for -H(p) also the probabilities and a product.
+# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, and
+# gradients of it and of its input; for -H(p) also the probabilities and a product.
 FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
-EMBEDDING, HEAD = "wte", "head"  # groups
+# The groups of the embedding and of the head.
+EMBEDDING, HEAD = "wte", "head"
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -36,18 +46,19 @@ class Weight:
         return math.prod(self.shape)
 
     def shard(self, rank: int, num_ranks: int) -> int:
-        """Counts values of this rank's rows: dimension 0 in chunks of ceil(rows / ranks), as torch.chunk cuts it."""
+        """Counts values of this rank's rows, which torch.chunk cuts along dimension 0.
+
+        Rank 0 has the most rows. Every rank stores as many: FSDP2 pads the others.
+        """
         rows, chunk = self.shape[0], -(-self.shape[0] // num_ranks)
         return (min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)) * (self.num_values // rows)
 
-    def padded_shard(self, num_ranks: int) -> int:
-        """Counts values that every rank stores: FSDP2 pads ranks of few or no rows to the first rank's size."""
-        return self.shard(0, num_ranks)
-
 
 @lru_cache(maxsize=256)
-def model_weights(config: ModelConfig, own_groups: frozenset[str] = frozenset()) -> tuple[Weight, ...]:
-    """Lists the parameters of `model.transformer.Transformer`, grouped as `train.sharding` shards them.
+def model_weights(
+    config: ModelConfig, own_groups: frozenset[str] = frozenset()
+) -> tuple[Weight, ...]:
+    """Lists the parameters of `model.transformer.Transformer` in the groups of `train.sharding`.
 
     `own_groups`: the domains whose modules are groups of their own (`Sharing`).
     """
@@ -77,14 +88,22 @@ def _block(config: ModelConfig, block: str, own_groups: Collection[str]) -> list
     ]
     parts = [(f"{block}.mlp", CORE_MLP, block, _mlp(config, config.d_mlp))] if config.d_mlp else []
     for module in config.modules:
-        name, shapes = f"{block}.aux.{module.domain}", (_lora if module.kind == "lora" else _mlp)(config, module.width)
+        name = f"{block}.aux.{module.domain}"
+        shapes = (_lora if module.kind == "lora" else _mlp)(config, module.width)
         group = name if module.domain in own_groups else block
         parts.append((name, module_set(module.domain), group, shapes))
-    return weights + [Weight(f"{n}.{part}", s, g, shape) for n, s, g, shapes in parts for part, shape in shapes.items()]
+    return weights + [
+        Weight(f"{n}.{part}", s, g, shape)
+        for n, s, g, shapes in parts
+        for part, shape in shapes.items()
+    ]
 
 
 def _mlp(config: ModelConfig, width: int) -> Shapes:
-    shapes: Shapes = {"c_fc.weight": (width, config.d_model), "c_proj.weight": (config.d_model, width)}
+    shapes: Shapes = {
+        "c_fc.weight": (width, config.d_model),
+        "c_proj.weight": (config.d_model, width),
+    }
     if config.is_llama:
         return shapes | {"c_gate.weight": (width, config.d_model)}
     return shapes | {"c_fc.bias": (width,), "c_proj.bias": (config.d_model,)}
@@ -102,26 +121,29 @@ def saved_bytes(
 ) -> tuple[list[int], int]:
     """Counts bytes saved for each token: (by each layer, outside the layers).
 
-    `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets; `kernel`: of attention.
+    `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets; `kernel`: of
+    attention.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
-    flowing = shared  # the layer's input needs a gradient
+    # Whether the layer's input needs a gradient.
+    flowing = shared
     layers = []
     for _ in range(config.num_layers):
         attention = _attention(config, width, flowing, shared, kernel)
         layers.append(attention + _mlps(config, width, flowing, active, trained))
         flowing = flowing or shared or core or modules_trained
     head = _norm_bytes(config, width, shared) * flowing + width * config.d_model * shared
-    mask = width * config.seq_len * (config.document_end >= 0 and flowing)  # one for all layers
+    # All layers share one mask.
+    mask = width * config.seq_len * (config.document_end >= 0 and flowing)
     return layers, head + mask + INDEX_BYTES
 
 
 def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
     """Counts a norm: its input and statistics.
 
-    torch computes RMSNorm step by step in float32: it keeps the converted input, and the normalised input if the gain
-    is trained. GPUs with a fused kernel keep less.
+    torch computes RMSNorm step by step in float32: it keeps the converted input, and the normalised
+    input if the gain is trained. GPUs with a fused kernel keep less.
     """
     if config.is_llama:
         return FLOAT_BYTES * config.d_model * (1 + is_trained) + NORM_STATISTICS
@@ -131,8 +153,9 @@ def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
 def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, kernel: str) -> int:
     """Counts the first norm and attention; rotated queries and keys are one tensor.
 
-    Values are a view of the projection's output, kept whole. The memory-efficient kernel of GPUs, and the CPU's in
-    float32, keep keys and values that are repeated for every head. All keep the output and a log-sum-exp for each head.
+    Values are a view of the projection's output, kept whole. The memory-efficient kernel of GPUs,
+    and the CPU's in float32, keep keys and values that are repeated for every head. All keep the
+    output and a log-sum-exp for each head.
     """
     if not (flowing or shared):
         return 0
@@ -144,7 +167,13 @@ def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, ker
     return width * values + _norm_bytes(config, width, shared) + FLOAT_BYTES * config.num_heads
 
 
-def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str], trained: Collection[str]) -> int:
+def _mlps(
+    config: ModelConfig,
+    width: int,
+    flowing: bool,
+    active: Collection[str],
+    trained: Collection[str],
+) -> int:
     """Counts the second norm, the core MLP with the active LoRAs, and the active MLP modules.
 
     SwiGLU keeps the gate before and after its activation, and what it multiplies.
@@ -156,12 +185,15 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
     norm = _norm_bytes(config, width, SHARED in trained) if is_input_needed else 0
     values, num_before, num_low = 0, *((3, 3) if config.is_llama else (1, 2))
     if core or any(is_trained for _, is_trained in specs):
-        values += config.d_model  # the normalised input, one tensor for all
+        # The normalised input is one tensor for all.
+        values += config.d_model
     lora_trained = any(is_trained for _, is_trained in loras)
     if is_input_needed or core or lora_trained:
-        values += num_before * config.d_mlp  # before the activation
+        # These are the values before the activation.
+        values += num_before * config.d_mlp
     if core or lora_trained:
-        values += config.d_mlp  # after the activation
+        # These are the values after the activation.
+        values += config.d_mlp
     values += sum(num_low * rank for rank, is_trained in loras if is_trained)
     for module, is_trained in specs:
         if module.kind == "mlp":
@@ -169,10 +201,14 @@ def _mlps(config: ModelConfig, width: int, flowing: bool, active: Collection[str
     return width * values + norm
 
 
-def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int, num_losses: int = 1) -> int:
-    """Counts bytes at the peak of a pass's losses: the logits, the gradient of cross entropy, and float32 tensors.
+def logits_bytes(
+    config: ModelConfig, width: int, objective: str, num_tokens: int, num_losses: int = 1
+) -> int:
+    """Counts bytes at the peak of a pass's losses.
 
-    Cross entropy (`num_losses` in turn) has float32 tensors of some tokens at a time; MaxEnt has FLOAT_LOGITS of all.
+    They are the logits, the gradient of cross entropy, and float32 tensors. Cross entropy
+    (`num_losses` in turn) has float32 tensors of some tokens at a time; MaxEnt has FLOAT_LOGITS of
+    all.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values // num_losses, width) if width != FLOAT_BYTES else 0
@@ -181,28 +217,33 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Counts float32 values at a time: the log-softmax, and the logits unless they are float32 already."""
+    """Counts float32 values at a time: the log-softmax, and logits that are not float32."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest rank, from the second step on. Not all parts are alive at once: `total` is the peak.
+    """Bytes on the fullest rank, from the second step on.
 
-    A backward pass begins at the loss, with all `activations` and `logits`. It gathers (and, with activation
-    checkpointing, recomputes) the layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that
-    are being added to the accumulated ones, which stay until the window's step.
+    Not all parts are alive at once: `total` is the peak. A backward pass begins at the loss, with
+    all `activations` and `logits`. It gathers (and, with activation checkpointing, recomputes) the
+    layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that are being
+    added to the accumulated ones, which stay until the window's step.
     """
 
-    weights: int  # float32 masters, and the layers that RMU compares with
-    copies: int  # of the weights in a lower precision, on a single process
+    # Float32 masters, and the layers that RMU compares with.
+    weights: int
+    # Copies of the weights in a lower precision, on a single process.
+    copies: int
     optimizer: int
-    gradients: int  # accumulated over a window of several passes
+    # Gradients that are accumulated over a window of several passes.
+    gradients: int
     activations: int
     logits: int
     kept_logits: int
     recomputed: int
-    gathered: int  # 0 on a single process
+    # This is 0 on a single process.
+    gathered: int
     reduction: int
     evaluation: int
 
@@ -210,7 +251,12 @@ class Memory:
     def total(self) -> int:
         before_end = self.activations + max(self.logits, self.kept_logits + self.recomputed)
         backward = self.gathered + max(before_end, self.reduction)
-        return self.weights + self.copies + self.optimizer + max(self.gradients + backward, self.evaluation)
+        return (
+            self.weights
+            + self.copies
+            + self.optimizer
+            + max(self.gradients + backward, self.evaluation)
+        )
 
 
 def drawn_routes(run: RunConfig) -> list[Route]:
@@ -226,32 +272,46 @@ def rank_memory(
     num_passes: int = 1,
     num_merged: int = 1,
 ) -> Memory:
-    """Estimates the memory of the first of `num_ranks` ranks, which has the most rows of every parameter.
+    """Estimates the memory of the first rank, which has the most rows of every parameter.
 
-    `device`: cpu or cuda; the rest as in `Learner`. Merged micro-batches' gradients of logits are joined in a copy.
+    `device`: cpu or cuda; the rest as in `Learner`. Merged micro-batches' gradients of logits are
+    joined in a copy.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
     weights, routes = model_weights(run.model, sharing.own_groups), drawn_routes(run)
-    steered = run.objective.steered_layers  # RMU holds these layers of its start too, and has a graph of no others
+    # RMU holds these layers of its start too, and has a graph of no others.
+    steered = run.objective.steered_layers
     below = replace(run.model, num_layers=steered) if steered else run.model
     held = (*weights, *(model_weights(below) if steered else ()))
-    trained, most = frozenset().union(*(route.trained for route in routes)), _most_trained(run, weights, routes)
+    trained = frozenset().union(*(route.trained for route in routes))
+    most = _most_trained(run, weights, routes)
     window = [w for w in weights if w.set in most]
-    shards, tokens = sharing.num_shards, run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
-    is_accumulated = run.micro_batches_per_step * num_passes > (num_merged if len(routes) == 1 else 1)
-    gradients, reduction = _gradients(window, shards, width, is_accumulated, sharing.reduces_every_pass, device)
+    shards = sharing.num_shards
+    tokens = run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
+    is_accumulated = run.micro_batches_per_step * num_passes > (
+        num_merged if len(routes) == 1 else 1
+    )
+    gradients, reduction = _gradients(
+        window, shards, width, is_accumulated, sharing.reduces_every_pass, device
+    )
     activations, recomputed = _activations(below, routes, width, tokens, checkpointing, kernel)
     return Memory(
-        weights=FLOAT_BYTES * sum(w.padded_shard(shards) for w in held),
+        weights=FLOAT_BYTES * sum(w.shard(0, shards) for w in held),
         copies=width * _num_values(held) if num_ranks == 1 and run.precision != "float32" else 0,
-        optimizer=sum(2 * FLOAT_BYTES * w.shard(0, shards) + FLOAT_BYTES for w in weights if w.set in trained),
+        optimizer=sum(
+            2 * FLOAT_BYTES * w.shard(0, shards) + FLOAT_BYTES for w in weights if w.set in trained
+        ),
         gradients=gradients,
         activations=activations,
         logits=logits_bytes(run.model, width, run.objective.kind, tokens, num_merged),
         kept_logits=(2 + (num_merged > 1)) * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
-        gathered=width * _num_gathered(weights, routes, shards, sharing.keeps_gathered) if num_ranks > 1 else 0,
+        gathered=(
+            width * _num_gathered(weights, routes, shards, sharing.keeps_gathered)
+            if num_ranks > 1
+            else 0
+        ),
         reduction=reduction,
         evaluation=_evaluation_bytes(run, weights, shards, batch),
     )
@@ -261,8 +321,13 @@ def _num_values(weights: Iterable[Weight]) -> int:
     return sum(w.num_values for w in weights)
 
 
-def _most_trained(run: RunConfig, weights: Collection[Weight], routes: list[Route]) -> frozenset[str]:
-    """Returns the sets of a window with the most gradients, which stay until its step; chooses routes greedily."""
+def _most_trained(
+    run: RunConfig, weights: Collection[Weight], routes: list[Route]
+) -> frozenset[str]:
+    """Returns the sets of a window with the most gradients, which stay until its step.
+
+    Chooses routes greedily.
+    """
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)
     chosen: frozenset[str] = frozenset()
@@ -279,11 +344,17 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
     return sizes
 
 
-def _num_gathered(weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool) -> int:
-    """Counts values of the embedding or the head (`keeps`: of both), of a block (of all), and of the next block."""
+def _num_gathered(
+    weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
+) -> int:
+    """Counts values gathered at a time.
+
+    They are of the embedding or the head (`keeps`: of both), of a block (of all), and of the next
+    block.
+    """
     groups: Counter[str] = Counter()
     for weight in weights:
-        groups[weight.group] += num_ranks * weight.padded_shard(num_ranks)
+        groups[weight.group] += num_ranks * weight.shard(0, num_ranks)
     num_layers = sum(group.count(".") == 1 for group in groups)
     modules = max(sum(groups[f"blocks.0.aux.{d}"] for d, _ in route.active) for route in routes)
     layer = groups["blocks.0"] + modules
@@ -293,46 +364,73 @@ def _num_gathered(weights: Iterable[Weight], routes: list[Route], num_ranks: int
 
 
 def _gradients(
-    trained: list[Weight], num_ranks: int, width: int, is_accumulated: bool, is_each_reduced: bool, device: str
+    trained: list[Weight],
+    num_ranks: int,
+    width: int,
+    is_accumulated: bool,
+    is_each_reduced: bool,
+    device: str,
 ) -> tuple[int, int]:
-    """Returns bytes of gradients: (accumulated over a window, added to these at the end of a backward pass).
+    """Returns bytes of gradients: (accumulated over a window, added at a backward pass's end).
 
-    One process: a backward pass makes gradients in the computing precision, then adds them to float32 ones, which a GPU
-    does set by set, in float32. Ranks: each holds whole float32 gradients until the window's last pass, which reduces
-    group by group, the embedding last (its new gradient, and a float32 copy to scatter). If every pass is reduced, a
-    rank holds its rows.
+    One process: a backward pass makes gradients in the computing precision, then adds them to
+    float32 ones, which a GPU does set by set, in float32. Ranks: each holds whole float32 gradients
+    until the window's last pass, which reduces group by group, the embedding last (its new
+    gradient, and a float32 copy to scatter). If every pass is reduced, a rank holds its rows.
     """
-    whole, last = FLOAT_BYTES * _num_values(trained), _num_values(w for w in trained if w.group == EMBEDDING)
-    fresh = 0 if width == FLOAT_BYTES and is_accumulated else width  # a float32 gradient is added in place
+    whole = FLOAT_BYTES * _num_values(trained)
+    last = _num_values(w for w in trained if w.group == EMBEDDING)
+    # A float32 gradient is added in place.
+    fresh = 0 if width == FLOAT_BYTES and is_accumulated else width
     if num_ranks == 1:
-        converted = FLOAT_BYTES * max(_set_sizes(trained).values()) if device == "cuda" and fresh else 0
+        converted = (
+            FLOAT_BYTES * max(_set_sizes(trained).values()) if device == "cuda" and fresh else 0
+        )
         return (whole, fresh * _num_values(trained) + converted) if is_accumulated else (0, whole)
     shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained)
     end = shards + (fresh + FLOAT_BYTES) * last
     if is_accumulated and is_each_reduced:
-        new_shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained if w.group != EMBEDDING)
+        new_shards = FLOAT_BYTES * sum(
+            w.shard(0, num_ranks) for w in trained if w.group != EMBEDDING
+        )
         return shards, end - shards + new_shards
     return (whole, max(0, end + FLOAT_BYTES * last - whole)) if is_accumulated else (0, end)
 
 
 def _activations(
-    model: ModelConfig, routes: list[Route], width: int, tokens: int, checkpointing: bool, kernel: str
+    model: ModelConfig,
+    routes: list[Route],
+    width: int,
+    tokens: int,
+    checkpointing: bool,
+    kernel: str,
 ) -> tuple[int, int]:
-    """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed), each of the largest route."""
-    saved = [saved_bytes(model, width, dict(route.active), route.trained, kernel) for route in routes]
+    """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed).
+
+    Each is of the largest route.
+    """
+    saved = [
+        saved_bytes(model, width, dict(route.active), route.trained, kernel) for route in routes
+    ]
     if not checkpointing:
         return max(tokens * (sum(layers) + outside) for layers, outside in saved), 0
-    inputs = model.num_layers * width * model.d_model  # of the layers
-    return tokens * (inputs + max(outside for _, outside in saved)), tokens * max(max(layers) for layers, _ in saved)
+    # The bytes of the layers' inputs.
+    inputs = model.num_layers * width * model.d_model
+    return tokens * (inputs + max(outside for _, outside in saved)), tokens * max(
+        max(layers) for layers, _ in saved
+    )
 
 
 def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, batch: int) -> int:
-    """Counts bytes of an evaluation while training: logits of `batch` sequences; on several ranks, gathered weights."""
+    """Counts bytes of an evaluation while training: logits of `batch` sequences.
+
+    On several ranks, gathered weights.
+    """
     if not run.eval_points.num_points:
         return 0
     width = BYTES[run.precision]
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
-    gathered = sum(num_ranks * w.padded_shard(num_ranks) for w in weights) if num_ranks > 1 else 0
+    gathered = sum(num_ranks * w.shard(0, num_ranks) for w in weights) if num_ranks > 1 else 0
     # The logits, and float32 tensors of some tokens at a time.
     values = tokens * run.model.vocab_size
     return width * (gathered + values) + FLOAT_BYTES * _float_values(values, width)

@@ -1,4 +1,5 @@
-"""Checks on planted studies, with the noise of the authors' published losses, that intervals cover and claims hold."""
+"""Checks on planted studies, with the noise of the authors' published losses, that intervals cover
+and claims hold."""
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,9 @@ def test_the_planted_noise_is_that_of_the_measured_study(source):
     assert len(source.deviations) == 3 * len({size for size, _ in source.units})
     assert {size for size, _ in source.units} <= set(SIZES)
     planted = Planted(of_domains(source, ["core"]), SHAPES["power law"], 2, 3)
-    drawn = np.concatenate([planted.draw().reshape(-1, source.deviations.shape[1]) for _ in range(200)])
+    drawn = np.concatenate(
+        [planted.draw().reshape(-1, source.deviations.shape[1]) for _ in range(200)]
+    )
     expected = np.sqrt((source.deviations**2).sum() / source.freedom)
     np.testing.assert_allclose(drawn.std(axis=0), expected, rtol=0.15)
 
@@ -32,21 +35,32 @@ def test_planted_rows_are_rated_as_the_analysis_rates_them(source):
     planted = Planted(of_domains(source, ["core"]), SHAPES["power law"], 2, 3)
     ratios = planted.measured_ratios(GRAM)
     found = planted.row(GRAM, ratios, planted.noise)
-    logs = planted.log_losses("core", GRAM, ratios)[:, None] + planted.noise[:, :, planted.column("core", GRAM)]
-    views = pd.DataFrame({"loss/core": np.exp(logs).ravel(), "size": np.repeat(["0", "1"], 3), "seed": [*"012"] * 2})
+    logs = (
+        planted.log_losses("core", GRAM, ratios)[:, None]
+        + planted.noise[:, :, planted.column("core", GRAM)]
+    )
+    views = pd.DataFrame(
+        {"loss/core": np.exp(logs).ravel(), "size": np.repeat(["0", "1"], 3), "seed": [*"012"] * 2}
+    )
     views = views.assign(method="gram", profile=PROFILE, retained="papers-biology")
     frame, notes = compute_ratio_frame(views, planted.references)
     assert not notes
     np.testing.assert_allclose(found.values.ravel(), frame["compute_ratio"], rtol=1e-9)
-    np.testing.assert_allclose(found.pseudo.ravel(), pseudo_values(frame, planted.references), rtol=1e-9)
+    np.testing.assert_allclose(
+        found.pseudo.ravel(), pseudo_values(frame, planted.references), rtol=1e-9
+    )
 
 
 def test_without_noise_the_planted_ratio_comes_back(source):
     still = of_domains(source, ["core"])
-    still = Measured(still.units, still.ratios, still.domains, source.deviations * 1e-7, source.freedom)
+    still = Measured(
+        still.units, still.ratios, still.domains, source.deviations * 1e-7, source.freedom
+    )
     planted = Planted(still, SHAPES["power law"], 3, 3)
     ratios = np.array([0.3, 0.9, 1.1])
-    np.testing.assert_allclose(planted.row(GRAM, ratios, planted.noise).values.mean(axis=1), ratios, rtol=1e-4)
+    np.testing.assert_allclose(
+        planted.row(GRAM, ratios, planted.noise).values.mean(axis=1), ratios, rtol=1e-4
+    )
     bent = Planted(still, SHAPES["4% drop in the last tenth"], 3, 3)
     assert (np.abs(bent.row(GRAM, ratios, bent.noise).values.mean(axis=1) - ratios) > 0.01).any()
 

@@ -1,4 +1,5 @@
-"""Checks the jackknife's intervals against whole analyses without each seed, and where it has nothing to leave out."""
+"""Checks the jackknife's intervals against whole analyses without each seed, and where it has
+nothing to leave out."""
 
 import math
 
@@ -22,7 +23,8 @@ TAIL = 0.95
 
 
 def noisy(seeds=("0", "1", "2"), sizes=("tiny",)) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The planted study with noise between the seeds' curves, and losses that the noise does not explain."""
+    """The planted study with noise between the seeds' curves, and losses that the noise does not
+    explain."""
     rng, found = np.random.default_rng(7), []
     points = curves(sizes)
     level = {seed: 0.02 * rng.standard_normal() for seed in ("0", "1", "2")}
@@ -48,7 +50,10 @@ def analysis():
 def left_out():
     """The analyses without each seed, whose means are what the jackknife leaves out."""
     views, points = noisy(sizes=SIZES)
-    return [analyse(without(views, s), without(points, s), SIZES, intervals=CURVE_FIXED) for s in ("0", "1", "2")]
+    return [
+        analyse(without(views, s), without(points, s), SIZES, intervals=CURVE_FIXED)
+        for s in ("0", "1", "2")
+    ]
 
 
 def half_width(every: np.ndarray, left: list[np.ndarray]) -> np.ndarray:
@@ -60,7 +65,9 @@ def half_width(every: np.ndarray, left: list[np.ndarray]) -> np.ndarray:
 
 def test_the_table_has_the_intervals_of_whole_analyses_without_each_seed(analysis, left_out):
     fixed = analyse(*noisy(sizes=SIZES), SIZES, intervals=CURVE_FIXED).table
-    pd.testing.assert_frame_equal(analysis.table[[*ROW, *CLASSES]], fixed[[*ROW, *CLASSES]], check_exact=True)
+    pd.testing.assert_frame_equal(
+        analysis.table[[*ROW, *CLASSES]], fixed[[*ROW, *CLASSES]], check_exact=True
+    )
     for name in CLASSES[:3]:
         means = [part.table[name].to_numpy() for part in (analysis, *left_out)]
         mean, low, high = (analysis.table[name + end].to_numpy() for end in ENDS)
@@ -70,22 +77,33 @@ def test_the_table_has_the_intervals_of_whole_analyses_without_each_seed(analysi
         differs = np.abs(half / (fixed[f"{name}_high"] - fixed[name]).to_numpy() - 1.0)
         assert np.nanmedian(differs) > 0.1  # the curve's error shows
     is_baseline = analysis.table["method"] == BASELINE  # whose mean is 1, whichever seeds there are
-    np.testing.assert_allclose(analysis.table.loc[is_baseline, ["core_low", "core_high"]], 1.0, rtol=1e-9)
+    np.testing.assert_allclose(
+        analysis.table.loc[is_baseline, ["core_low", "core_high"]], 1.0, rtol=1e-9
+    )
 
 
 def test_domains_drops_and_claims_have_them_too(analysis, left_out):
     domains = [domain_table(part.ratios) for part in (analysis, *left_out)]
     means = [frame["compute_ratio"].to_numpy() for frame in domains]
-    np.testing.assert_allclose(domains[0]["high"] - means[0], half_width(means[0], means[1:]), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(
+        domains[0]["high"] - means[0], half_width(means[0], means[1:]), rtol=1e-6, atol=1e-12
+    )
     drops = [drop_table(by_number(part.per_seed), part.per_seed) for part in (analysis, *left_out)]
     for name in ("one", "all", "drop"):
         means = [frame[name].to_numpy() for frame in drops]
-        np.testing.assert_allclose(drops[0][f"{name}_high"] - means[0], half_width(means[0], means[1:]), rtol=1e-6)
-    for judged in (lambda part: paper_claims(part, "scaling"), lambda part: claims_frame(separation_claims(part))):
+        np.testing.assert_allclose(
+            drops[0][f"{name}_high"] - means[0], half_width(means[0], means[1:]), rtol=1e-6
+        )
+    for judged in (
+        lambda part: paper_claims(part, "scaling"),
+        lambda part: claims_frame(separation_claims(part)),
+    ):
         claims = [judged(part.per_seed) for part in (analysis, *left_out)]
         assert len(claims[0]) > 3
         means = [frame["difference"].to_numpy() for frame in claims]
-        np.testing.assert_allclose(claims[0]["high"] - means[0], half_width(means[0], means[1:]), rtol=1e-6)
+        np.testing.assert_allclose(
+            claims[0]["high"] - means[0], half_width(means[0], means[1:]), rtol=1e-6
+        )
 
 
 def test_with_a_fixed_curve_the_interval_is_the_t_over_seeds():
@@ -99,9 +117,11 @@ def test_with_a_fixed_curve_the_interval_is_the_t_over_seeds():
     views.loc[views["method"] == BASELINE, ["loss/core", "loss/biology", "loss/chemistry"]] = 2.5
     equal = points.sort_values(["seed", "size", "domain", "step"]).assign(loss=np.tile(same, 3))
     both = [
-        analyse(views, equal, SIZES, intervals=kind).table for kind in ("leave-one-seed-out jackknife", CURVE_FIXED)
+        analyse(views, equal, SIZES, intervals=kind).table
+        for kind in ("leave-one-seed-out jackknife", CURVE_FIXED)
     ]
-    pd.testing.assert_frame_equal(*both, rtol=1e-6)  # three equal baselines: without one, the curve is the same
+    # Three equal baselines: without one, the curve is the same.
+    pd.testing.assert_frame_equal(*both, rtol=1e-6)
 
 
 def test_one_seed_has_no_interval_and_two_leave_a_curve_from_one():
@@ -111,23 +131,34 @@ def test_one_seed_has_no_interval_and_two_leave_a_curve_from_one():
     assert alone.missing.empty
     views, points = noisy(("0", "1"))
     both = analyse(views, points, SIZES)
-    left = [analyse(without(views, seed), without(points, seed), SIZES).table["core"].to_numpy() for seed in ("0", "1")]
+    left = [
+        analyse(without(views, seed), without(points, seed), SIZES).table["core"].to_numpy()
+        for seed in ("0", "1")
+    ]
     half = both.table["core_high"] - both.table["core"]
-    np.testing.assert_allclose(half, half_width(both.table["core"].to_numpy(), left), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(
+        half, half_width(both.table["core"].to_numpy(), left), rtol=1e-6, atol=1e-12
+    )
 
 
 def test_variants_of_one_unit_share_the_fits(monkeypatch):
     views, points = noisy()
     both = [frame.assign(variant=name) for name in ("a", "b") for frame in (views,)]
     fits = []
-    monkeypatch.setattr(ratios, "fit_learning_curve", lambda *of: fits.append(of) or fit_learning_curve(*of))
+    monkeypatch.setattr(
+        ratios, "fit_learning_curve", lambda *of: fits.append(of) or fit_learning_curve(*of)
+    )
     ratios._fitted.cache_clear()
     curves_of_a = points.assign(variant="a")
     joined = analyse_variants(pd.concat(both), curves_of_a, ("a", "b"), ("tiny",), unit="a")
     assert len(fits) == 3 * (1 + 3)  # domains; the pooled curve and one without each seed
     alone = analyse(views, points, ("tiny",)).table
     for variant in ("a", "b"):
-        table = joined.table[joined.table["variant"] == variant].drop(columns="variant").reset_index(drop=True)
+        table = (
+            joined.table[joined.table["variant"] == variant]
+            .drop(columns="variant")
+            .reset_index(drop=True)
+        )
         pd.testing.assert_frame_equal(table, alone)
 
 
@@ -163,7 +194,9 @@ def test_where_no_curve_fits_without_a_seed_there_is_no_interval_and_a_note():
     views, points = noisy(sizes=SIZES)
     rises = (points["size"] == "tiny") & (points["domain"] == "core") & (points["seed"] != "0")
     points.loc[rises, "loss"] = 2.0 + 1e-4 * points.loc[rises, "step"]
-    views.loc[views["size"] == "tiny", "loss/core"] = points.loc[points["size"] == "tiny", "loss"].median()
+    views.loc[views["size"] == "tiny", "loss/core"] = points.loc[
+        points["size"] == "tiny", "loss"
+    ].median()
     found = analyse(views, points, SIZES)
     (note,) = found.missing.to_dict("records")
     assert note["what"].endswith("size tiny, domain core")
@@ -172,7 +205,11 @@ def test_where_no_curve_fits_without_a_seed_there_is_no_interval_and_a_note():
     assert table["core"].notna().all()
     assert table.loc["tiny", ["core_low", "core_high"]].isna().all(axis=None)
     assert table.loc["small", ["core_low", "core_high"]].notna().all(axis=None)
-    assert table.loc["tiny", "forget_low"].notna().sum() == table.loc["tiny", "forget"].notna().sum() > 0
+    assert (
+        table.loc["tiny", "forget_low"].notna().sum()
+        == table.loc["tiny", "forget"].notna().sum()
+        > 0
+    )
     claims = paper_claims(found.per_seed, "scaling").set_index(["claim", "size"])
     judged = claims.loc["GRAM's core is no more than 0.06 below filtering's"]
     assert judged.loc["tiny", "verdict"] == "agree (no interval)"

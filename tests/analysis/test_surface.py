@@ -1,4 +1,5 @@
-"""Checks the surface fit on grids like the published ones: steps of sqrt 2, tokens, noise, narrow valleys."""
+"""Checks the surface fit on grids like the published ones: steps of sqrt 2, tokens, noise, narrow
+valleys."""
 
 import math
 from unittest.mock import ANY
@@ -7,12 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.lr_laws import bootstrap_laws
 from gram_platform.analysis.surface import fit_quadratic, fit_surface
 from tests.refused import refused
 
 BEST = 2.0**-8.3, 2.0**18.2  # off the grid
-LR, BATCH = (g.ravel() for g in np.meshgrid(2.0 ** np.arange(-11, -6.4, 0.5), 2.0 ** np.arange(15, 22.1, 0.5)))
+LR, BATCH = (
+    g.ravel()
+    for g in np.meshgrid(2.0 ** np.arange(-11, -6.4, 0.5), 2.0 ** np.arange(15, 22.1, 0.5))
+)
 UPRIGHT = np.diag([0.08, 0.04])
 
 
@@ -45,14 +48,19 @@ def test_cells_in_a_narrow_band_along_the_valley():
         fit_quadratic(lr, rounded, losses(lr=lr, batch=rounded))
 
 
-@pytest.mark.parametrize("kind", [list, np.array, lambda v: pd.Series(v, index=np.arange(len(v))[::-1])])
+@pytest.mark.parametrize(
+    "kind", [list, np.array, lambda v: pd.Series(v, index=np.arange(len(v))[::-1])]
+)
 def test_the_order_and_the_kind_of_the_cells_do_not_matter(kind):
     order = np.random.default_rng(0).permutation(len(LR))
     plain, shuffled = (
-        fit_quadratic(kind(LR[i]), kind(BATCH[i]), kind(losses()[i]), 0.05) for i in (slice(None), order)
+        fit_quadratic(kind(LR[i]), kind(BATCH[i]), kind(losses()[i]), 0.05)
+        for i in (slice(None), order)
     )
     assert (plain.lr, plain.batch) == pytest.approx(BEST, rel=1e-9)
-    assert (shuffled.lr, shuffled.batch, shuffled.num_cells) == pytest.approx((plain.lr, plain.batch, plain.num_cells))
+    assert (shuffled.lr, shuffled.batch, shuffled.num_cells) == pytest.approx(
+        (plain.lr, plain.batch, plain.num_cells)
+    )
 
 
 def test_units_of_the_batch_only_move_the_optimum():
@@ -62,22 +70,20 @@ def test_units_of_the_batch_only_move_the_optimum():
     assert (in_tokens.lr, in_tokens.rms) == pytest.approx((in_sequences.lr, in_sequences.rms))
 
 
-def test_a_window_frees_the_minimum_from_a_lopsided_valley():
-    skewed = losses() + 0.02 * np.maximum(np.log(LR / BEST[0]), 0.0) ** 3
-    errors = [abs(math.log(fit_quadratic(LR, BATCH, skewed, window).lr / BEST[0])) for window in (None, 0.05, 0.02)]
-    assert errors[0] > errors[1] > errors[2]
-    assert errors[0] > 2 * errors[2]
-
-
 def test_a_small_t_statistic_flags_curvature_by_noise():
     rng = np.random.default_rng(0)
     noise = 0.002 * rng.standard_normal(len(LR))
     assert fit_quadratic(LR, BATCH, losses() + noise).curvature_t > 10
     assert abs(fit_quadratic(LR, BATCH, losses(rotated(0.3, 0.2, 2e-6)) + noise).curvature_t) < 3
-    flat = [fit_quadratic(LR, BATCH, 2.5 + 0.01 * rng.standard_normal(len(LR))).curvature_t for _ in range(200)]
+    flat = [
+        fit_quadratic(LR, BATCH, 2.5 + 0.01 * rng.standard_normal(len(LR))).curvature_t
+        for _ in range(200)
+    ]
     assert np.mean(np.array(flat) > 2) < 0.05
     assert math.isnan(
-        fit_quadratic(LR[[0, 1, 12, 33, 57, 149]], BATCH[[0, 1, 12, 33, 57, 149]], losses()[:6]).curvature_t
+        fit_quadratic(
+            LR[[0, 1, 12, 33, 57, 149]], BATCH[[0, 1, 12, 33, 57, 149]], losses()[:6]
+        ).curvature_t
     )
 
 
@@ -107,14 +113,16 @@ def test_a_minimum_in_a_corner_without_cells_is_at_the_edge():
     place = np.log(np.stack([LR / planted[0], BATCH / planted[1]]))
     loss = 2.5 + 0.5 * np.einsum("in,ij,jn->n", place, UPRIGHT, place)
     assert not fit_quadratic(LR, BATCH, loss).on_edge
-    kept = np.log2(LR) + 11.0 < 1.5 + np.log2(BATCH) - 15.0  # the rates at which a small batch trains
+    # The rates at which a small batch trains.
+    kept = np.log2(LR) + 11.0 < 1.5 + np.log2(BATCH) - 15.0
     optimum = fit_quadratic(LR[kept], BATCH[kept], loss[kept])
     assert optimum.on_edge
     assert (optimum.lr, optimum.batch) == pytest.approx(planted)
 
 
 def test_a_minimum_below_zero_has_no_span():
-    bent = losses() + 0.3 * np.log(LR / BEST[0]) ** 4  # steep far out: the fitted quadratic dips below the losses
+    # Steep far out: the fitted quadratic dips below the losses.
+    bent = losses() + 0.3 * np.log(LR / BEST[0]) ** 4
     optimum = fit_quadratic(LR, BATCH, bent - bent.min() + 1e-3)
     assert optimum.convex
     assert optimum.loss < 0.0
@@ -125,11 +133,10 @@ def test_a_minimum_below_zero_has_no_span():
     ("lr", "batch", "loss", "window", "field", "value"),
     [
         (LR, BATCH, np.where(LR[7] == LR, np.nan, losses()), None, "loss", ANY),
-        (LR, BATCH, np.where(LR[7] == LR, np.inf, losses()), None, "loss", np.inf),
         (LR.reshape(15, 10), BATCH, losses(), None, "lr", "values of shape (15, 10)"),
         (LR, BATCH, ["diverged"] * 150, None, "loss", ANY),
-        (LR, np.where(BATCH > 0, None, 1), losses(), None, "batch", ANY),
-        (LR[:10], BATCH[:10], losses()[:10], None, "lr, batch", ANY),
+        (-LR, BATCH, losses(), None, "lr", -LR[0]),
+        (LR, BATCH, losses()[:-1], None, "loss", ANY),
         (LR, BATCH, losses(), "5%", "window", "5%"),
         (LR, BATCH, losses(), 1e-6, "window", 1e-6),
         ([], [], [], 0.05, "window", 0.05),
@@ -138,16 +145,3 @@ def test_a_minimum_below_zero_has_no_span():
 def test_errors_name_the_field_and_the_first_bad_entry(lr, batch, loss, window, field, value):
     with refused(field, value):
         fit_quadratic(lr, batch, loss, window)
-
-
-def test_one_seed_gives_no_spread():
-    frames = [
-        pd.DataFrame({"parameters": n, "seed": "0", "lr": LR * n**-0.3, "batch": BATCH * n**0.4, "loss": losses()})
-        for n in (1.0, 2.0, 4.0)
-    ]
-    laws = bootstrap_laws(pd.concat(frames), num_resamples=5)
-    assert (laws.lr.exponent, laws.batch.exponent) == pytest.approx((-0.3, 0.4))
-    assert (laws.num_resamples, laws.num_failed) == (0, 0)
-    assert laws.lr_spread.deviations.shape == laws.batch_spread.deviations.shape == (0, 3)
-    assert math.isnan(laws.lr_exponent.low)
-    assert math.isnan(laws.batch_exponent.high)

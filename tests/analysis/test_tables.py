@@ -35,7 +35,9 @@ from tests.study_frames import (
 
 
 def row(table: pd.DataFrame, method: str, size: str, profile: str) -> pd.Series:
-    found = table[(table["method"] == method) & (table["size"] == size) & (table["profile"] == profile)]
+    found = table[
+        (table["method"] == method) & (table["size"] == size) & (table["profile"] == profile)
+    ]
     assert len(found) == 1
     return found.iloc[0]
 
@@ -60,7 +62,9 @@ def test_schema_and_order(analysis):
 
 def test_planted_ratios_are_recovered(analysis):
     for record in analysis.ratios.to_dict("records"):
-        expected = planted_ratio(*(record[k] for k in ("method", "size", "seed", "profile", "domain")))
+        expected = planted_ratio(
+            *(record[k] for k in ("method", "size", "seed", "profile", "domain"))
+        )
         assert record["compute_ratio"] == pytest.approx(expected, rel=1e-6)
         assert record["run_id"].startswith("run-")
     assert len(analysis.ratios) == len(evaluations()) * len(DOMAINS)
@@ -69,36 +73,28 @@ def test_planted_ratios_are_recovered(analysis):
 def test_a_domain_whose_name_is_a_part_of_a_retained_name_is_forgotten():
     longer = "biology of plants"
     views = evaluations(("tiny",)).rename(columns={"loss/chemistry": f"loss/{longer}"})
-    frames = (frame.replace("chemistry", longer, regex=True) for frame in (views, curves(("tiny",))))
+    frames = (
+        frame.replace("chemistry", longer, regex=True) for frame in (views, curves(("tiny",)))
+    )
     view = row(analyse(*frames).table, "gram", "tiny", f"core+{longer}")
     assert list(view[["retain", "forget"]]) == pytest.approx([0.94, 0.75])
 
 
 def test_the_reference_is_the_baseline_with_everything_on():
     views = evaluations(("tiny",))
-    of_core = views[(views["method"] == "gram") & (views["profile"] == "core")].assign(method="baseline")
+    of_core = views[(views["method"] == "gram") & (views["profile"] == "core")].assign(
+        method="baseline"
+    )
     table = analyse(pd.concat([of_core, views], ignore_index=True), curves(("tiny",))).table
     assert row(table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
-
-
-def test_an_attacked_domain_has_the_planted_ratio_beside_the_forgotten_one():
-    found = []
-    for seed, profile in ((seed, profile) for seed in SEEDS for profile in ("core+biology", "core+chemistry")):
-        attacked = "chemistry" if profile == "core+biology" else "biology"
-        loss = float(loss_at("tiny", attacked, NUM_STEPS * (0.85 + 0.02 * (int(seed) - 1))))
-        found.append(
-            {"method": "gram", "size": "tiny", "seed": seed, "profile": profile, "elicited": attacked, "loss": loss}
-        )
-    table = analyse(evaluations(("tiny",)), curves(("tiny",)), attacks=pd.DataFrame(found)).table
-    for profile in ("core+biology", "core+chemistry"):
-        view = row(table, "gram", "tiny", profile)
-        assert list(view[["retain", "forget", "elicited"]]) == pytest.approx([0.94, 0.75, 0.85])
 
 
 def test_classes_of_each_profile(analysis):
     view = row(analysis.table, "gram", "small", "core+biology")
     seeds = [0.94 - 0.02, 0.94, 0.94 + 0.02]
-    assert list(view[["core", "core_low", "core_high"]]) == pytest.approx(jackknife(seeds, [0.98, 1.0, 1.02]), rel=1e-6)
+    assert list(view[["core", "core_low", "core_high"]]) == pytest.approx(
+        jackknife(seeds, [0.98, 1.0, 1.02]), rel=1e-6
+    )
     assert view["retain"] == pytest.approx(0.94)
     assert view["forget"] == pytest.approx(0.65)
     assert view["num_seeds"] == 3
@@ -107,7 +103,9 @@ def test_classes_of_each_profile(analysis):
 
 
 def test_the_mean_averages_the_profiles_of_at_most_one_domain(analysis):
-    per_profile = [row(analysis.table, "gram", "small", p) for p in ("core", "core+biology", "core+chemistry")]
+    per_profile = [
+        row(analysis.table, "gram", "small", p) for p in ("core", "core+biology", "core+chemistry")
+    ]
     mean = row(analysis.table, "gram", "small", "mean")
     for name in ("core", "retain", "forget"):
         assert mean[name] == pytest.approx(np.nanmean([r[name] for r in per_profile]))
@@ -123,12 +121,16 @@ def test_the_mean_weighs_every_pair_of_a_profile_and_a_domain_alike():
     analysis = analyse(known, curves(("small",)))
     planted = [0.2, 0.3, 0.65, 0.65]  # core forgets two domains, core with one the other one
     assert row(analysis.table, "gram", "small", "mean")["forget"] == pytest.approx(np.mean(planted))
-    own = analysis.per_seed[(analysis.per_seed["method"] == "gram") & (analysis.per_seed["seed"] == "1")]
+    own = analysis.per_seed[
+        (analysis.per_seed["method"] == "gram") & (analysis.per_seed["seed"] == "1")
+    ]
     counts = own.set_index("profile")[["num_core", "num_retain", "num_forget", "num_elicited"]]
     assert counts.loc["core"].tolist() == [1, 0, 2, 0]
     assert counts.loc["all"].tolist() == [1, 2, 0, 0]
     assert counts.loc["mean"].tolist() == [3, 2, 4, 0]
-    assert pair_means(own[own["profile"].isin(["core", "core+biology"])], "forget") == pytest.approx(1.15 / 3)
+    assert pair_means(
+        own[own["profile"].isin(["core", "core+biology"])], "forget"
+    ) == pytest.approx(1.15 / 3)
     assert np.isnan(pair_means(own, "elicited"))
     unknown = own.assign(forget=own["forget"].where(own["profile"] != "core"))
     assert np.isnan(pair_means(unknown, "forget"))
@@ -179,7 +181,9 @@ def test_a_size_without_finished_baselines_is_absent_and_named():
 
 def test_a_baseline_seed_counts_once_it_is_complete():
     without_curve = curves()
-    without_curve = without_curve[~((without_curve["size"] == "tiny") & (without_curve["seed"] == "2"))]
+    without_curve = without_curve[
+        ~((without_curve["size"] == "tiny") & (without_curve["seed"] == "2"))
+    ]
     analysis = analyse(evaluations(), without_curve)
     fits = analysis.fits.set_index(["size", "domain"])
     assert fits.loc[("tiny", "core"), "num_seeds"] == 2
@@ -190,13 +194,18 @@ def test_a_baseline_seed_counts_once_it_is_complete():
 def test_a_missing_profile_leaves_its_seed_out_of_the_mean():
     known = evaluations()
     gone = (
-        (known["method"] == "gram") & (known["profile"] == "core") & (known["seed"] == "1") & (known["size"] == "tiny")
+        (known["method"] == "gram")
+        & (known["profile"] == "core")
+        & (known["seed"] == "1")
+        & (known["size"] == "tiny")
     )
     analysis = analyse(known[~gone], curves())
     assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
     assert row(analysis.table, "gram", "tiny", "core+biology")["num_seeds"] == 3
     assert row(analysis.table, "gram", "tiny", "mean")["num_seeds"] == 2
-    assert analysis.missing.to_dict("records") == [{"what": "gram tiny mean seed 1", "why": "core is missing"}]
+    assert analysis.missing.to_dict("records") == [
+        {"what": "gram tiny mean seed 1", "why": "core is missing"}
+    ]
 
 
 def test_seeds_are_those_of_the_class_that_has_the_fewest():
@@ -225,14 +234,16 @@ def test_a_curve_that_cannot_be_fitted_is_named():
     rising.loc[hit, "loss"] = 1.0 + rising.loc[hit, "step"]
     analysis = analyse(evaluations(), rising)
     assert analysis.missing["what"].tolist() == ["size tiny, domain biology"]
-    assert np.isnan(row(analysis.table, "gram", "tiny", "core")["forget"])  # biology is one of its two domains
+    # biology is one of its two domains.
+    assert np.isnan(row(analysis.table, "gram", "tiny", "core")["forget"])
     assert row(analysis.table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
 def test_final_losses_that_the_curve_has_not_reached_by_step_zero_are_named():
     known = evaluations()
     hit = (known["size"] == "tiny") & (known["method"] == "baseline")
-    known.loc[hit, "loss/biology"] = 99.0  # far above the curve's first loss: a negative number of steps
+    # Far above the curve's first loss: a negative number of steps.
+    known.loc[hit, "loss/biology"] = 99.0
     analysis = analyse(known, curves())
     (note,) = analysis.missing.to_dict("records")
     assert note["what"] == "size tiny, domain biology"
@@ -249,13 +260,6 @@ def test_an_infinite_loss_has_no_ratio_and_is_named():
     assert {"gram", "tiny", "core", "1,", "biology"} <= set(note["what"].split())
     assert note["why"].endswith(" inf")
     assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
-
-
-def test_a_domain_without_points_is_named():
-    points = curves()
-    domain = next(domain for domain in DOMAINS if domain != "core")
-    notes = analyse(evaluations(), points[points["domain"] != domain]).missing.set_index("what")["why"]
-    assert all("no points" in notes[f"size {size}, domain {domain}"] for size in SIZES)
 
 
 def test_one_seed_has_a_mean_and_no_interval():
@@ -283,19 +287,30 @@ def test_bad_frames_name_what_is_wrong():
 
 
 def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows():
-    noisy = curves()
+    views, noisy = evaluations(("tiny", "small")), curves(("tiny", "small"))
     noisy["loss"] *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(noisy)))
-    table = analyse(evaluations(), noisy).table
-    shuffled = evaluations().sample(frac=1.0, random_state=0), noisy.sample(frac=1.0, random_state=0)
-    pd.testing.assert_frame_equal(analyse(*shuffled).table, table, check_exact=True)
+    shuffled = (frame.sample(frac=1.0, random_state=0) for frame in (views, noisy))
+    table, again = analyse(views, noisy).table, analyse(*shuffled).table
+    pd.testing.assert_frame_equal(again, table, check_exact=True)
     text = table_csv(table)
-    assert table_csv(analyse(*shuffled).table) == text
+    assert table_csv(again) == text
     assert text.startswith("method,size,profile,core,core_low,core_high,retain,")
     assert "nan" not in text.lower()
     assert table_csv(pd.read_csv(io.StringIO(text), keep_default_na=True)) == text
 
 
-FORMULAS = ["=HYPERLINK(1)", "\n=1", "\uff1d1+1", "@SUM(1)", "+1+1", "-1+1", "-cmd", "\tx", "=1", "--1"]
+FORMULAS = [
+    "=HYPERLINK(1)",
+    "\n=1",
+    "\uff1d1+1",
+    "@SUM(1)",
+    "+1+1",
+    "-1+1",
+    "-cmd",
+    "\tx",
+    "=1",
+    "--1",
+]
 PLAIN = ["core", "core+@SUM(1)", "-", "-1", "+1.5e3", "-inf", "", "a=b", "1-2", "'=1"]
 
 
@@ -306,7 +321,9 @@ def test_a_spreadsheet_runs_no_cell():
     assert header == ["text", "'@SUM", "n"]
     assert [row[0] for row in rows] == [*(f"'{cell}" for cell in FORMULAS), *PLAIN]
     assert {tuple(row[1:]) for row in rows} == {("-1.000000", "-1")}
-    values = pd.DataFrame({"text": PLAIN, "value": np.linspace(-1, 1, len(PLAIN)), "none": [None, *PLAIN[1:]]})
+    values = pd.DataFrame(
+        {"text": PLAIN, "value": np.linspace(-1, 1, len(PLAIN)), "none": [None, *PLAIN[1:]]}
+    )
     assert table_csv(values) == values.to_csv(index=False, float_format="%.6f", lineterminator="\n")
     for fractions in (None, "%.6g"):  # of searches
         assert table_csv(values, fractions) == values.to_csv(index=False, float_format=fractions)
@@ -320,21 +337,33 @@ def test_text_for_a_terminal(analysis):
     assert len(lines) == 1 + len(analysis.table)
 
 
-def test_sizes_sort_by_their_parameters():
-    assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == ["50M", "800M", "1.5B", "2B", "tiny"]
-
-
-def test_methods_profiles_and_seeds_have_one_order():
+def test_sizes_methods_profiles_and_seeds_have_one_order():
+    assert sorted(["2B", "tiny", "800M", "50M", "1.5B"], key=size_key) == [
+        "50M",
+        "800M",
+        "1.5B",
+        "2B",
+        "tiny",
+    ]
     methods = ["demix", "other", "gram", "filtering", "baseline", "maxent"]
-    assert sorted(methods, key=method_key) == ["baseline", "filtering", "gram", "maxent", "demix", "other"]
+    assert sorted(methods, key=method_key) == [
+        "baseline",
+        "filtering",
+        "gram",
+        "maxent",
+        "demix",
+        "other",
+    ]
     profiles = ["mean", "all", "core+b", "core", "core+a+b", "core+a"]
-    assert sorted(profiles, key=profile_key) == ["core", "core+a", "core+b", "core+a+b", "all", "mean"]
+    assert sorted(profiles, key=profile_key) == [
+        "core",
+        "core+a",
+        "core+b",
+        "core+a+b",
+        "all",
+        "mean",
+    ]
     assert sorted(["x", "10", "9"], key=seed_key) == ["9", "10", "x"]
-
-
-def test_every_profile_is_there(analysis):
-    gram = analysis.table[analysis.table["method"] == "gram"]
-    assert set(gram["profile"]) == {*PROFILES, "mean"}
 
 
 def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
@@ -342,8 +371,10 @@ def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     hit = (points["size"] == "tiny") & (points["domain"] == "biology")
     points.loc[hit, "loss"] = 4.0 * points.loc[hit, "step"] ** -1e-4
     tiny = known["size"] == "tiny"
-    known.loc[tiny, "loss/biology"] = np.where(known.loc[tiny, "method"] == "baseline", 4.0 * 500.0**-1e-4, 3.5)
-    analysis = analyse(known, points)
+    known.loc[tiny, "loss/biology"] = np.where(
+        known.loc[tiny, "method"] == "baseline", 4.0 * 500.0**-1e-4, 3.5
+    )
+    analysis = analyse(known, points, tuple(SIZES))
     core = row(analysis.table, "gram", "tiny", "core")
     assert core["core"] == pytest.approx(0.94)
     assert np.isnan(core["forget"])  # biology is one of its two domains
@@ -353,22 +384,25 @@ def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     assert len(notes) == len(SEEDS) * (len(PROFILES) + 1)
     assert all("biology" in what for what in notes.index)
     assert notes.str.contains(r"alpha 0\.0001.* flat .*\b\d\.\d+$").all()
-    assert notes[notes.index.str.contains("tiny core seed 0")].str.endswith(", 3.5").tolist() == [True]
-    rest = [frame[frame["size"] != "tiny"].reset_index(drop=True) for frame in (analysis.table, capability())]
+    assert notes[notes.index.str.contains("tiny core seed 0")].str.endswith(", 3.5").tolist() == [
+        True
+    ]
+    rest = [
+        frame[frame["size"] != "tiny"].reset_index(drop=True)
+        for frame in (analysis.table, analysed().table)
+    ]
     pd.testing.assert_frame_equal(*rest)
 
 
-def capability() -> pd.DataFrame:
-    return analyse(evaluations(), curves()).table
-
-
 def test_profiles_of_the_mean_by_what_they_retain():
-    per_seed = analyse(evaluations(), curves()).per_seed
+    per_seed = analysed().per_seed
     gram = per_seed[per_seed["method"] == "gram"]
     assert averaged_profiles(gram) == {"core", "core+biology", "core+chemistry"}
     one = gram[gram["profile"].isin(["core", "all"])]
     assert averaged_profiles(one) == {"core"}
-    assert averaged_profiles(one.assign(retained=one["retained"].replace("biology,chemistry", "biology"))) == {
+    assert averaged_profiles(
+        one.assign(retained=one["retained"].replace("biology,chemistry", "biology"))
+    ) == {
         "core",
         "all",
     }

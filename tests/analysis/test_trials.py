@@ -17,7 +17,9 @@ PENALTY = 10.0
 def frame(losses, states=None) -> pd.DataFrame:
     columns = pd.DataFrame({"loss": losses}, dtype=float)
     states = states or ["complete"] * len(columns)
-    return columns.assign(search="s", trial=range(len(columns)), state=states, runs="", elapsed_s=1.0)
+    return columns.assign(
+        search="s", trial=range(len(columns)), state=states, runs="", elapsed_s=1.0
+    )
 
 
 def random_trials(num: int = 40) -> pd.DataFrame:
@@ -40,19 +42,20 @@ def study() -> optuna.Study:
             attrs |= {"metrics": {"loss": row["loss"], "forget": 0.5}, "runs": ["a1", "b2"]}
         told = PENALTY if row["state"] == "diverged" else row["loss"]
         study.add_trial(
-            optuna.trial.create_trial(params={"p_as": 0.5}, distributions=space, value=told, user_attrs=attrs)
+            optuna.trial.create_trial(
+                params={"p_as": 0.5}, distributions=space, value=told, user_attrs=attrs
+            )
         )
     failed = {"state": "failed", "message": "a worker died"}
     state = optuna.trial.TrialState.FAIL
     study.add_trial(
-        optuna.trial.create_trial(state=state, params={"p_as": 0.1}, distributions=space, user_attrs=failed)
+        optuna.trial.create_trial(
+            state=state, params={"p_as": 0.1}, distributions=space, user_attrs=failed
+        )
     )
     study.ask()
     study.enqueue_trial({"p_as": 0.25})
     return study
-
-
-# ----------------------------------------------------------------------------------------------------- one metric
 
 
 def test_the_best_trial_is_complete_and_the_earliest_of_equals():
@@ -63,7 +66,9 @@ def test_the_best_trial_is_complete_and_the_earliest_of_equals():
 
 
 def test_the_running_best_follows_trial_numbers_over_gaps():
-    trials = frame([9, 3, 5, math.nan, 2], ["diverged", "complete", "complete", "running", "complete"])
+    trials = frame(
+        [9, 3, 5, math.nan, 2], ["diverged", "complete", "complete", "running", "complete"]
+    )
     lowest = running_best(trials.iloc[::-1], "loss")
     assert list(lowest.index) == [0, 1, 2, 3, 4]
     assert math.isnan(lowest[0])
@@ -90,9 +95,6 @@ def test_attributes_of_a_trial_of_another_shape_count_as_absent(value):
 def test_links_are_of_the_first_run_that_has_a_page():
     trials = frame([1] * 3).assign(runs=["a b", "c", ""])
     assert list(linked(trials, {"a": None, "b": "http://x/b"})["url"]) == ["http://x/b", "", ""]
-
-
-# ------------------------------------------------------------------------------------------- what Optuna remembers
 
 
 def test_the_frame_has_every_trial_and_no_penalty(study):

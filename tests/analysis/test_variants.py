@@ -1,4 +1,5 @@
-"""Checks studies that vary something: planted ratios of each variant come back, against either reference."""
+"""Checks studies that vary something: planted ratios of each variant come back, against either
+reference."""
 
 import re
 
@@ -13,7 +14,7 @@ from gram_platform.paper.claims import CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
 from gram_platform.paper.verdicts import paper_claims
 from tests.refused import refused
-from tests.study_frames import NUM_STEPS, SEEDS, analysed, curves, evaluations, loss_at
+from tests.study_frames import NUM_STEPS, SEEDS, curves, evaluations, loss_at
 
 VARIANTS = ("uniform", "heterogeneous")
 
@@ -39,7 +40,9 @@ def measured(frames):
     return analyse_variants(*frames, VARIANTS, unit="heterogeneous")
 
 
-def cell(table: pd.DataFrame, variant: str, method: str, profile: str, name: str, size: str = "small") -> float:
+def cell(
+    table: pd.DataFrame, variant: str, method: str, profile: str, name: str, size: str = "small"
+) -> float:
     keys = {"variant": variant, "method": method, "profile": profile, "size": size}
     rows = table[np.logical_and.reduce([table[key] == value for key, value in keys.items()])]
     return float(rows[name].item())
@@ -49,10 +52,16 @@ def test_each_variant_is_compared_with_its_baselines(frames):
     analysis = analyse_variants(*frames, VARIANTS)
     assert analysis.table.columns.tolist() == ["variant", *TABLE_COLUMNS]
     plain = analyse(evaluations(), curves())
-    own = analysis.table[analysis.table["variant"] == "heterogeneous"].drop(columns="variant").reset_index(drop=True)
+    own = (
+        analysis.table[analysis.table["variant"] == "heterogeneous"]
+        .drop(columns="variant")
+        .reset_index(drop=True)
+    )
     pd.testing.assert_frame_equal(own, plain.table)
     assert cell(analysis.table, "uniform", "baseline", "all", "core") == pytest.approx(1.0)
-    assert cell(analysis.table, "uniform", "gram", "core", "core") == pytest.approx(0.94 / 0.8, abs=1e-6)
+    assert cell(analysis.table, "uniform", "gram", "core", "core") == pytest.approx(
+        0.94 / 0.8, abs=1e-6
+    )
 
 
 def test_one_variants_baselines_can_be_the_reference_of_all(frames):
@@ -64,7 +73,8 @@ def test_one_variants_baselines_can_be_the_reference_of_all(frames):
 
 
 def test_each_seed_can_be_compared_with_its_baseline():
-    """The planted jitter of a seed, which baseline and GRAM have in common, goes out of the ratio."""
+    """The planted jitter of a seed, which baseline and GRAM have in common, goes out of the
+    ratio."""
     views, points = evaluations(), curves()
     pooled, own = analyse(views, points), analyse(views, points, own_baseline=True)
     rows = own.per_seed[(own.per_seed["method"] == "gram") & (own.per_seed["profile"] == "core")]
@@ -87,7 +97,9 @@ def test_a_seed_without_a_baseline_is_named():
     unit = views[(views["method"] == "baseline") & ~is_lost]
     found = analyse(views[~is_lost], points[points["seed"] != "2"], unit=unit, own_baseline=True)
     assert found.missing["what"].tolist() == [of_rows]
-    flat = points.assign(loss=points["loss"].where((points["seed"] != "2") | (points["domain"] != "biology"), 3.0))
+    flat = points.assign(
+        loss=points["loss"].where((points["seed"] != "2") | (points["domain"] != "biology"), 3.0)
+    )
     whats = analyse(views, flat, own_baseline=True).missing["what"]
     assert whats.str.startswith("size tiny, domain biology, seed 2").any()
 
@@ -95,7 +107,9 @@ def test_a_seed_without_a_baseline_is_named():
 def test_what_is_missing_names_its_variant(frames):
     views, points = frames
     declared = views[["variant", "method", "size", "seed", "profile", "retained"]]
-    is_lost = (views["variant"] == "uniform") & (views["method"] == "gram") & (views["profile"] == "all")
+    is_lost = (
+        (views["variant"] == "uniform") & (views["method"] == "gram") & (views["profile"] == "all")
+    )
     missing = analyse_variants(views[~is_lost], points, VARIANTS, declared=declared).missing
     assert len(missing) == 3
     assert all(what.startswith("uniform: gram ") for what in missing["what"])
@@ -111,15 +125,9 @@ def test_claims_between_variants_and_at_each_size(measured):
     assert set(stays["verdict"]) == {"agree"}
 
 
-def test_first_and_last_sizes():
-    claims = paper_claims(analysed().per_seed, "scaling")
-    falls = claims[claims["claim"] == "GRAM's forget falls with size"]
-    assert falls["difference"].tolist() == pytest.approx([0.2], abs=1e-6)
-    assert falls["verdict"].tolist() == ["agree"]
-
-
 def test_the_papers_tables_agree_with_its_claims():
-    """Each claim with both sides in the paper's table points the way that the paper says, at its scale."""
+    """Each claim with both sides in the paper's table points the way that the paper says, at its
+    scale."""
     judged = 0
     for study, claims in CLAIMS.items():
         tables = list(printed(study))
@@ -135,8 +143,12 @@ def test_the_papers_tables_agree_with_its_claims():
 
 def test_the_papers_difference_between_a_studys_first_and_last_variant_stands_beside_ours():
     numbers = ("4", "12", "20")
-    views = pd.concat([evaluations(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True)
-    points = pd.concat([curves(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True)
+    views = pd.concat(
+        [evaluations(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True
+    )
+    points = pd.concat(
+        [curves(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True
+    )
     per_seed = analyse_variants(views, points, numbers).per_seed
     claims = paper_claims(per_seed, "aux_scaling")
     rises = claims[claims["claim"] == "Forget rises as domains are added"]
@@ -161,17 +173,23 @@ def test_figures_have_the_tables_values_and_the_papers(measured):
     table = measured.table
     figure = variant_figure(table, "accumulation", "small", "mean", "core", "accumulation")
     series = {trace.name: trace for trace in figure.data}
-    assert list(series["GRAM"].y) == pytest.approx([cell(table, v, "gram", "mean", "core") for v in VARIANTS])
-    assert list(series["baseline"].y) == pytest.approx([0.8], abs=1e-6)  # the reference is not drawn
+    assert list(series["GRAM"].y) == pytest.approx(
+        [cell(table, v, "gram", "mean", "core") for v in VARIANTS]
+    )
+    # The reference is not drawn.
+    assert list(series["baseline"].y) == pytest.approx([0.8], abs=1e-6)
     (of_paper,) = [trace for name, trace in series.items() if name.startswith("GRAM, ")]
     assert list(of_paper.y) == [0.94, 0.99]
-    assert len(variant_figure(table, "accumulation", "small", "core+physics", "core").data) == 1  # the baseline
+    # Only the baseline is drawn.
+    assert len(variant_figure(table, "accumulation", "small", "core+physics", "core").data) == 1
     with refused("value", "speed"):
         variant_figure(table, "accumulation", "small", "mean", "speed")
 
 
 def test_numbers_get_an_axis():
-    views = pd.concat([evaluations().assign(variant=name) for name in ("4", "16")], ignore_index=True)
+    views = pd.concat(
+        [evaluations().assign(variant=name) for name in ("4", "16")], ignore_index=True
+    )
     points = pd.concat([curves().assign(variant=name) for name in ("4", "16")], ignore_index=True)
     table = analyse_variants(views, points, ("4", "16")).table
     figure = variant_figure(table, "num_auxiliary", "small", "mean", "forget", "aux_scaling")

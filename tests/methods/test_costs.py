@@ -52,7 +52,9 @@ def test_bases_are_shared_and_budgeted_for_all_branches(dual_use):
 
 def test_rehearsal_is_core_that_the_base_never_saw(dual_use):
     options = Options(branch_module=Branching(core_ratio=2.0, aux_factor=2.0))
-    budget = branch_budget(dataclasses.replace(dual_use, options=options), options.branch_module, 49_205_760)
+    budget = branch_budget(
+        dataclasses.replace(dual_use, options=options), options.branch_module, 49_205_760
+    )
     ends = [part.first + part.num_sequences for part in budget.core.values()]
     starts = [part.first for part in budget.core.values()]
     assert starts == [budget.base.num_sequences, *ends[:-1]]
@@ -76,7 +78,8 @@ def test_without_equal_compute_base_and_branches_train_on_as_much_text_as_the_ba
 
 
 def test_the_smallest_domain_gets_a_step_of_core_and_itself(dual_use):
-    """One sequence becomes half a step of 672, rounded to micro-batches of 96, from a pool of one micro-batch."""
+    """One sequence becomes half a step of 672, rounded to micro-batches of 96, from a pool of one
+    micro-batch."""
     small = dataclasses.replace(dual_use, num_sequences={**dual_use.num_sequences, "virology": 1})
     core, virology = plan("ft_lora", small).runs["core+virology"].data.domains
     assert (virology.num_sequences, virology.num_draws) == (96, 384)
@@ -96,7 +99,9 @@ def test_rehearsal_begins_again_where_core_ends(dual_use):
 
 def test_branches_have_their_own_schedule_and_rate(dual_use):
     runs = plan("ft_full", dual_use).runs
-    assert runs["core+virology"].optimizer.peak_lr == pytest.approx(0.2 * runs["core"].optimizer.peak_lr)
+    assert runs["core+virology"].optimizer.peak_lr == pytest.approx(
+        0.2 * runs["core"].optimizer.peak_lr
+    )
     assert runs["core+virology"].optimizer.warmup_fraction == runs["core"].optimizer.warmup_fraction
 
 
@@ -109,13 +114,18 @@ def test_an_unlabelled_batch_costs_all_modules(dual_use):
 
 
 def test_the_papers_cost_table(dual_use):
-    """method.md: filtering 5x, 1x, 5x; GRAM and FT-LoRA 1x, 1-1.1x, 1.4x; FT-Full and MaxEnt 1x, 1x, 5x."""
-    rows = {row["method"]: row for row in method_costs(dual_use, ("filtering", "gram", "ft_lora", "ft_full", "maxent"))}
+    """method.md: filtering 5x, 1x, 5x; GRAM and FT-LoRA 1x, 1-1.1x, 1.4x; FT-Full and MaxEnt 1x,
+    1x, 5x."""
+    rows = {
+        row["method"]: row
+        for row in method_costs(dual_use, ("filtering", "gram", "ft_lora", "ft_full", "maxent"))
+    }
     expected = {"filtering": (5, 1, 1, 5), "gram": (1, 1, 1.1, 1.4), "ft_lora": (1, 1, 1.1, 1.4)}
     expected |= {"ft_full": (1, 1, 1, 5), "maxent": (1, 1, 1, 5)}
     for method, (train, least, most, total) in expected.items():
         row = rows[method]
-        # MaxEnt's unlearning is extra: 5 profiles x 2,000 steps of two batches over the baseline's 23,630 steps
+        # MaxEnt's unlearning is extra: 5 profiles x 2,000 steps of two batches over the baseline's
+        # 23,630 steps.
         extra = 5 * 2000 * 2 * 672 / 15_879_884 if method == "maxent" else 0.0
         assert row["train_all"] == pytest.approx(train + extra, rel=0.02), method
         assert row["active_mlp"] == pytest.approx((least, most), rel=0.01), method
@@ -124,7 +134,11 @@ def test_the_papers_cost_table(dual_use):
 
 
 def test_apportion_is_exact_and_leaves_no_one_out():
-    for total, weights in ((100, {"a": 1, "b": 1, "c": 1}), (64, {"a": 98, "b": 1, "c": 1}), (8, {"a": 5, "b": 0.1})):
+    for total, weights in (
+        (100, {"a": 1, "b": 1, "c": 1}),
+        (64, {"a": 98, "b": 1, "c": 1}),
+        (8, {"a": 5, "b": 0.1}),
+    ):
         shares = apportion(total, weights, 4)
         assert sum(shares.values()) == total // 4 * 4
         assert all(n >= 4 and n % 4 == 0 for n in shares.values())
@@ -132,8 +146,11 @@ def test_apportion_is_exact_and_leaves_no_one_out():
         apportion(4, {"a": 1, "b": 1}, 4)
 
 
-def test_a_study_of_one_filtered_profile_says_what_filtering_costs_for_all_that_gram_serves(dual_use):
-    """GRAM's one run serves core and core with each domain; filtering needs a run, FT-LoRA a branch for each."""
+def test_a_study_of_one_filtered_profile_says_what_filtering_costs_for_all_that_gram_serves(
+    dual_use,
+):
+    """GRAM's one run serves core and core with each domain; filtering needs a run, FT-LoRA a branch
+    for each."""
     shown = ("cyber",)
     fewer = dataclasses.replace(dual_use, profiles=(shown,))
     methods = ("baseline", "filtering", "gram", "ft_lora", "ft_full", "maxent")
@@ -151,7 +168,10 @@ def test_a_study_of_one_filtered_profile_says_what_filtering_costs_for_all_that_
     for method in methods:
         of_all = ("train_all", "plan_all", "active_mlp", "total_mlp_all", "train_shown")
         assert [rows[method][name] for name in of_all] == [whole[method][name] for name in of_all]
-    units = {profile: plan_compute_units(plan("filtering", dual_use).runs[profile]) for profile in ("core+cyber",)}
+    units = {
+        profile: plan_compute_units(plan("filtering", dual_use).runs[profile])
+        for profile in ("core+cyber",)
+    }
     base = plan_compute_units(plan("baseline", dual_use).runs["all"])
     assert rows["filtering"]["train_shown"] == pytest.approx(units["core+cyber"] / base)
     assert rows["filtering"]["train_all"] > 4.9 * rows["filtering"]["train_shown"]

@@ -24,8 +24,12 @@ def attacked(**kind) -> dict:
 def test_adapters_alone_are_trained_on_the_same_sample():
     full, adapted = attacked()["lisp"], attacked(rank=4)["lisp"]
     assert full.model.modules == ()
-    assert adapted.model == dataclasses.replace(full.model, modules=(ModuleSpec("lisp", "lora", 4),))
-    assert {micro.route.trained for micro in Plan(adapted).window(0)} == {frozenset({module_set("lisp")})}
+    assert adapted.model == dataclasses.replace(
+        full.model, modules=(ModuleSpec("lisp", "lora", 4),)
+    )
+    assert {micro.route.trained for micro in Plan(adapted).window(0)} == {
+        frozenset({module_set("lisp")})
+    }
     assert {micro.route.active for micro in Plan(adapted).window(0)} == {(("lisp", 1.0),)}
     same = ("data", "optimizer", "start", "eval_points", "batch_size", "micro_batch")
     assert all(getattr(full, name) == getattr(adapted, name) for name in same)
@@ -35,22 +39,37 @@ def test_adapters_alone_are_trained_on_the_same_sample():
 def test_other_text_is_trained_on_and_the_removed_domain_measured(rank):
     of_neighbour, of_core = attacked(text=NEIGHBOUR, rank=rank), attacked(text=CORE, rank=rank)
     trained = {domain: [b.name for b in run.data.domains] for domain, run in of_neighbour.items()}
-    assert trained == {"cyber": ["lisp"], "lisp": ["nuclear"], "nuclear": ["virology"]}  # virology is retained
+    # virology is retained.
+    assert trained == {"cyber": ["lisp"], "lisp": ["nuclear"], "nuclear": ["virology"]}
     assert all([b.name for b in run.data.domains] == [CORE] for run in of_core.values())
     for found in (of_neighbour, of_core):
-        assert {domain: run.eval_points.domains for domain, run in found.items()} == {d: (d,) for d in found}
-    assert len({run.run_id for found in (attacked(), of_neighbour, of_core) for run in found.values()}) == 9
+        assert {domain: run.eval_points.domains for domain, run in found.items()} == {
+            d: (d,) for d in found
+        }
+    assert (
+        len({run.run_id for found in (attacked(), of_neighbour, of_core) for run in found.values()})
+        == 9
+    )
 
 
 @pytest.mark.parametrize(
     ("sample", "batch", "micro_batch", "num_epochs"),
-    [(64, 32, 4, 4), (24, 32, 4, 8), (64, 30, 30, 4), (30, 30, 3, 8), (31, 31, 1, 8), (999, 32, 4, 1)],
+    [
+        (64, 32, 4, 4),
+        (24, 32, 4, 8),
+        (64, 30, 30, 4),
+        (30, 30, 3, 8),
+        (31, 31, 1, 8),
+        (999, 32, 4, 1),
+    ],
 )
-def test_micro_batches_divide_a_batch_and_every_epoch_is_measured(sample, batch, micro_batch, num_epochs):
+def test_micro_batches_divide_a_batch_and_every_epoch_is_measured(
+    sample, batch, micro_batch, num_epochs
+):
     """Eight steps; the size's micro-batch is 4. Ids depend on these numbers, so they stay."""
     cell = setting().with_options(elicitation=Elicitation(sample, 8, batch_size=batch))
     plans = plan("gram", cell)
-    (run, *_) = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values()).values()
+    run, *_ = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values()).values()
     assert (run.batch_size, run.micro_batch, run.num_steps) == (batch, micro_batch, 8)
     assert run.eval_points.num_points == num_epochs
 
@@ -69,7 +88,9 @@ def test_text_that_the_corpus_lacks_is_refused():
         method_nodes("filtering", alone)
 
 
-@pytest.mark.parametrize("method", ["baseline", "filtering", "gram", "ft_lora", "maxent", "rmu", "graddiff"])
+@pytest.mark.parametrize(
+    "method", ["baseline", "filtering", "gram", "ft_lora", "maxent", "rmu", "graddiff"]
+)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_stage_follows_every_compared_view_and_is_evaluated_and_attacked(method, rank):
     stage = Elicitation(32, 8, patience=0, batch_size=32, rank=rank, text="instructions")

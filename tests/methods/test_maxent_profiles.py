@@ -1,4 +1,5 @@
-"""MaxEnt's parameters of single profiles: they change the runs of their profile and nothing else."""
+"""MaxEnt's parameters of single profiles: they change the runs of their profile and nothing
+else."""
 
 import dataclasses
 
@@ -19,16 +20,10 @@ def with_own(*pairs) -> Options:
 
 def ids_of(options: Options) -> dict[str, str]:
     """Run id by the profile's name of MaxEnt's runs."""
-    return {name: run.run_id for name, run in plan("maxent", dataclasses.replace(CELL, options=options)).runs.items()}
-
-
-def test_nothing_changes_without_own_parameters():
-    fields = {f.name: getattr(CELL.options, f.name) for f in dataclasses.fields(Options)}
-    del fields["maxent_profiles"]
-    without = dataclasses.replace(CELL, options=Options(**fields))
-    for method in METHODS:
-        nodes = [node.id for node in method_nodes(method, dataclasses.replace(CELL, options=with_own()))]
-        assert nodes == [node.id for node in method_nodes(method, without)], method
+    return {
+        name: run.run_id
+        for name, run in plan("maxent", dataclasses.replace(CELL, options=options)).runs.items()
+    }
 
 
 def test_own_parameters_equal_to_those_of_all_are_the_same_run():
@@ -38,7 +33,9 @@ def test_own_parameters_equal_to_those_of_all_are_the_same_run():
 def test_own_parameters_change_their_profiles_run_and_no_other():
     before, after = ids_of(CELL.options), ids_of(with_own((("lisp",), OWN)))
     assert [name for name in before if before[name] != after[name]] == ["core+lisp"]
-    run = plan("maxent", dataclasses.replace(CELL, options=with_own((("lisp",), OWN)))).runs["core+lisp"]
+    run = plan("maxent", dataclasses.replace(CELL, options=with_own((("lisp",), OWN)))).runs[
+        "core+lisp"
+    ]
     assert (run.optimizer.peak_lr, run.objective.retain_weight) == (OWN.peak_lr, OWN.retain_weight)
     assert run.run_id == ids_of(dataclasses.replace(CELL.options, maxent=OWN))["core+lisp"]
 
@@ -46,7 +43,9 @@ def test_own_parameters_change_their_profiles_run_and_no_other():
 def test_own_parameters_reach_no_other_method():
     own = dataclasses.replace(CELL, options=with_own(*((profile, OWN) for profile in PROFILES)))
     for method in set(METHODS) - {"maxent"}:
-        assert [n.id for n in method_nodes(method, own)] == [n.id for n in method_nodes(method, CELL)], method
+        assert [n.id for n in method_nodes(method, own)] == [
+            n.id for n in method_nodes(method, CELL)
+        ], method
 
 
 def test_core_alone_is_a_profile_and_the_order_of_domains_means_nothing():

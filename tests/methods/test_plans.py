@@ -40,7 +40,11 @@ def setting(size=SMOKE_SIZES["tiny"], core=4000, aux=250, **parts) -> Setting:
         "decay_fraction": 0.1,
         "num_eval_points": 5,
         "num_eval_sequences": 4,
-        "options": Options(branch_full=Branching(2.0), maxent=Unlearning(num_steps=4), elicitation=Elicitation(32, 8)),
+        "options": Options(
+            branch_full=Branching(2.0),
+            maxent=Unlearning(num_steps=4),
+            elicitation=Elicitation(32, 8),
+        ),
     }
     return Setting(**{**defaults, **parts})
 
@@ -63,8 +67,11 @@ def test_gram_costs_what_the_baseline_costs():
     cell = setting(core=40_000, aux=2_500)
     base, routed = plan("baseline", cell).runs["all"], plan("gram", cell).runs["all"]
     without_companions = dataclasses.replace(routed, routing=RoutingConfig(0.0, 0.3))
-    assert plan_compute_units(without_companions) == pytest.approx(plan_compute_units(base), rel=2e-3)
-    assert plan_compute_units(routed) > plan_compute_units(without_companions)  # p_cr costs what it costs
+    assert plan_compute_units(without_companions) == pytest.approx(
+        plan_compute_units(base), rel=2e-3
+    )
+    # p_cr costs what it costs.
+    assert plan_compute_units(routed) > plan_compute_units(without_companions)
     unmatched = plan("gram", dataclasses.replace(cell, equal_compute=False)).runs["all"]
     assert unmatched.num_tokens == base.num_tokens > routed.num_tokens
 
@@ -81,7 +88,9 @@ def test_lambda_is_the_papers_formula():
 @pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
 def test_aux_factor_draws_more_of_the_domain_and_less_core(accumulation):
     routing = RoutingConfig(0.5, 0.3, accumulation)
-    once, thrice = (plan("gram", setting(aux_factor=f, routing=routing)).runs["all"] for f in (1.0, 3.0))
+    once, thrice = (
+        plan("gram", setting(aux_factor=f, routing=routing)).runs["all"] for f in (1.0, 3.0)
+    )
     assert thrice.num_steps == once.num_steps
     for before, after in zip(once.data.domains, thrice.data.domains, strict=True):
         if before.name == CORE:
@@ -104,7 +113,10 @@ def test_core_may_be_left_one_micro_batch_and_no_less():
     assert draws == {CORE: 4, "lisp": 12}
     with refused("aux_factor", 1.0):
         baseline_of({CORE: 1, "lisp": 15})
-    assert {d.name: d.num_draws for d in baseline_of({CORE: 30, "lisp": 1}).data.domains} == {CORE: 28, "lisp": 4}
+    assert {d.name: d.num_draws for d in baseline_of({CORE: 30, "lisp": 1}).data.domains} == {
+        CORE: 28,
+        "lisp": 4,
+    }
 
 
 def test_labelled_core_fills_what_unlabelled_text_leaves():
@@ -138,7 +150,9 @@ def test_unlearning_methods_are_one_stage_after_one_baseline():
         forgotten = [d.num_draws for d in run.data.domains if d.name in run.objective.forget]
         assert 2 * sum(forgotten) == run.data.num_draws
         assert max(forgotten) - min(forgotten) <= run.micro_batch
-    steered = {name: plan("rmu", setting(size)).runs["core+virology"] for name, size in PAPER_SIZES.items()}
+    steered = {
+        name: plan("rmu", setting(size)).runs["core+virology"] for name, size in PAPER_SIZES.items()
+    }
     assert {name: run.objective.steered_layers for name, run in steered.items()} == {
         name: round(size.num_layers / 4) for name, size in PAPER_SIZES.items()
     }
@@ -182,7 +196,8 @@ def test_learning_rate_schedule():
 
 
 def test_fractions_of_a_schedule_are_rounded_to_whole_steps():
-    """0.16 and 0.28 of ten steps are two steps up and three down; without either the rate is constant."""
+    """0.16 and 0.28 of ten steps are two steps up and three down; without either the rate is
+    constant."""
     rates = [learning_rate(OptimizerConfig(6.0, 0.16, 0.28), step, 10) for step in range(10)]
     assert rates == pytest.approx([3.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 6.0, 4.0, 2.0])
     assert {learning_rate(OptimizerConfig(6.0, 0.0, 0.0), step, 10) for step in range(10)} == {6.0}
@@ -194,7 +209,9 @@ PLAIN = {
     "num_sequences": LENGTHS,
     "profiles": ((), ("virology",), ("lisp", "nuclear")),
     "options": Options(
-        branch_full=Branching(2.0), maxent=Unlearning(7), elicitation=Elicitation(24, 9, domain_share=0.1)
+        branch_full=Branching(2.0),
+        maxent=Unlearning(7),
+        elicitation=Elicitation(24, 9, domain_share=0.1),
     ),
 }
 UNUSUAL = {
@@ -206,7 +223,10 @@ UNUSUAL = {
     "available": {CORE: 3900, "lisp": 90},
     "routing": RoutingConfig(0.4, 0.5, "uniform", p_aux_companion=0.2),
     "conventions": Conventions(
-        spread_over_factor=True, companions_by_size=True, unlabelled_by_domain=True, lambda_counts_plan=True
+        spread_over_factor=True,
+        companions_by_size=True,
+        unlabelled_by_domain=True,
+        lambda_counts_plan=True,
     ),
     "options": Options(
         branch_full=Branching(0.0, 0.5, 1.2, (("lisp", 2.0),)),
@@ -238,12 +258,15 @@ PINNED = {  # plain and unusual
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_study_of_the_first_version_finds_its_nodes(method):
-    """Equal settings give equal runs, views and attacks in every version, or what is stored would not be found again.
+    """Equal settings give equal runs, views and attacks in every version, or what is stored would
+    not be found again.
 
     Other ids are right only with a higher RECIPE_VERSION or EVAL_VERSION.
     """
     found = []
     for parts in (PLAIN, UNUSUAL):
         nodes = method_nodes(method, setting(**parts))
-        found.append(short_hash(sorted((node.kind, node.names["profile"], node.id) for node in nodes)))
+        found.append(
+            short_hash(sorted((node.kind, node.names["profile"], node.id) for node in nodes))
+        )
     assert tuple(found) == PINNED[method]

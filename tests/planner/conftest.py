@@ -7,7 +7,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 @pytest.fixture
 def as_rank():
-    """Makes this process a rank of many whose collectives do nothing; what it holds is what a real rank holds."""
+    """Makes this process a rank of many whose collectives do nothing; what it holds is what a real
+    rank holds."""
 
     def start(rank, num_ranks):
         if dist.is_initialized():

@@ -34,8 +34,14 @@ FIVE_B = PAPER_SIZES["5B"].modular(DOMAINS)
 def run_of(name, micro_batch=4, passes=2, **parts):
     """A run with `passes` micro-batches a step; every domain often enough that every set steps."""
     window = micro_batch * passes
-    sizes = {"micro_batch": micro_batch, "batch_size": window, "draws": (12 * window, 4 * window, 4 * window)}
-    return tiny.run_config(model=MODELS[name], **{"routing": RoutingConfig(0.5, 0.5), **sizes, **parts})
+    sizes = {
+        "micro_batch": micro_batch,
+        "batch_size": window,
+        "draws": (12 * window, 4 * window, 4 * window),
+    }
+    return tiny.run_config(
+        model=MODELS[name], **{"routing": RoutingConfig(0.5, 0.5), **sizes, **parts}
+    )
 
 
 CORE_SETS = {SHARED, CORE_MLP}

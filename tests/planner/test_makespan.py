@@ -20,7 +20,9 @@ def started_from(run: Node) -> Node:
 def evaluation_of(run: Node) -> Node:
     config = run.config
     domains = tuple(budget.name for budget in config.data.domains)
-    return Node.of(Evaluation(View.of(run.id), config.data.data_id, domains, 4), {"kind": "evaluation"})
+    return Node.of(
+        Evaluation(View.of(run.id), config.data.data_id, domains, 4), {"kind": "evaluation"}
+    )
 
 
 def test_twelve_runs_of_sixty_hours_on_eight_gpus():

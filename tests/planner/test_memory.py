@@ -32,13 +32,15 @@ from tests import tiny
 from tests.allocations import Allocations
 from tests.planner.scene import CORE_SETS, DOMAINS, MODELS, model, run_of
 
-# --------------------------------------------------------------------------------------------- activations
-
 SAVED = {
     "baseline": ("dense", (), CORE_SETS),
     "companion": ("gram", ("lisp",), CORE_SETS | {module_set("lisp")}),
     "core not trained": ("gram", ("lisp",), {module_set("lisp")}),
-    "all modules": ("gram", ("lisp", "virology"), CORE_SETS | {module_set("lisp"), module_set("virology")}),
+    "all modules": (
+        "gram",
+        ("lisp", "virology"),
+        CORE_SETS | {module_set("lisp"), module_set("virology")},
+    ),
     "expert": ("demix", ("core",), CORE_SETS | {module_set("core")}),
     "lora": ("lora", ("lisp",), CORE_SETS | {module_set("lisp")}),
     "lora on a frozen base": ("lora", ("lisp",), {module_set("lisp")}),
@@ -52,7 +54,9 @@ SAVED = {
 def saved_by_autograd(run, active, trained, device="cpu") -> int:
     """Bytes of the distinct storages that a forward pass saves, weights and buffers left out."""
     learner, kept = Learner(run, device), {}
-    own = {t.untyped_storage()._cdata for t in [*learner.model.parameters(), *learner.model.buffers()]}
+    own = {
+        t.untyped_storage()._cdata for t in [*learner.model.parameters(), *learner.model.buffers()]
+    }
 
     def pack(tensor):
         storage = tensor.untyped_storage()
@@ -64,7 +68,9 @@ def saved_by_autograd(run, active, trained, device="cpu") -> int:
     tokens_BT = torch.randint(0, run.model.vocab_size, shape, device=device)
     learner.train_only(frozenset(trained))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        cross_entropy(learner.forward(tokens_BT[:, :-1], dict.fromkeys(active, 1.0)), tokens_BT[:, 1:])
+        cross_entropy(
+            learner.forward(tokens_BT[:, :-1], dict.fromkeys(active, 1.0)), tokens_BT[:, 1:]
+        )
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -95,10 +101,15 @@ def test_with_a_mask_of_documents_the_mask_is_saved_once(case, precision):
 
 
 def gpu_attention(query, key, value, enable_gqa, is_causal=False, attn_mask=None):
-    """The GPU kernel's shapes, on the meta device, where torch without CUDA would choose plain products."""
+    """The GPU kernel's shapes, on the meta device, where torch without CUDA would choose plain
+    products."""
     if enable_gqa or (query.dtype == torch.bfloat16 and attn_mask is None):
-        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
-    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, attn_mask, True, 0.0, is_causal)[0]
+        return torch.ops.aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, is_causal
+        )[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, True, 0.0, is_causal
+    )[0]
 
 
 @pytest.mark.parametrize("document_end", [-1, 0])
@@ -145,9 +156,6 @@ def test_logits_at_their_peak(objective, dtype):
     assert expected == pytest.approx(bytes_of.peak, rel=0.02)
 
 
-# ------------------------------------------------------------------------------------------ a rank's memory
-
-
 def micro_steps(learner, run, plan, step, num_ranks=1):
     window = plan.window(step)
     groups = same_routes(window, learner.num_merged)
@@ -179,7 +187,10 @@ def measured_peak(learner_class, run, num_ranks=1, num_steps=6) -> int:
 
 
 # Each model once, three of them with more passes and in bfloat16 too; the other cases are slow.
-QUICK = {*((name, 1, "float32") for name in MODELS), *((name, 3, "bfloat16") for name in ("dense", "gram", "lora"))}
+QUICK = {
+    *((name, 1, "float32") for name in MODELS),
+    *((name, 3, "bfloat16") for name in ("dense", "gram", "lora")),
+}
 CASES_OF_ONE = [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
     for case in itertools.product(MODELS, (1, 3), BYTES)
@@ -197,7 +208,9 @@ def test_the_peak_of_one_process(name, passes, precision):
 def test_the_peak_of_several_passes_a_micro_batch(precision):
     run = run_of("gram", passes=1, precision=precision)
     memory = dataclasses.replace(rank_memory(run, 1, num_passes=2), evaluation=0)
-    assert memory.total == pytest.approx(measured_peak(functools.partial(Learner, num_passes=2), run), rel=0.06)
+    assert memory.total == pytest.approx(
+        measured_peak(functools.partial(Learner, num_passes=2), run), rel=0.06
+    )
     assert memory.activations == rank_memory(run, 1).activations // 2
 
 
@@ -206,14 +219,20 @@ def test_the_peak_of_several_passes_a_micro_batch(precision):
 def test_the_peak_of_several_micro_batches_a_pass(name, number, precision):
     run = run_of(name, passes=6, precision=precision)
     memory = dataclasses.replace(rank_memory(run, 1, num_merged=number), evaluation=0)
-    assert memory.total == pytest.approx(measured_peak(functools.partial(Learner, num_merged=number), run), rel=0.07)
+    assert memory.total == pytest.approx(
+        measured_peak(functools.partial(Learner, num_merged=number), run), rel=0.07
+    )
     assert memory.activations == number * rank_memory(run, 1).activations
     whole = rank_memory(run_of("dense", passes=number, precision=precision), 1, num_merged=number)
     assert whole.gradients == 0 < memory.gradients  # a window of one pass accumulates none
 
 
 SLOW = (("dense", 2), ("gram", 5), ("demix", 2))
-SHARDED = [("gram", 2), ("lora", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+SHARDED = [
+    ("gram", 2),
+    ("lora", 2),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+]
 
 
 KEPT = [(1, "float32", layout.KEPT_BYTES), (3, "bfloat16", 0)]
@@ -235,12 +254,19 @@ def test_the_peak_of_a_rank(name, num_ranks, passes, precision, kept_bytes, as_r
 
 
 def gradient_bytes(learner) -> int:
-    """Of the sharded gradients, and of the whole ones that wait for the window's last micro-batch."""
+    """Of the sharded gradients, and of the whole ones that wait for the window's last
+    micro-batch."""
     masters = [p for named in learner.master_sets.values() for p in named.values()]
     sharded = sum(p.grad._local_tensor.nbytes for p in masters if p.grad is not None)
-    states = (m._get_fsdp_state()._fsdp_param_group for m in learner.model.modules() if hasattr(m, "_get_fsdp_state"))
+    states = (
+        m._get_fsdp_state()._fsdp_param_group
+        for m in learner.model.modules()
+        if hasattr(m, "_get_fsdp_state")
+    )
     waiting = 0
-    for parameter in (p for group in dict.fromkeys(states) if group is not None for p in group.fsdp_params):
+    for parameter in (
+        p for group in dict.fromkeys(states) if group is not None for p in group.fsdp_params
+    ):
         whole = parameter.unsharded_accumulated_grad
         if whole is None and hasattr(parameter, "_unsharded_param"):
             whole = parameter._unsharded_param.grad
@@ -251,22 +277,39 @@ def gradient_bytes(learner) -> int:
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("precision", BYTES)
 def test_what_a_rank_keeps_is_exact(rank, precision, as_rank):
-    """Weights, optimizer states and gradients of uneven shards: d_model 32 and widths of 16 on 5 ranks."""
+    """Weights, optimizer states and gradients of uneven shards: d_model 32 and widths of 16 on 5
+    ranks."""
     num_ranks = 5
     as_rank(rank, num_ranks)
-    run = run_of("gram", micro_batch=num_ranks, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform"))
-    memory, weights, plan, learner = rank_memory(run, num_ranks), model_weights(run.model), Plan(run), None
+    run = run_of(
+        "gram",
+        micro_batch=num_ranks,
+        precision=precision,
+        routing=RoutingConfig(1.0, 1.0, "uniform"),
+    )
+    memory = rank_memory(run, num_ranks)
+    weights = model_weights(run.model)
+    plan = Plan(run)
+    learner = None
     learner, kept = ShardedLearner(run), []
     for step in range(10):
         kept += [gradient_bytes(learner) for _ in micro_steps(learner, run, plan, step, num_ranks)]
         learner.step(1e-3)
-    assert sum(p._local_tensor.untyped_storage().nbytes() for p in learner.model.parameters()) == memory.weights
-    states = [state for optimizer in learner.optimizers.values() for state in optimizer.state.values()]
+    assert (
+        sum(p._local_tensor.untyped_storage().nbytes() for p in learner.model.parameters())
+        == memory.weights
+    )
+    states = [
+        state for optimizer in learner.optimizers.values() for state in optimizer.state.values()
+    ]
     slots = [getattr(slot, "_local_tensor", slot) for state in states for slot in state.values()]
-    assert sum(slot.nbytes for slot in slots) == sum(8 * w.shard(rank, num_ranks) + 4 for w in weights)
+    assert sum(slot.nbytes for slot in slots) == sum(
+        8 * w.shard(rank, num_ranks) + 4 for w in weights
+    )
     assert memory.optimizer == sum(8 * w.shard(0, num_ranks) + 4 for w in weights)
     trained = [w for w in weights if w.set in CORE_SETS | {module_set("lisp")}]
-    assert max(kept) == memory.gradients == sum(4 * w.num_values for w in trained)  # whole, on every rank
+    # Gradients are whole on every rank.
+    assert max(kept) == memory.gradients == sum(4 * w.num_values for w in trained)
     assert min(kept) == sum(4 * w.shard(rank, num_ranks) for w in trained)  # once they are reduced
 
 
@@ -276,10 +319,13 @@ CASES += [("gram", precision, True) for precision in BYTES]
 
 @pytest.mark.parametrize(("name", "precision", "is_large"), CASES)
 def test_what_a_rank_keeps_of_gradients(name, precision, is_large, as_rank, monkeypatch):
-    """LoRAs in bfloat16, and large models, are reduced in every pass; else whole gradients wait for a window's end."""
+    """LoRAs in bfloat16, and large models, are reduced in every pass; else whole gradients wait for
+    a window's end."""
     monkeypatch.setattr(layout, "LARGE_GRADIENTS_BYTES", 0 if is_large else 2**40)
     as_rank(0, 2)
-    run = run_of(name, micro_batch=2, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform"))
+    run = run_of(
+        name, micro_batch=2, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform")
+    )
     learner, plan, kept = ShardedLearner(run), Plan(run), []
     for step in range(6):
         kept += [gradient_bytes(learner) for _ in micro_steps(learner, run, plan, step, 2)]
@@ -314,8 +360,12 @@ def test_activation_checkpointing_keeps_inputs_and_one_layer(precision):
         loss.backward()
     plain, checkpointed = rank_memory(run, 1), rank_memory(run, 1, checkpointing=True)
     assert checkpointed.activations == pytest.approx(kept, rel=0.05)
-    assert plain.activations - checkpointed.activations > 3 * checkpointed.recomputed - checkpointed.activations
-    # the loss's tensors and the inputs, or the weights' gradients beside one layer: both are in `total`'s terms
+    assert (
+        plain.activations - checkpointed.activations
+        > 3 * checkpointed.recomputed - checkpointed.activations
+    )
+    # The loss's tensors and the inputs, or the weights' gradients beside one layer: both are in
+    # `total`'s terms.
     fixed = checkpointed.weights + checkpointed.copies + checkpointed.optimizer
     assert bytes_of.peak <= 1.05 * (checkpointed.total - fixed)
     assert checkpointed.total < plain.total
@@ -326,7 +376,10 @@ def test_an_evaluation_may_need_more_than_a_small_models_training():
     points = dataclasses.replace(run.eval_points, num_points=1, num_sequences=100_000)
     run = dataclasses.replace(run, eval_points=points)
     memory = rank_memory(run, 1)
-    assert memory.evaluation == evaluation_batch(run.model) * run.model.seq_len * run.model.vocab_size * 8
+    assert (
+        memory.evaluation
+        == evaluation_batch(run.model) * run.model.seq_len * run.model.vocab_size * 8
+    )
     assert memory.total == memory.weights + memory.optimizer + memory.evaluation
 
 
