@@ -94,33 +94,24 @@ def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = F
     Repeats a balanced Feistel network of six rounds over the next even power of two until the image is in range
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
-    half_bits, step = max(1, ((size - 1).bit_length() + 1) // 2), _decrypted if inverse else _encrypted
-    values = step(indices.astype(_U64), keys, half_bits)
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
     outside = values >= size
     while outside.any():
-        values[outside] = step(values[outside], keys[outside], half_bits)
+        values[outside] = _feistel(values[outside], keys[outside], half_bits, inverse)
         outside = values >= size
     return values.astype(np.int64)
 
 
-def _encrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
+def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool) -> np.ndarray:
+    """Goes through the network; its inverse is the same with the halves and the rounds in reverse order."""
     mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
-    left, right = values >> shift, values & mask
-    for number in range(NUM_ROUNDS):
-        left, right = right, left ^ (_of_round(number, keys, right) & mask)
-    return (left << shift) | right
-
-
-def _decrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
-    mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
-    left, right = values >> shift, values & mask
-    for number in reversed(range(NUM_ROUNDS)):
-        left, right = right ^ (_of_round(number, keys, left) & mask), left
-    return (left << shift) | right
-
-
-def _of_round(number: int, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
-    return hash_counters(keys + _U64(number * 0x632BE59BD9B4E019 & (2**64 - 1)), half)
+    halves, rounds = (values >> shift, values & mask), range(NUM_ROUNDS)
+    left, right = halves[::-1] if inverse else halves
+    for number in reversed(rounds) if inverse else rounds:
+        round_keys = keys + _U64(number * 0x632BE59BD9B4E019 & (2**64 - 1))
+        left, right = right, left ^ (hash_counters(round_keys, right) & mask)
+    return (right << shift) | left if inverse else (left << shift) | right
 
 
 class Plan:

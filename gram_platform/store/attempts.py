@@ -83,7 +83,7 @@ class Attempt:
         place; OSError when there is none, since starting over would lose more.
         """
         unreadable = None
-        clear_debris(self._attempts, self.attempt_id)
+        clear_debris(self._attempts)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
             try:
                 return self._continue_from(read(self._attempts, step, attempt_id))
@@ -234,10 +234,10 @@ class Attempt:
 
     def _remove_superfluous(self, result: Mapping) -> None:
         prune(self._attempts, keep=0)
-        clear_debris(self._attempts, self.attempt_id)
+        clear_debris(self._attempts)
         winner_id = self.run.winner(result)
         if winner_id == self.attempt_id:
-            clear_weights(self._attempts, winner_id)
+            clear_weights(self._attempts)
         elif winner_id is not None:
             self._folder.remove(FINISHED)
             remove_weights(self._folder)

@@ -100,11 +100,11 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
             folder.remove(step_name(step))
 
 
-def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
-    """Removes half-written checkpoints and files of attempts that have ended, but not of `keep_id`."""
+def clear_debris(attempts: Folder) -> None:
+    """Removes half-written checkpoints and files of attempts that have ended."""
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
-        if attempt_id == keep_id or not has_ended(read_lease(attempt)):
+        if not has_ended(read_lease(attempt)):
             continue
         attempt.remove_temporaries()
         folder = attempt.child(CHECKPOINTS)
@@ -160,15 +160,15 @@ def has_weights(attempt: Folder) -> bool:
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
 
 
-def clear_weights(attempts: Folder, winner_id: str) -> None:
+def clear_weights(attempts: Folder) -> None:
     """Removes the weights, finished or not, of attempts that have ended without a finish.
 
-    Call it when `winner_id` has the result's weights and keeps them: an owner that was taken for ended, and wakes up
-    between its weights and its finish, then loses a copy.
+    Call it when a finished attempt has the result's weights and keeps them: an owner that was taken for ended, and
+    wakes up between its weights and its finish, then loses a copy.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
-        if attempt_id != winner_id and has_ended(read_lease(attempt)) and not attempt.exists(FINISHED):
+        if has_ended(read_lease(attempt)) and not attempt.exists(FINISHED):
             remove_weights(attempt)
 
 

@@ -237,13 +237,11 @@ class EvaluationDirectory(NodeDirectory):
                 tensors = load_tensors(path)
             if hash_tensors(tensors) == digest:
                 return tensors
-            reason = WRONG_HASH
+            self.folder.set_aside(name, WRONG_HASH)
         except FileNotFoundError:
-            reason = ""
+            pass
         except ValueError as error:
-            reason = str(error)
-        if reason:
-            self.folder.set_aside(name, reason)
+            self.folder.set_aside(name, error)
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
         expected = f"an evaluation with intact tensors; to make these again, {self.remedy}"
         raise invalid("eval_id", self.eval_id, expected)

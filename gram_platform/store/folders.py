@@ -315,9 +315,8 @@ def _open_folder(path: str) -> None:
 
 def open_folder(root: str, writable: bool = False) -> Folder:
     """Opens a local path (`~` expanded) or an fsspec URL; ValueError naming `storage` for an unknown URL."""
-    protocol, _, path = str(root).partition("://")
-    if not is_url(str(root)) or protocol in ("file", "local"):
-        path = path if is_url(str(root)) else str(root)
+    protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
+    if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)
     try:
         filesystem, path = fsspec.core.url_to_fs(root)

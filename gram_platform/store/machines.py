@@ -24,7 +24,7 @@ def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> Non
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})
-    elif folder.exists(CORDONED):
+    else:
         folder.remove(CORDONED)
 
 

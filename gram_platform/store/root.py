@@ -37,15 +37,6 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 
-class IndexEntry(TypedDict):
-    """What the index says of a node: see `Finished`."""
-
-    versions: dict[str, str]
-    sha256: str
-    tags: dict[str, str]
-    config_sha256: str
-
-
 class StoreFacts(TypedDict):
     """The content of store.json."""
 
@@ -60,6 +51,13 @@ class Finished:
     sha256: str
     tags: Mapping[str, str]
     config_sha256: str
+
+
+@dataclass(frozen=True)
+class IndexEntry(Finished):
+    """What the index says of a node, and the versions of the files that it was read from."""
+
+    versions: Mapping[str, str]
 
 
 def storage_place(storage: str) -> str:
@@ -144,16 +142,15 @@ class Store:
             for node_id, versions in folder.child(name).versions((RESULT, TAGS, CONFIG)).items()
         }
         before = folder.read_spare(INDEX, dict[str, IndexEntry])
-        index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
+        index = {key: entry for key, entry in before.items() if entry.versions == listed.get(key)}
         present = {key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed}
         unread = [key for key in present if key not in index]
         for key, found in zip(unread, self.concurrently(lambda key: _finished(present[key]), unread), strict=True):
             if found is not None:
-                index[key] = {"versions": listed[key], **vars(found), "tags": dict(found.tags)}
+                index[key] = IndexEntry(**vars(found), versions=listed[key])
         if folder.writable and index != before:
             folder.write_json(INDEX, index)
-        known = {key: Finished(entry["sha256"], entry["tags"], entry["config_sha256"]) for key, entry in index.items()}
-        return {node.node_id: known.get(key) for key, node in present.items()}
+        return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
         """Returns `work(item)` of every item, in order; in threads where each waits for an object store."""

@@ -74,7 +74,7 @@ class Finish(TypedDict):
     result: RunResult
     segments: list[Segment]
     elapsed_s: float
-    timing: NotRequired[Timing]
+    timing: Timing
 
 
 class Failure(TypedDict):
@@ -305,14 +305,14 @@ class RunDirectory(NodeDirectory):
 
     def remove_remains(self) -> None:
         """Removes half-written files of killed attempts; of a complete run checkpoints and superfluous weights too."""
-        if self.num_superfluous():
+        result = self.result()
+        if result is not None:
             prune(self.attempts, keep=0)
         clear_debris(self.attempts)
-        result = self.result()
         winner_id = None if result is None else self.winner(result)
         if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):
             # An attempt that goes on tidies up itself.
-            clear_weights(self.attempts, winner_id)
+            clear_weights(self.attempts)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     @contextlib.contextmanager

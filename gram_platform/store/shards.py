@@ -96,8 +96,6 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder, CheckpointManifest)
     files = manifest["files"]
-    if STATE not in files:
-        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {STATE}")
     pieces = _read_pieces(folder, files, rows_of)
     state = _read_json(folder, STATE, files)
     return Resumed(manifest["step"], pieces, state, manifest)
@@ -176,13 +174,12 @@ def _overlaps(layout: Layout, wanted: Mapping[str, Range]) -> dict[str, Range]:
 
 
 def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
-    name = _layout_name(shard)
-    if name not in files:
-        raise CorruptFile(f"{folder.path}/{shard} has no {name}")
-    return _read_json(folder, name, files, dict[str, StoredRows])
+    return _read_json(folder, _layout_name(shard), files, dict[str, StoredRows])
 
 
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
+    if name not in files:
+        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {name}")
     with _verified(folder, name, files[name]) as path:
         try:
             return parse_json(Path(path).read_bytes(), kind)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.model.pieces import Piece, num_rows
@@ -35,10 +35,8 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
     """Reads the tensors of a safetensors file into memory. ValueError when it is not whole."""
-    try:
-        return {name: tensor.clone() for name, tensor in load_file(os.fspath(path)).items()}
-    except SafetensorError as error:
-        raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
+    with open_tensors(path) as file:
+        return dict(DiskTensors.of_files([file]))
 
 
 @dataclass(frozen=True)

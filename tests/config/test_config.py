@@ -16,13 +16,12 @@ from gram_platform.config import (
     ModuleSpec,
     OptimizerConfig,
     RoutingConfig,
-    RunConfig,
     TokenLosses,
     View,
     evaluation_from_plain,
     run_from_plain,
 )
-from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.config.identity import canonical_json
 from tests import tiny
 from tests.refused import refused
 
@@ -74,17 +73,11 @@ def test_every_field_that_changes_a_result_changes_the_id():
     assert len(seen) >= 40
 
 
-def test_ids_are_the_same_in_another_process_and_for_any_order():
+def test_ids_are_the_same_in_another_process():
     run = tiny.run_config()
     code = "from tests import tiny; print(tiny.run_config().run_id)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == run.run_id
-    data = dataclasses.replace(run.data, domains=run.data.domains[::-1])
-    model = dataclasses.replace(run.model, modules=run.model.modules[::-1])
-    points = dataclasses.replace(run.eval_points, domains=run.eval_points.domains[::-1])
-    assert dataclasses.replace(run, data=data, model=model, eval_points=points).run_id == run.run_id
-    shuffled = dict(reversed(to_plain(run).items()))
-    assert canonical_json(shuffled) == canonical_json(run)
 
 
 def test_integers_in_real_fields_are_the_same_number():
@@ -111,11 +104,7 @@ def test_canonical_json_refuses_what_it_does_not_know():
         canonical_json({"x": float("nan")})
 
 
-def test_configs_come_back_from_json():
-    run = dataclasses.replace(tiny.run_config(), start=View.of("abc", {"lisp": 0.5}, sources=(("lisp", "def"),)))
-    assert run_from_plain(json.loads(canonical_json(run))) == run
-    for evaluation in evaluations_of(run.start):
-        assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
+def test_an_unknown_measure_is_refused():
     with refused("evaluation.measure", "other"):
         evaluation_from_plain({"measure": "other"})
 
@@ -193,10 +182,3 @@ def test_probes_beyond_the_steps_and_doubled_domains_are_refused():
         View("run", (("lisp", 1.0),), (("lisp", "a"), ("lisp", "b")))
     with refused("data.domains", ["a", "a"]):
         DataConfig("x", (DomainBudget("a", 1, 1), DomainBudget("a", 1, 1)))
-
-
-def test_a_run_is_hashable_and_frozen():
-    assert len({RUN, tiny.run_config()}) == 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        RUN.seed = 1
-    assert isinstance(RUN, RunConfig)

@@ -66,10 +66,7 @@ def test_laws_by_name_and_from_a_file(tmp_path):
 
 BAD_LAWS = {
     "lr_coefficient": {"lr_coefficient": -1.0},
-    "lr_exponent": {"lr_exponent": float("nan")},
-    "seq_len": {"seq_len": 0.5},
     "name": {"name": 3},
-    "num_sizes": {"num_sizes": -1},
     "smallest": {"num_sizes": 3},
     "largest": {"smallest": 3e6, "largest": 2e6},
 }

@@ -298,7 +298,6 @@ def installed(world: World) -> Iterator[None]:
         (files, "random", SimpleNamespace(uniform=world.rng.uniform)),
         (runs, "datetime", SimpleNamespace(datetime=today, UTC=datetime.UTC)),
         (tensors, "save_file", system.save_tensors),
-        (tensors, "load_file", lambda path: reading(path).tensors),
         (tensors, "safe_open", reading),
         (leases, "threading", threads),
         (leases, "this_place", lambda: system.machine),

@@ -83,7 +83,6 @@ class World:
         self.current: Task | None = None
         self.threads: set[int] = set()
         self.ended, self.failure = threading.Semaphore(0), ""
-        self.after_power_loss: Callable[[Machine], None] = lambda machine: None
 
     # -------------------------------------------------------------------------------------------- scheduling
 
@@ -212,7 +211,6 @@ class World:
             before = self.disk.num_lost
             self.disk.lose_unsynced()
             self.counts["lost sync"] += self.disk.num_lost > before
-            self.after_power_loss(machine)
         self.counts[kind] += 1
 
     # ------------------------------------------------------------------------------------------------ questions

@@ -70,10 +70,10 @@ def test_a_second_driver_neither_packs_nor_uploads(provided, recipe, packed, mon
 
 def test_processes_of_one_machine_fetch_once(provided, recipe, packed):
     provided.move_to("worker")
-    processes = [in_process(open_corpus, Store(provided.url), recipe.data_id) for _ in range(6)]
+    processes = [in_process(open_corpus, Store(provided.url), recipe.data_id) for _ in range(3)]
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0] * 6
+    assert [process.exitcode for process in processes] == [0] * 3
     assert len(provided.fetched()) == len(packed.manifest["files"])
 
 
@@ -184,16 +184,6 @@ def test_a_machine_that_does_not_mount_the_storage_says_so(tmp_path, recipe):
         Execution(str(tmp_path)).corpus(recipe.data_id)
 
 
-def test_a_memory_store(recipe, packed, tmp_path, monkeypatch):
-    """fsspec's own."""
-    monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "driver"))
-    store = Store("memory://bucket/data-test").open_for_writing()
-    shutil.copytree(packed.path, store.data_root / recipe.data_id)
-    provide_corpus(recipe, store)
-    monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "worker"))
-    assert_same(open_corpus(store, recipe.data_id), packed)
-
-
 # -------------------------------------------------------------------------------------------------- retries
 
 
@@ -230,7 +220,7 @@ class Response(Exception):
         self.status_code = status_code
 
 
-@pytest.mark.parametrize("name", ["EIO", "ESTALE", "ETIMEDOUT", "EBUSY", "ECONNRESET", "EAGAIN"])
+@pytest.mark.parametrize("name", ["EIO", "ESTALE"])
 def test_what_is_tried_again(name):
     assert files.is_transient(OSError(getattr(errno, name), os.strerror(getattr(errno, name))))
 
@@ -246,7 +236,7 @@ def test_errors_of_http_clients():
     assert files.is_transient(fsspec.exceptions.FSTimeoutError())
 
 
-@pytest.mark.parametrize("name", ["ENOENT", "EACCES", "EPERM", "ENOSPC", "EDQUOT", "EROFS", "ENOTDIR", "EEXIST"])
+@pytest.mark.parametrize("name", ["ENOENT", "EACCES", "ENOSPC"])
 def test_what_is_not(name):
     calls = []
 

@@ -140,15 +140,6 @@ def test_evaluation_is_written_once(tmp_path):
     assert directory.complete({"losses": {"core": 2.5}}) == first
 
 
-def test_a_result_of_the_largest_runs_is_read(tmp_path):
-    """5B parameters times their tokens are more than 63 bits."""
-    directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
-    with directory.start_attempt("a") as attempt:
-        result = attempt.complete(final_fields(RUN) | {"compute_units": 8 * 10**19}, {"weights": START})
-    assert directory.result() == result
-    assert result["compute_units"] == 8 * 10**19
-
-
 def test_object_store_gives_the_same_results(tmp_path):
     train(str(tmp_path), RUN)
     root = "memory://bucket/gram"

@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import shutil
-import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -12,12 +11,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gram_platform.store import Store, attempts, files, leases, shards
+from gram_platform.store import Store, files, leases, shards
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.leases import LeaseLost
 from tests.store.simulated_system import installed
 from tests.store.simulated_world import ROOT, World
-from tests.store.training import final_fields, in_process, record, run_config, train, weights_after
+from tests.store.training import final_fields, record, run_config, train, weights_after
 
 RUN = run_config(6)
 WEIGHTS = {"weights": torch.ones(2)}
@@ -200,30 +199,6 @@ def test_an_owner_that_cannot_renew_its_lease_stops_and_the_run_can_be_continued
     assert directory.status() == "complete"
 
 
-def test_an_owner_that_slept_for_longer_than_its_lease_stops(tmp_path):
-    def work() -> None:
-        try:
-            train(str(tmp_path), RUN, commit_every=1, step_s=lambda: 1.0, lease_seconds=leases.SHORTEST_LEASE_S)
-        except LeaseLost:
-            os._exit(7)
-
-    leases.SHORTEST_LEASE_S, before = 3.0, leases.SHORTEST_LEASE_S
-    try:
-        process = in_process(work)
-    finally:
-        leases.SHORTEST_LEASE_S = before
-    directory = Store(tmp_path).run(RUN.run_id)
-    while directory.committed_step() < 2:
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(5.0)
-    os.kill(process.pid, signal.SIGCONT)
-    process.join()
-    assert process.exitcode == 7
-    assert directory.status() == "interrupted"
-    assert train(str(tmp_path), RUN)["run_id"] == RUN.run_id
-
-
 def test_an_owner_whose_files_are_removed_was_taken_over(directory, monkeypatch):
     """Another attempt, which took it for ended, removes its unfinished checkpoint again and again."""
     with directory.start_attempt("worker") as attempt:
@@ -237,13 +212,3 @@ def test_an_owner_whose_files_are_removed_was_taken_over(directory, monkeypatch)
             attempt.commit(2, WEIGHTS, {}, [record(1), record(2)])
         monkeypatch.undo()
     assert directory.failure() is None
-
-
-def test_a_step_that_takes_hours_ends_nothing(directory, monkeypatch):
-    """Its lease is left to expire; when the owner comes back, it goes on."""
-    monkeypatch.setattr(leases, "SHORTEST_LEASE_S", 1.0)
-    monkeypatch.setattr(attempts, "LONGEST_STEP_S", 0.2)
-    with directory.start_attempt("slow", lease_seconds=0.5) as attempt:
-        time.sleep(3.0)
-        assert directory.status() == "interrupted"
-        attempt.heartbeat(1, 6, 1.0)
