@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from gram_platform.config.identity import invalid
 from gram_platform.config.plain import parse_json
-from gram_platform.store.files import CorruptFile, Folder, is_safe_name
+from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
@@ -132,19 +132,16 @@ def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
     """Reads the records of one entry of a chain; CorruptFile when the file is missing or altered."""
-    if not (is_safe_name(entry["attempt"]) and is_safe_name(entry["file"])):
-        raise CorruptFile(f"{attempts.path} has no file {entry['file']!r} of attempt {entry['attempt']!r}")
-    folder = attempts.child(entry["attempt"], "segments")
+    place = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
-        data = folder.read(entry["file"])
-    except FileNotFoundError as error:
-        raise CorruptFile(f"{folder.path}/{entry['file']} is missing") from error
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise CorruptFile(f"{folder.path}/{entry['file']} does not match its sha256")
-    try:
+        data = attempts.child(entry["attempt"], "segments").read(entry["file"])
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise CorruptFile("its content does not match its sha256")
         return [parse_json(line, Record) for line in data.splitlines()]
+    except FileNotFoundError as error:
+        raise CorruptFile(f"{place} is missing") from error
     except ValueError as error:
-        raise CorruptFile(f"{folder.path}/{entry['file']}: {error}") from error
+        raise CorruptFile(f"{place}: {error}") from error
 
 
 def last_step(chain: Sequence[dict]) -> int:

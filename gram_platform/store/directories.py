@@ -266,15 +266,11 @@ class ImportDirectory(NodeDirectory):
 
         `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
         """
-        expected = import_id(model, fields["weights_sha256"], tokenizer)
-        if self.node_id != expected:
-            raise invalid("import_id", expected, f"the directory's import_id, {self.node_id}")
         self._ensure_config({"model": to_plain(model)})
-        if self.result() is None:
-            self.folder.write_with(WEIGHTS, write)
-            if tokenizer is not None:
-                self.folder.write(TOKENIZER, tokenizer)
-                fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
+        self.folder.write_with(WEIGHTS, write)
+        if tokenizer is not None:
+            self.folder.write(TOKENIZER, tokenizer)
+            fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
         return self.publish(seal({**fields, "import_id": self.node_id}))
 
     def require_result(self) -> dict:

@@ -112,8 +112,6 @@ class Store:
         if free_bytes < min_free_bytes:
             expected = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found {free_bytes / 2**20:,.0f} MiB"
             raise invalid("storage", self.root, expected)
-        # Another process may have created it since.
-        self.require_known_layout()
         self._folder = folder
         return self
 

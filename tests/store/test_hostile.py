@@ -285,7 +285,7 @@ def test_a_file_system_without_hard_links_or_synced_folders_holds_a_run(tmp_path
     assert train(str(tmp_path), DONE) == Store(tmp_path).run(DONE.run_id).result()
 
 
-@pytest.mark.parametrize("name", ["a#b", "a%20b", "s3://x"])
+@pytest.mark.parametrize("name", ["a#b", "s3://x"])
 def test_a_folders_name_may_look_like_an_address(tmp_path, name):
     place = f"{tmp_path}/{name}"
     assert absolute_place("storage", place) == os.path.abspath(place)
@@ -313,13 +313,6 @@ def test_optunas_database_is_not_written_through_a_link(tmp_path, outside, name)
 
 
 # ---------------------------------------------------------------------------------------------- values of stored JSON
-
-
-def test_a_lease_without_end_keeps_no_run_from_starting(root):
-    (lease,) = (root / "runs" / HALF.run_id).rglob("lease.json")
-    fields = json.loads(lease.read_text()) | {"lease_seconds": 1e18, "place": "elsewhere", "released": False}
-    lease.write_text(json.dumps(fields))
-    assert train(str(root), HALF)["run_id"] == HALF.run_id
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"layout":"1"}', "[" * 10**5])
