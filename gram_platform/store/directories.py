@@ -17,7 +17,6 @@ from gram_platform.config.identity import (
     hash_file,
     invalid,
     short_hash,
-    to_plain,
 )
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
@@ -266,7 +265,7 @@ class ImportDirectory(NodeDirectory):
 
         `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
         """
-        self._ensure_config({"model": to_plain(model)})
+        self._ensure_config({"model": model})
         self.folder.write_with(WEIGHTS, write)
         if tokenizer is not None:
             self.folder.write(TOKENIZER, tokenizer)

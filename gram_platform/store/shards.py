@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gram_platform.config.identity import canonical_json, hash_file, to_plain
+from gram_platform.config.identity import canonical_json, hash_file
 from gram_platform.config.plain import parse_json
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
@@ -66,7 +66,7 @@ def write_shard(
     """Writes one rank's files; returns their SHA-256 by name. They count once the folder has a manifest."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
-    layout = canonical_json({n: to_plain(StoredRows.of(piece)) for n, piece in pieces.items()})
+    layout = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
     shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
     return {
         shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
