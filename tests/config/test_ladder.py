@@ -48,7 +48,8 @@ def test_the_batch_is_converted_by_tokens():
 
 
 @pytest.mark.parametrize(
-    ("sequences", "batch", "micro_batch"), [(4096.0, 4096, 8), (19.0, 16, 8), (5.0, 8, 8), (3.0, 4, 4), (0.01, 1, 1)]
+    ("sequences", "batch", "micro_batch"),
+    [(4096.0, 4096, 8), (19.0, 16, 8), (5.0, 8, 8), (3.0, 4, 4), (0.01, 1, 1)],
 )
 def test_batches_at_and_below_the_micro_batch(sequences, batch, micro_batch):
     law = dataclasses.replace(LAW, batch_coefficient=sequences, batch_exponent=0.0)

@@ -22,7 +22,10 @@ def directory(tmp_path):
 
 
 def checkpoint_folders(tmp_path):
-    return sorted((tmp_path / "runs" / RUN.run_id).glob("attempts/*/checkpoints/*"), key=lambda path: path.name)
+    return sorted(
+        (tmp_path / "runs" / RUN.run_id).glob("attempts/*/checkpoints/*"),
+        key=lambda path: path.name,
+    )
 
 
 def wait_until(condition, timeout_s=60.0):
@@ -58,7 +61,9 @@ def test_status_through_a_life(directory):
         result = attempt.complete(final_fields(RUN), WEIGHTS)
     assert directory.status() == "complete"
     assert directory.result() == result
-    assert directory.timing()["tokens_per_second"] == pytest.approx(RUN.num_tokens / directory.timing()["elapsed_s"])
+    assert directory.timing()["tokens_per_second"] == pytest.approx(
+        RUN.num_tokens / directory.timing()["elapsed_s"]
+    )
 
 
 def test_resumed_tensors_are_bit_identical_in_every_dtype(directory):
@@ -92,7 +97,9 @@ def test_newest_two_checkpoints_are_kept_and_none_after_the_end(tmp_path, direct
 
 @pytest.mark.parametrize("name", ["tensors.safetensors", "state.json", "manifest.json"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
-def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(tmp_path, directory, name, damage):
+def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(
+    tmp_path, directory, name, damage
+):
     train(str(tmp_path), RUN, last=4)
     newest = checkpoint_folders(tmp_path)[-1]
     path = newest / name
@@ -100,8 +107,11 @@ def test_corrupted_checkpoint_is_set_aside_and_the_older_one_used(tmp_path, dire
     if damage == "remove":
         path.unlink()
     else:
-        path.write_bytes(data[:-3] if damage == "truncate" else data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
-    if (name, damage) == ("manifest.json", "remove"):  # a checkpoint without a manifest was never there
+        path.write_bytes(
+            data[:-3] if damage == "truncate" else data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+        )
+    # A checkpoint without a manifest was never there.
+    if (name, damage) == ("manifest.json", "remove"):
         train(str(tmp_path), RUN)
     else:
         with pytest.warns(RuntimeWarning, match=newest.name):
@@ -121,7 +131,8 @@ def test_lease_of_a_living_process_refuses_a_second_attempt(tmp_path, directory)
 
 
 def test_the_lease_of_an_earlier_attempt_refuses_too(directory):
-    """It was taken for ended, a second attempt has come and gone, and the first is at work again."""
+    """It was taken for ended, a second attempt has come and gone, and the first is at work
+    again."""
     first = directory.start_attempt("first")
     path = Path(directory.attempts.path) / first.attempt_id / "lease.json"
     fields = json.loads(path.read_text())
@@ -153,7 +164,8 @@ def test_a_step_may_take_longer_than_the_lease(directory, monkeypatch):
 
 
 def test_two_attempts_at_once_are_harmless(tmp_path, directory):
-    """The first one's lease has expired while it goes on: both finish, nothing is lost, no step appears twice."""
+    """The first one's lease has expired while it goes on: both finish, nothing is lost, no step
+    appears twice."""
     first = directory.start_attempt("slow", lease_seconds=0.0)
     second = directory.start_attempt("fast", lease_seconds=0.0)
     weights = dict(WEIGHTS)

@@ -1,4 +1,5 @@
-"""A finished study with damaged files: submitted again, it gives the same table, or says what is lost."""
+"""A finished study with damaged files: submitted again, it gives the same table, or says what is
+lost."""
 
 import json
 import random
@@ -14,7 +15,17 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import run_study
 
-FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process")
+FLAGS = (
+    "--preset",
+    "smoke",
+    "--sizes",
+    "tiny",
+    "--seeds",
+    "1",
+    "--methods",
+    "gram",
+    "--in-process",
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +48,16 @@ def cut(root: Path, relative: Path, how: str) -> None:
     data = path.read_bytes()
     path.unlink()
     if how != "removed":
-        path.write_bytes({"cut": data[: len(data) // 2], "garbled": b"?" + data[1:], "other": b"{}"}[how])
+        path.write_bytes(
+            {"cut": data[: len(data) // 2], "garbled": b"?" + data[1:], "other": b"{}"}[how]
+        )
 
 
-# ------------------------------------------------------------------------------------------------- submitted again
+# --------------------------------------------------------------------------------- submitted again
 
 
-AWAY = ("--tracking-uri", "sqlite:////proc/away/mlflow.db")  # a mirror of twelve nodes takes longer than the rest
+# A mirror of twelve nodes takes longer than the rest.
+AWAY = ("--tracking-uri", "sqlite:////proc/away/mlflow.db")
 
 
 def submitted(root: Path, capsys, *more: str) -> tuple[int, str]:
@@ -64,11 +78,21 @@ def copied(study, tmp_path, monkeypatch) -> Path:
     return Path(shutil.copytree(study, tmp_path / "copied", ignore=shutil.ignore_patterns("site")))
 
 
-@pytest.mark.parametrize("how", ["cut", *(pytest.param(how, marks=pytest.mark.slow) for how in ("removed", "other"))])
+@pytest.mark.parametrize(
+    "how", ["cut", *(pytest.param(how, marks=pytest.mark.slow) for how in ("removed", "other"))]
+)
 def test_what_a_driver_knows_comes_back(study, copied, capsys, how):
-    """Configs, tags and times of all nodes: a driver makes or leaves out each, and executes nothing again."""
+    """Configs, tags and times of all nodes: a driver makes or leaves out each, and executes nothing
+    again."""
     for relative in files_of(study):
-        if relative.name in ("config.json", "tags.json", "timing.json", "study.json", "devices.json", "table.csv"):
+        if relative.name in (
+            "config.json",
+            "tags.json",
+            "timing.json",
+            "study.json",
+            "devices.json",
+            "table.csv",
+        ):
             cut(copied, relative, how)
     code, text = submitted(copied, capsys, *AWAY)
     assert code == 0
@@ -111,7 +135,9 @@ def test_after_random_losses_the_table_is_the_same_or_what_is_lost_is_said(
             if code == 0:
                 break
             assert re.search("^(lost|failed|error): ", text, re.M), text
-        is_same = (root / table).exists() and (root / table).read_bytes() == (study / table).read_bytes()
+        is_same = (root / table).exists() and (root / table).read_bytes() == (
+            study / table
+        ).read_bytes()
         is_said = code == 1 and re.search("^lost: .* submit again$", text, re.M)
         is_refused = code == 2 and Path("store.json") in chosen
         if not ((code == 0 and is_same) or is_said or is_refused):

@@ -63,7 +63,9 @@ def test_two_machines_fetch_what_the_driver_uploaded(provided, recipe, packed):
 
 def test_a_second_driver_neither_packs_nor_uploads(provided, recipe, packed, monkeypatch):
     provided.move_to("another driver")
-    monkeypatch.setattr("gram_platform.corpora.pack.prepare", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr(
+        "gram_platform.corpora.pack.prepare", lambda *_: pytest.fail("packed again")
+    )
     assert_same(provide_corpus(recipe, Store(provided.url).open_for_writing()), packed)
     assert len(provided.calls("put_file")) == len(packed.manifest["files"])
 
@@ -144,7 +146,9 @@ def test_a_broken_copy_is_replaced_and_a_broken_store_refused(provided, recipe, 
     copy = open_corpus(Store(provided.url), recipe.data_id).path
     (copy / "train/core.bin").write_bytes(b"?")
     assert_same(open_corpus(Store(provided.url), recipe.data_id), packed)
-    (copy / "manifest.json").write_text((copy / "manifest.json").read_text().replace(packed.fingerprint, "0" * 16))
+    (copy / "manifest.json").write_text(
+        (copy / "manifest.json").read_text().replace(packed.fingerprint, "0" * 16)
+    )
     assert_same(open_corpus(Store(provided.url), recipe.data_id), packed)
 
     digest = packed.manifest["files"]["train/core.bin"]
@@ -157,26 +161,44 @@ def test_a_broken_copy_is_replaced_and_a_broken_store_refused(provided, recipe, 
 
 
 @pytest.mark.parametrize("kind", ["absolute", "above", "domain", "nested"])
-def test_a_hostile_manifest_writes_nothing_outside_the_cache(provided, recipe, packed, tmp_path, kind):
-    """Whoever can write the bucket must not be able to write another file of a machine that reads it."""
-    manifest, outside = json.loads(json.dumps(packed.manifest)), tmp_path / "elsewhere" / "authorized_keys"
+def test_a_hostile_manifest_writes_nothing_outside_the_cache(
+    provided, recipe, packed, tmp_path, kind
+):
+    """Whoever can write the bucket must not be able to write another file of a machine that reads
+    it."""
+    manifest, outside = (
+        json.loads(json.dumps(packed.manifest)),
+        tmp_path / "elsewhere" / "authorized_keys",
+    )
     stored = provided.folder / "data" / recipe.data_id
     (stored / "payload").write_bytes(b"ssh-rsa")
-    name = str(outside) if kind == "absolute" else os.path.relpath(outside, provided.root / "a worker" / "a" / "b")
+    name = (
+        str(outside)
+        if kind == "absolute"
+        else os.path.relpath(outside, provided.root / "a worker" / "a" / "b")
+    )
     if kind in ("absolute", "above"):
-        manifest["files"] = {f"{'../' * 12}{name}" if kind == "above" else name: "payload"} | manifest["files"]
+        manifest["files"] = {
+            f"{'../' * 12}{name}" if kind == "above" else name: "payload"
+        } | manifest["files"]
     elif kind == "domain":
         domains = manifest["domains"]
         domains["../../x"] = domains.pop("core")
-        manifest["files"] = {path.replace("core", "../../x"): digest for path, digest in manifest["files"].items()}
+        manifest["files"] = {
+            path.replace("core", "../../x"): digest for path, digest in manifest["files"].items()
+        }
     text = json.dumps(manifest) if kind != "nested" else "[" * 100_000
     (stored / "manifest.json").write_text(text)
     provided.move_to("a worker")
     before = sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents)
     with pytest.raises(ValueError, match=r"manifest\.json"):
         open_corpus(Store(provided.url), recipe.data_id)
-    assert sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents) == before
-    assert_same(provide_corpus(recipe, Store(provided.url).open_for_writing()), packed)  # it counts as absent
+    assert (
+        sorted(path for path in tmp_path.rglob("*") if provided.folder not in path.parents)
+        == before
+    )
+    # The hostile manifest counts as absent.
+    assert_same(provide_corpus(recipe, Store(provided.url).open_for_writing()), packed)
 
 
 def test_a_machine_that_does_not_mount_the_storage_says_so(tmp_path, recipe):
@@ -184,7 +206,7 @@ def test_a_machine_that_does_not_mount_the_storage_says_so(tmp_path, recipe):
         Execution(str(tmp_path)).corpus(recipe.data_id)
 
 
-# -------------------------------------------------------------------------------------------------- retries
+# ----------------------------------------------------------------------------------------- retries
 
 
 def test_a_store_that_throttles_for_a_while(place, monkeypatch):
@@ -198,7 +220,13 @@ def test_a_store_that_throttles_for_a_while(place, monkeypatch):
         train(place.url, run, last=4)
         place.fail(5)
         assert train(place.url, run) == expected
-    assert sum(place.url in str(warning.message) or "request rate" in str(warning.message) for warning in caught) == 1
+    assert (
+        sum(
+            place.url in str(warning.message) or "request rate" in str(warning.message)
+            for warning in caught
+        )
+        == 1
+    )
     assert (place.root / "bucket.failures").read_text() == "0"
 
 
@@ -209,7 +237,8 @@ def test_patience_ends(place, monkeypatch):
     with warnings.catch_warnings(action="ignore"), pytest.raises(files.StorageAway) as found:
         store.run("0" * 12).result()
     assert isinstance(found.value, OSError)
-    assert type(pickle.loads(pickle.dumps(found.value))) is files.StorageAway  # as it comes from a worker
+    # As it comes from a worker.
+    assert type(pickle.loads(pickle.dumps(found.value))) is files.StorageAway
     assert 2 < 10**6 - int((place.root / "bucket.failures").read_text()) < 30
 
 

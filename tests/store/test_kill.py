@@ -1,4 +1,5 @@
-"""kill -9 at any point leaves a run that ends with the same result, the same bytes, and every step once."""
+"""kill -9 at any point leaves a run that ends with the same result, the same bytes, and every step
+once."""
 
 import signal
 
@@ -24,7 +25,9 @@ def test_kill_before_every_file_operation(tmp_path):
         directory = Store(root).run(run.run_id)
         assert directory.status() == "complete"
         assert result_bytes(root, run) == expected
-        assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
+        assert [record["step"] for record in directory.records()] == list(
+            range(1, run.num_steps + 1)
+        )
         assert len(directory.weights()) == 1
         if not killed:
             break

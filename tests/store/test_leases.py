@@ -1,4 +1,5 @@
-"""Leases by themselves: whose work goes on, whose has ended, and which lease is never renewed again."""
+"""Leases by themselves: whose work goes on, whose has ended, and which lease is never renewed
+again."""
 
 import pickle
 import subprocess
@@ -98,7 +99,9 @@ def test_no_lease_is_nobodys(folder):
     assert has_ended(None) is False
 
 
-@pytest.mark.parametrize("wrong", [{"pid": True}, {"pid": 0}, {"pid": 2**31}, {"lease_seconds": 1e18}])
+@pytest.mark.parametrize(
+    "wrong", [{"pid": True}, {"pid": 0}, {"pid": 2**31}, {"lease_seconds": 1e18}]
+)
 def test_a_lease_of_another_shape_or_without_end_counts_as_absent(folder, wrong):
     folder.write_json(LEASE, lease_of(pid=2**31 - 1))
     assert read_lease(folder) == lease_of(pid=2**31 - 1)
@@ -107,7 +110,9 @@ def test_a_lease_of_another_shape_or_without_end_counts_as_absent(folder, wrong)
 
 
 @pytest.mark.parametrize(("seconds", "lasts"), [(30.0, 30.0), (0.1, SHORTEST_LEASE_S)])
-def test_a_lease_is_overdue_once_it_was_not_renewed_for_longer_than_it_lasts(folder, clocks, seconds, lasts):
+def test_a_lease_is_overdue_once_it_was_not_renewed_for_longer_than_it_lasts(
+    folder, clocks, seconds, lasts
+):
     lease = Lease(folder, "host:1", seconds, interval_s=1000.0)
     clocks[0] += lasts
     assert lease.is_overdue() is False
@@ -146,7 +151,10 @@ class ReadTimeoutError(Exception):
 def test_a_lease_outlives_errors_of_an_object_store_that_are_no_oserrors(folder, monkeypatch):
     """With one warning."""
     monkeypatch.setattr(files, "PATIENCE_S", 0.0)
-    lease, calls = Lease(folder, "host:1", 0.03, interval_s=0.01, warning="no lease can be written"), []
+    lease, calls = (
+        Lease(folder, "host:1", 0.03, interval_s=0.01, warning="no lease can be written"),
+        [],
+    )
 
     def write() -> None:
         calls.append(1)

@@ -1,4 +1,5 @@
-"""What kills, damage and lost machines leave behind: nothing of it ends a run, and all of it goes away in the end."""
+"""What kills, damage and lost machines leave behind: nothing of it ends a run, and all of it goes
+away in the end."""
 
 import json
 import time
@@ -42,7 +43,9 @@ def of_another_machine(directory: RunDirectory, attempt_id: str, age_s: float) -
     with open(path) as file:
         lease = json.load(file)
     with open(path, "w") as file:
-        json.dump(lease | {"place": "elsewhere", "released": False, "time": time.time() - age_s}, file)
+        json.dump(
+            lease | {"place": "elsewhere", "released": False, "time": time.time() - age_s}, file
+        )
 
 
 def test_a_damaged_segment_costs_its_records_and_no_training(directory, tmp_path):
@@ -59,11 +62,16 @@ def test_a_damaged_segment_costs_its_records_and_no_training(directory, tmp_path
 @pytest.mark.parametrize(
     ("age_s", "is_cleared"), [(GONE_AFTER_S - 60, False), (GONE_AFTER_S + 60, True)]
 )
-def test_what_a_lost_machine_left_half_written_goes_when_it_cannot_come_back(directory, tmp_path, age_s, is_cleared):
+def test_what_a_lost_machine_left_half_written_goes_when_it_cannot_come_back(
+    directory, tmp_path, age_s, is_cleared
+):
     attempt = committed(directory, 2)
     folder = tmp_path / "runs" / RUN.run_id / "attempts" / attempt.attempt_id
     (folder / "checkpoints/000000005").mkdir()
-    half_written = [folder / "checkpoints/000000005/tensors.safetensors", folder / "weights.safetensors"]
+    half_written = [
+        folder / "checkpoints/000000005/tensors.safetensors",
+        folder / "weights.safetensors",
+    ]
     half_written.append(folder / ".weights.safetensors.1-ab.tmp")
     for path in half_written:
         path.write_bytes(b"half")
@@ -72,11 +80,14 @@ def test_what_a_lost_machine_left_half_written_goes_when_it_cannot_come_back(dir
         assert following.resume().step == 2
         assert [path.exists() for path in half_written] == [not is_cleared, True, not is_cleared]
         following.complete(final_fields(RUN), WEIGHTS, [record(step) for step in range(3, 9)])
-    assert half_written[1].exists() != is_cleared, "weights of another attempt go when this one has the result's"
+    assert half_written[1].exists() != is_cleared, (
+        "weights of another attempt go when this one has the result's"
+    )
 
 
 def test_an_owner_that_was_taken_for_ended_keeps_its_weights(directory, monkeypatch):
-    """Between its weights and its result another machine, whose clock is hours ahead, continues the run."""
+    """Between its weights and its result another machine, whose clock is hours ahead, continues the
+    run."""
     attempt = committed(directory, 3, 6)
     publish = type(directory).publish
 
@@ -86,7 +97,9 @@ def test_an_owner_that_was_taken_for_ended_keeps_its_weights(directory, monkeypa
         directory.remove_remains()
         with directory.start_attempt("other", lease_seconds=0.0) as other:
             other.resume()
-        assert attempt._folder.exists("weights.safetensors"), "nobody removes weights before there is a result"
+        assert attempt._folder.exists("weights.safetensors"), (
+            "nobody removes weights before there is a result"
+        )
         return publish(directory, data)
 
     monkeypatch.setattr(RunDirectory, "publish", late)
@@ -134,6 +147,6 @@ def test_gc_keeps_the_weights_of_attacks_that_something_unfinished_starts_from(t
     store.evaluation(evaluation.eval_id).complete({"losses": {"core": 2.5}})
     main(["gc", "--storage", str(tmp_path)])
     assert not store.run(run_id).has_weights()
-    assert [line.split(": ")[1][:9] for line in capsys.readouterr().out.splitlines()] == ["0 attacks"] * 2 + [
-        "1 attacks"
-    ]
+    assert [line.split(": ")[1][:9] for line in capsys.readouterr().out.splitlines()] == [
+        "0 attacks"
+    ] * 2 + ["1 attacks"]
