@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gram_platform.cli import main
+from gram_platform.cli.storage import status_command
 from gram_platform.config import Evaluation, View, run_from_plain
 from gram_platform.config.identity import InvalidField
 from gram_platform.store import Store
@@ -119,7 +119,7 @@ def test_no_damaged_json_ends_or_changes_anything(finished, tmp_path, capsys, on
             try:
                 with warnings.catch_warnings(action="ignore"):
                     read_everything(Store(root))
-                    main(["status", "--storage", str(root)])
+                    status_command(str(root))
                     found = {run.run_id: train(str(root), run) for run in (DONE, HALF)}
                     Store(root).run(DONE.run_id).weights()
                     Store(root).evaluation(EVALUATION.eval_id).status()

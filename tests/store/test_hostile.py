@@ -183,13 +183,12 @@ def test_what_has_the_place_of_a_file_leads_nowhere(finished, outside, tmp_path,
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("what", ["a link", "a pipe"])
-def test_what_has_the_place_of_a_folder_leads_nowhere(finished, outside, tmp_path, capsys, what):
+def test_what_has_the_place_of_a_folder_leads_nowhere(finished, outside, tmp_path, capsys):
     relatives = [path.relative_to(finished) for path in places(finished, "folder")]
     assert len(relatives) > 15
     for number, relative in enumerate(relatives):
         root = Path(shutil.copytree(finished, tmp_path / str(number)))
-        plant(root / relative, what, outside)
+        plant(root / relative, "a link", outside)
         use_everything(root)
         shutil.rmtree(root)
 

@@ -12,7 +12,7 @@ def result_bytes(root, run) -> bytes:
 
 
 def test_kill_before_every_file_operation(tmp_path):
-    run = run_config(6)
+    run = run_config(4)
     train(str(tmp_path / "uninterrupted"), run)
     expected = result_bytes(tmp_path / "uninterrupted", run)
     for operation in range(1, 1000):
