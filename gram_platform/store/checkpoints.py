@@ -43,7 +43,7 @@ class Segment(TypedDict):
     last_step: int
 
 
-class StepRecord(TypedDict):
+class StoredMetrics(TypedDict):
     """The metrics of a step; a metric may be NaN."""
 
     step: int
@@ -156,7 +156,7 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise CorruptFile("its content does not match its sha256")
-        return [parse_json(line, StepRecord) for line in data.splitlines()]
+        return [parse_json(line, StoredMetrics) for line in data.splitlines()]
     except FileNotFoundError as error:
         raise CorruptFile(f"{place} is missing") from error
     except ValueError as error:
