@@ -319,6 +319,9 @@ class ImportDirectory(NodeDirectory):
         Returns the result in force. `fields`: `weights_sha256` and the origin. `tokenizer`: the
         checkpoint's tokenizer.json.
         """
+        expected = import_id(model, fields["weights_sha256"], tokenizer)
+        if self.node_id != expected:
+            raise invalid("import_id", expected, f"the directory's import_id, {self.node_id}")
         self._ensure_config({"model": model})
         self.folder.write_with(WEIGHTS, write)
         if tokenizer is not None:
