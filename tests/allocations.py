@@ -1,4 +1,5 @@
-"""Counting the bytes of tensors that are alive, on any device: what a caching allocator's statistics say on a GPU."""
+"""Counting the bytes of tensors that are alive, on any device: what a caching allocator's
+statistics say on a GPU."""
 
 import weakref
 
@@ -8,7 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """While on: `live` and `peak` bytes of every storage that an operation makes, freed and resized ones followed.
+    """While on: `live` and `peak` bytes of every storage that an operation makes, freed and resized
+    ones followed.
 
     Tensors made before are not counted. FSDP frees what it gathered by resizing its storage.
     """
@@ -37,7 +39,8 @@ class Allocations(TorchDispatchMode):
         earlier = {storage._cdata for storage in _storages((args, kwargs))}
         made = function(*args, **(kwargs or {}))
         for storage in _storages(made):
-            if storage._cdata not in self._sizes and storage._cdata not in earlier:  # else a view, or changed in place
+            # Otherwise it is a view, or was changed in place.
+            if storage._cdata not in self._sizes and storage._cdata not in earlier:
                 weakref.finalize(storage, self._forget, storage._cdata)
                 self._set(storage._cdata, storage.nbytes())
         return made
@@ -52,5 +55,9 @@ class Allocations(TorchDispatchMode):
 
 
 def _storages(tree) -> list[torch.UntypedStorage]:
-    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
+    tensors = [
+        leaf
+        for leaf in tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"
+    ]
     return [getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in tensors]

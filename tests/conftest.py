@@ -1,4 +1,5 @@
-"""What every test may use: the shared data beside the checkout, a storage of its own, one Ray cluster a session."""
+"""What every test may use: the shared data beside the checkout, a storage of its own, one Ray
+cluster a session."""
 
 import contextlib
 import os
@@ -15,9 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
-# Set before torch and Ray are imported, and inherited by the processes that tests start: one thread a process, so that
-# sums have one order; a token of this session, so that Ray neither reads nor writes the user's; nobody else's cluster;
-# workers that a busy machine does not put behind everything else, as Ray does by default.
+# Set before torch and Ray are imported, and inherited by the processes that tests start: one thread
+# a process, so that sums have one order; a token of this session, so that Ray neither reads nor
+# writes the user's; nobody else's cluster; workers that a busy machine does not put behind
+# everything else, as Ray does by default.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = uuid.uuid4().hex
@@ -30,14 +32,18 @@ for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH", "ML
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spreads the files that start Ray, those with the longest time-outs first, evenly among the others.
+    """Spreads the files that start Ray, those with the longest time-outs first, evenly among the
+    others.
 
-    They wait more than they compute: of two files at a time one should compute, and a long one must not come last.
+    They wait more than they compute: of two files at a time one should compute, and a long one must
+    not come last.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    waiting = [path for path, own in files.items() if any(item.get_closest_marker("ray") for item in own)]
+    waiting = [
+        path for path, own in files.items() if any(item.get_closest_marker("ray") for item in own)
+    ]
     waiting.sort(key=lambda path: -max(_time_out(item) for item in files[path]))
     computing = [path for path in files if path not in waiting]
     share = len(computing) / max(len(waiting), 1)
@@ -63,7 +69,8 @@ def default_storage(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def leases_end_with_their_test():
-    """Ends the threads of leases that a test leaves held, as a kill would: they would write and warn in later tests."""
+    """Ends the threads of leases that a test leaves held, as a kill would: they would write and
+    warn in later tests."""
     earlier = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - earlier:
@@ -74,7 +81,8 @@ def leases_end_with_their_test():
 
 @pytest.fixture(autouse=True)
 def mlflow_tables_are_made_once(default_storage):
-    """The first empty SQLite database of a process gets its tables by MLflow's migrations, each other one a copy."""
+    """The first empty SQLite database of a process gets its tables by MLflow's migrations, each
+    other one a copy."""
     utils = sys.modules.get("mlflow.store.db.utils")
     migrate = getattr(utils, "_initialize_tables", None)
     if migrate is None or hasattr(migrate, "copies"):
@@ -110,7 +118,8 @@ def storage(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder `shared/data` beside the checkout (real corpora and reference curves); not part of the repository."""
+    """The folder `shared/data` beside the checkout (real corpora and reference curves); not part of
+    the repository."""
     if not SHARED_DATA.is_dir():
         pytest.skip("the folder shared/data is not beside this checkout")
     return SHARED_DATA
@@ -120,11 +129,13 @@ def shared_data() -> Path:
 def ray_cluster():
     """The `ray` module, connected to a cluster of two CPUs that the session's Ray tests share.
 
-    The dashboard stays on: without it, nested trials that Ray Tune stops leak their placement groups.
+    The dashboard stays on: without it, nested trials that Ray Tune stops leak their placement
+    groups.
     """
     import ray
 
-    temp_dir = tempfile.mkdtemp(prefix="gram-ray-", dir="/tmp")  # short: AF_UNIX paths hold 107 bytes
+    # It is short, since AF_UNIX paths hold 107 bytes.
+    temp_dir = tempfile.mkdtemp(prefix="gram-ray-", dir="/tmp")
     ray.shutdown()  # of the Ray that a command in this process has started
     ray.init(
         address="local",

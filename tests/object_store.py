@@ -1,4 +1,5 @@
-"""An S3 of our own for a test: moto's server, whose buckets lie in memory, and the environment that leads to it."""
+"""An S3 of our own for a test: moto's server, whose buckets lie in memory, and the environment that
+leads to it."""
 
 import contextlib
 import os
@@ -16,7 +17,8 @@ PATIENCE_S = 60.0
 
 @contextlib.contextmanager
 def running_s3(monkeypatch: pytest.MonkeyPatch, bucket: str) -> Iterator[str]:
-    """The URL of a new bucket, which this process and those that it starts reach through the usual variables.
+    """The URL of a new bucket, which this process and those that it starts reach through the usual
+    variables.
 
     Skips the test where s3fs or moto is missing.
     """
@@ -35,7 +37,9 @@ def running_s3(monkeypatch: pytest.MonkeyPatch, bucket: str) -> Iterator[str]:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         _wait_for(port, process)
         s3fs.S3FileSystem(skip_instance_cache=True).mkdir(bucket)

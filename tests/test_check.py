@@ -1,4 +1,5 @@
-"""`gram check` reads every hash of a storage and of exports, names what is lost, and changes nothing."""
+"""`gram check` reads every hash of a storage and of exports, names what is lost, and changes
+nothing."""
 
 import json
 import shutil
@@ -21,10 +22,13 @@ EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
-    """Packed data, a run that ended, one that did not, one without its weights, an evaluation, and an export."""
+    """Packed data, a run that ended, one that did not, one without its weights, an evaluation, and
+    an export."""
     root = tmp_path_factory.mktemp("whole") / "storage"
     store = Store(root).open_for_writing()
-    prepare(resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000), store.data_root)
+    prepare(
+        resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000), store.data_root
+    )
     for run in (DONE, DROPPED):
         train(str(root), run)
     train(str(root), HALF, last=4)
@@ -66,7 +70,9 @@ def test_a_whole_storage_has_no_problems(whole, capsys):
     ],
 )
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_every_kind_of_damage_is_named_and_nothing_is_changed(whole, tmp_path, capsys, pattern, place, is_removed):
+def test_every_kind_of_damage_is_named_and_nothing_is_changed(
+    whole, tmp_path, capsys, pattern, place, is_removed
+):
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     target = sorted((tmp_path / "storage").glob(pattern))[0]
     raw = target.read_bytes()
@@ -76,7 +82,8 @@ def test_every_kind_of_damage_is_named_and_nothing_is_changed(whole, tmp_path, c
         target.write_bytes(raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     code, lines = checked(tmp_path, capsys)
-    is_lost = not (is_removed and target.name == "result.json")  # a run without a result is one that goes on
+    # A run without a result is one that goes on.
+    is_lost = not (is_removed and target.name == "result.json")
     assert code == is_lost
     assert all(line.startswith(place) for line in lines[:-1])
     assert len(lines) > is_lost

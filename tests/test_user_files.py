@@ -1,4 +1,5 @@
-"""Every file of text that a user names: what is no such file is refused at once, by an error that names it."""
+"""Every file of text that a user names: what is no such file is refused at once, by an error that
+names it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,9 @@ WHAT: dict[str, Callable[[Path], object]] = {
     **SPECIAL,
     "deep": lambda path: path.write_bytes(deep(path)),
     "UTF-16": lambda path: path.write_bytes('{"a": 1}'.encode("utf-16")),
-    "a long number": lambda path: path.write_bytes((b"a = " if path.suffix == ".toml" else b"") + b"9" * 5000),
+    "a long number": lambda path: path.write_bytes(
+        (b"a = " if path.suffix == ".toml" else b"") + b"9" * 5000
+    ),
 }
 READERS: dict[str, Callable[[Path], object]] = {
     "preset.toml": lambda path: read_toml("preset", path),

@@ -53,7 +53,9 @@ def arrays(num_sequences: int = 40, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, VOCAB, (len(DOMAINS), num_sequences, 1))
     steps = np.arange(SEQ_LEN + 1)
-    return {d: ((starts[i] + (i + 1) * steps) % VOCAB).astype(np.uint16) for i, d in enumerate(DOMAINS)}
+    return {
+        d: ((starts[i] + (i + 1) * steps) % VOCAB).astype(np.uint16) for i, d in enumerate(DOMAINS)
+    }
 
 
 def materialised(store, view):
@@ -65,6 +67,10 @@ def materialised(store, view):
 
 
 def full_state(learner) -> dict:
-    """Gathers all that `load_state` restores as whole CPU tensors by name; every rank must call it."""
-    values = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in learner._tensors()}
+    """Gathers all that `load_state` restores as whole CPU tensors by name; every rank must call
+    it."""
+    values = {
+        name: getattr(value, "full_tensor", lambda value=value: value)()
+        for name, value in learner._tensors()
+    }
     return {name: value.to("cpu", copy=True) for name, value in values.items()}

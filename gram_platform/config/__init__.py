@@ -1,12 +1,19 @@
 # ruff: noqa: F401 - the names that other rooms import from here
-"""Defines a run as a value: the frozen dataclasses that determine one training stage, and their ids.
+"""Defines a run as a value: frozen dataclasses that determine a training stage, and their ids.
 
-`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or tracking. Equal
-configs are the same run on every machine; `run_id` hashes the config's canonical JSON. `dataclasses.replace(run, ...)`
-makes a variant. The dataclasses need only the standard library.
+`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or
+tracking. Equal configs are the same run on every machine; `run_id` hashes the config's canonical
+JSON. `dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard
+library.
 """
 
-from gram_platform.config.run import RECIPE_VERSION, RunConfig, State, node_from_plain, run_from_plain
+from gram_platform.config.run import (
+    RECIPE_VERSION,
+    RunConfig,
+    State,
+    node_from_plain,
+    run_from_plain,
+)
 from gram_platform.config.training import (
     CORE,
     UNLABELLED,

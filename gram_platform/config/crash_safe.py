@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, tells links from files, and tells whether a process is still alive."""
+"""Writes files whole or not at all, tells links from files, and finds living processes."""
 
 import contextlib
 import errno
@@ -22,15 +22,17 @@ KIND_OF_MODE = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-UNSYNCED = {errno.EINVAL, errno.ENOTSUP}  # of file systems whose folders cannot be flushed
+# The errors of file systems whose folders cannot be flushed.
+UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
-    """Yields a temporary path to fill; when the block ends well, that file replaces `path` in one step.
+    """Yields a temporary path to fill.
 
-    Readers see the former file or the new one. `durable` content survives a crash of the machine, and so does the name
-    after `sync` of the folder.
+    When the block ends well, that file replaces `path` in one step. Readers see the former file or
+    the new one. `durable` content survives a crash of the machine, and so does the name after
+    `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -41,7 +43,10 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def temporary_beside(path: str | Path) -> Iterator[str]:
-    """Yields a hidden path in the same folder, named after `path` and this process; removes it after the block."""
+    """Yields a hidden path in the same folder, named after `path` and this process.
+
+    Removes it after the block.
+    """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -64,7 +69,10 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Says what has this name, a link itself included: "a file", "a folder", "a link", "a pipe"..., "" for nothing."""
+    """Says what has this name, a link itself included.
+
+    "a file", "a folder", "a link", "a pipe"..., "" for nothing.
+    """
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -72,10 +80,16 @@ def kind_of(path: str | Path) -> str:
 
 
 def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields (path, kind) of all that is neither file nor folder in a folder and the folders below; follows no link."""
+    """Yields (path, kind) of all that is neither file nor folder in a folder and the folders below.
+
+    Follows no link.
+    """
     folders = [os.fspath(folder)]
     while folders:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folders.pop()) as entries:
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(folders.pop()) as entries,
+        ):
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
@@ -84,8 +98,12 @@ def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def remove_whole(path: str | Path) -> None:
-    """Removes a folder with everything in it, or the link or pipe that has its name; leaves what it cannot remove."""
-    if kind_of(path) == A_FOLDER:  # `rmtree` opens what it is given, and would wait for a pipe
+    """Removes a folder with everything in it, or the link or pipe that has its name.
+
+    Leaves what it cannot remove.
+    """
+    # `rmtree` opens what it is given, and would wait for a pipe.
+    if kind_of(path) == A_FOLDER:
         shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
@@ -93,9 +111,10 @@ def remove_whole(path: str | Path) -> None:
 
 
 def require_plain(folder: str | Path) -> None:
-    """ValueError if a folder of a storage, or one below it, is a link or has anything else but files and folders.
+    """ValueError if a folder of a storage, or one below it, is a link.
 
-    A link may lead anywhere on this machine, and whoever can write the storage can make one.
+    Also if anything else but files and folders is in it. A link may lead anywhere on this machine,
+    and whoever can write the storage can make one.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -110,27 +129,33 @@ def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
 
 
 def make_folders(path: str, durable: bool = False) -> None:
-    """Creates a folder and its missing parents. After a `durable` call its name survives a crash of the machine."""
+    """Creates a folder and its missing parents.
+
+    After a `durable` call its name survives a crash of the machine.
+    """
     path = os.path.abspath(path)
     try:
         os.mkdir(path)
     except FileNotFoundError:
-        if os.path.isdir(os.path.dirname(path)):  # nothing can be created there
+        # In a parent that exists, nothing can be created.
+        if os.path.isdir(os.path.dirname(path)):
             raise
         make_folders(os.path.dirname(path), durable)
         make_folders(path, durable)
         return
     except FileExistsError:
-        if not stat.S_ISDIR(os.stat(path).st_mode):  # `os.path.isdir` would say no where a mount fails
+        # `os.path.isdir` would say no where a mount fails.
+        if not stat.S_ISDIR(os.stat(path).st_mode):
             raise
     if durable:
         sync(os.path.dirname(path))
 
 
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
-    """Has `make(path)` create an SQLite database under another name, then renames it: a kill leaves no half-made one.
+    """Has `make(path)` create an SQLite database under another name, then renames it.
 
-    One process at a time may call it: the leftovers of a killed one are removed.
+    So a kill leaves no half-made one. One process at a time may call it: the leftovers of a killed
+    one are removed.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
@@ -140,9 +165,9 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def this_place() -> str:
-    """Names the machine, the running kernel and the pid namespace: only within these does a pid name a process.
+    """Names the machine, the running kernel and the pid namespace.
 
-    Containers may share a host name.
+    Only within these does a pid name a process. Containers may share a host name.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -153,21 +178,26 @@ def this_place() -> str:
 
 
 def process_is_alive(pid: int, start: int | None = None) -> bool:
-    """Tells whether a process of this machine and pid namespace runs; with its `process_start`, the very same one.
+    """Tells whether a process of this machine and pid namespace runs.
 
-    Pids are reused: without `start` another process may have the pid. With it, a zombie is not alive.
+    Pids are reused: without its `process_start` another process may have the pid. With it, a zombie
+    is not alive.
     """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's process
+    except PermissionError:
+        # It is another user's process.
         pass
     return start is None or process_start(pid) == start
 
 
 def process_start(pid: int) -> int:
-    """Clock ticks from boot to the start of a process (proc(5), stat, field 22); 0 for zombies and without /proc."""
+    """Clock ticks from boot to the start of a process (proc(5), stat, field 22).
+
+    0 for zombies and without /proc.
+    """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
         return 0 if fields[0] in "ZX" else int(fields[19])

@@ -1,7 +1,8 @@
-"""How a command ends: its exit codes, its signals, and output that the terminal or the file cannot take.
+"""Ends commands: exit codes, signals, and output that a terminal or a file cannot take.
 
-0: done. 1: something failed, or the work stopped in the middle. 2: bad input, and nothing was started. 3: the time (or
-the money) that was allowed is used up, and work is left. 130: interrupted by Ctrl-C. 143: ended by SIGTERM.
+0: done. 1: something failed, or the work stopped in the middle. 2: bad input, and nothing was
+started. 3: the time (or the money) that was allowed is used up, and work is left. 130: interrupted
+by Ctrl-C. 143: ended by SIGTERM.
 """
 
 import atexit
@@ -21,10 +22,14 @@ from gram_platform.config.terminal import say
 
 DONE, FAILED, BAD_INPUT, TIME_IS_UP = 0, 1, 2, 3
 DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-SUBMIT_AGAIN = "Submit again: finished runs are kept, and the others continue from their last checkpoints."
-SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}  # exit codes
+SUBMIT_AGAIN = (
+    "Submit again: finished runs are kept, and the others continue from their last checkpoints."
+)
+# What the exit codes of signals say.
+SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
 
-_has_begun = False  # the work of this process
+# Whether the work of this process has begun.
+_has_begun = False
 
 
 class Stopped(RuntimeError):
@@ -32,11 +37,17 @@ class Stopped(RuntimeError):
 
 
 class Unavailable(Stopped):
-    """A service on the network does not answer, or says that it is overloaded: the same request may succeed later."""
+    """A service on the network does not answer, or says that it is overloaded.
+
+    The same request may succeed later.
+    """
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process with the exit code of `work`, or of the error that ended it; see `exit_codes`."""
+    """Ends the process with the exit code of `work`, or of the error that ended it.
+
+    See `exit_codes`.
+    """
     # The collections at shutdown would walk every object of torch and Ray, which takes .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
@@ -50,17 +61,21 @@ class _Ended(SystemExit):
 
 
 def begin_work() -> None:
-    """Notes that results are made from now on: an error then has exit code 1, not 2, and what is done is kept."""
+    """Notes that results are made from now on.
+
+    An error then has exit code 1, not 2, and what is done is kept.
+    """
     global _has_begun
     _has_begun = True
 
 
 @contextlib.contextmanager
 def exit_codes(advice: str = "") -> Iterator[None]:
-    """Ends the process with a line and an exit code where the block fails; `advice` follows when work had begun.
+    """Ends the process with a line and an exit code where the block fails.
 
-    An error that is neither the input's nor the machine's keeps its traceback. SIGTERM ends the block as Ctrl-C does.
-    A user without a home is bad input: MLflow and Ray cannot be imported then.
+    `advice` follows when work had begun. An error that is neither the input's nor the machine's
+    keeps its traceback. SIGTERM ends the block as Ctrl-C does. A user without a home is bad input:
+    MLflow and Ray cannot be imported then.
     """
     global _has_begun
     _has_begun = False
@@ -68,7 +83,8 @@ def exit_codes(advice: str = "") -> Iterator[None]:
 
     def interrupt(number: int, frame: object) -> None:
         received.append(number)
-        raise KeyboardInterrupt  # the one exception that passes through the waits of Ray
+        # This exception alone passes through the waits of Ray.
+        raise KeyboardInterrupt
 
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, interrupt) if in_main_thread else None
@@ -80,14 +96,17 @@ def exit_codes(advice: str = "") -> Iterator[None]:
     except SystemExit as error:
         if isinstance(error, _Ended) or error.code != 128 + signal.SIGTERM:
             raise
-        _end(error.code, advice, error)  # a run in this process has written its checkpoint
+        # A run in this process has written its checkpoint.
+        _end(error.code, advice, error)
     except Unavailable as error:
         _end(FAILED, f"error: {error}. {advice}" if _has_begun else f"error: {error}", error)
     except Stopped as error:
         _end(FAILED, f"error: {error}", error)
     except ValueError as error:
         text = f"error: {_explained(error)}"
-        _end(FAILED if _has_begun else BAD_INPUT, f"{text}. {advice}" if _has_begun else text, error)
+        _end(
+            FAILED if _has_begun else BAD_INPUT, f"{text}. {advice}" if _has_begun else text, error
+        )
     except OSError as error:
         if error.errno not in DISK_REFUSES:
             _note(error, advice)
@@ -110,7 +129,8 @@ def _note(error: Exception, advice: str) -> None:
 def _end(code: int, text: str, error: BaseException) -> None:
     if code in SIGNALLED:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # another Ctrl-C ends what is left at once, and says nothing
+            # Another Ctrl-C ends what is left at once, and says nothing.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         text = f"{SIGNALLED[code]}. {text}"
     say(text.rstrip(), sys.stderr)
     raise _Ended(code) from error
@@ -121,41 +141,54 @@ def _explained(error: ValueError) -> str:
     if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):
         return str(error)
     text = error.object if len(error.object) < 200 else error.object[error.start : error.end]
-    return f"the encoding of this locale, {error.encoding}, cannot spell {text!a}: set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
+    return (
+        f"the encoding of this locale, {error.encoding}, cannot spell {text!a}: set PYTHONUTF8=1 or"
+        " LC_ALL=C.UTF-8"
+    )
 
 
 def worst(*codes: int) -> int:
     """Returns the exit code of several works: a failure, else the end of the time, else 0."""
-    return next((code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes), max(codes, default=DONE))
+    return next(
+        (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
+        max(codes, default=DONE),
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------- output
+# ------------------------------------------------------------------------------------------ output
 
 
 def escape_output() -> None:
     """Lets standard output and error escape what their encoding cannot spell."""
-    for number in range(3):  # a closed one would become the next file that is opened
+    # A closed one would become the next file that is opened.
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # it was closed
+        # A stream that was closed is None.
+        if stream is None:
             setattr(sys, name, io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def outlive_output() -> None:
-    """Lets the process go on when nobody reads its output any more (`... | head`), or the file's disk is full."""
+    """Lets the process go on when its output cannot be written.
+
+    Nobody reads it any more (`... | head`), or the file's disk is full.
+    """
     escape_output()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
             raw = _Outlived(stream.fileno(), "w", closefd=False)
-            text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
+            text = io.TextIOWrapper(
+                io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True
+            )
             setattr(sys, name, text)
 
 
@@ -169,5 +202,8 @@ class _Outlived(io.FileIO):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if self.fileno() == 1:
                 with contextlib.suppress(OSError):
-                    say(f"standard output takes no more ({error.strerror}): going on without it", sys.stderr)
+                    say(
+                        f"standard output takes no more ({error.strerror}): going on without it",
+                        sys.stderr,
+                    )
             return memoryview(data).nbytes

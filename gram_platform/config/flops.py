@@ -1,9 +1,11 @@
 """Counts a config's parameters and its compute, in two units.
 
-`compute_units`   tokens x active parameters, the paper's unit, for budgets and lambda (`app:equal-compute`).
-`hardware_flops`  2 x the multiply-adds that a step does, for utilisation. Includes attention; excludes weight gradients
-                  of untrained sets and unneeded input gradients. Equals torch's FlopCounterMode with attention's math
-                  kernel (the counter does not count the fused CPU kernel).
+`compute_units`   tokens x active parameters, the paper's unit, for budgets and lambda
+                  (`app:equal-compute`).
+`hardware_flops`  2 x the multiply-adds that a step does, for utilisation. Includes attention;
+                  excludes weight gradients of untrained sets and unneeded input gradients. Equals
+                  torch's FlopCounterMode with attention's math kernel (the counter does not count
+                  the fused CPU kernel).
 """
 
 from collections.abc import Collection
@@ -13,12 +15,12 @@ from gram_platform.config.identity import sum_in_order
 from gram_platform.config.training import LLAMA
 
 GIB = 2**30
-# Of one value, by precision.
+# The bytes of one value, by precision.
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
-    """Counts the weights and biases of c_fc and c_proj, or the weights of SwiGLU's three projections."""
+    """Counts the parameters of c_fc and c_proj, or the weights of SwiGLU's three projections."""
     if architecture == LLAMA:
         return 3 * d_model * width
     return 2 * d_model * width + width + d_model
@@ -28,16 +30,22 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
     """Counts the parameters of one domain's module in all layers."""
     module = next(m for m in config.modules if m.domain == domain)
     if module.kind == "lora":
-        num_projections = 3 if config.is_llama else 2  # each with two low-rank factors
+        # Each projection has two low-rank factors.
+        num_projections = 3 if config.is_llama else 2
         return config.num_layers * num_projections * module.width * (config.d_model + config.d_mlp)
     return config.num_layers * mlp_parameters(config.architecture, config.d_model, module.width)
 
 
 def core_parameters(config: ModelConfig) -> int:
-    """Counts parameters that are always active: embeddings, attention, norms, unembedding, core MLP."""
+    """Counts the parameters that are always active.
+
+    These are embeddings, attention, norms, unembedding and core MLP.
+    """
     attention = config.d_model * config.qkv_width + config.d_model**2
     norm = config.d_model * (1 if config.is_llama else 2)
-    core_mlp = mlp_parameters(config.architecture, config.d_model, config.d_mlp) if config.d_mlp else 0
+    core_mlp = (
+        mlp_parameters(config.architecture, config.d_model, config.d_mlp) if config.d_mlp else 0
+    )
     embeddings = 2 * config.vocab_size * config.d_model
     return embeddings + config.num_layers * (attention + 2 * norm + core_mlp) + norm
 
@@ -50,10 +58,13 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
     """Returns the probability that each module is active on a core batch with companions."""
     num_modules = len(modules)
-    if routing.companions == "subset":  # an empty subset becomes one random module
+    if routing.companions == "subset":
+        # An empty subset becomes one random module.
         return dict.fromkeys(modules, 0.5 + 0.5**num_modules / num_modules)
     weights = dict(routing.companion_weights) or dict.fromkeys(modules, 1.0)
-    return {domain: weights[domain] / sum_in_order(weights[d] for d in modules) for domain in modules}
+    return {
+        domain: weights[domain] / sum_in_order(weights[d] for d in modules) for domain in modules
+    }
 
 
 def total_parameters(config: ModelConfig) -> int:
@@ -75,14 +86,31 @@ def _num_up(config: ModelConfig) -> int:
 
 
 def _mlp(
-    config: ModelConfig, num_tokens: int, width: int, input_grad: bool, trained: bool, hidden_grad: bool = False
+    config: ModelConfig,
+    num_tokens: int,
+    width: int,
+    input_grad: bool,
+    trained: bool,
+    hidden_grad: bool = False,
 ) -> int:
-    """Counts c_gate, c_fc and c_proj; c_proj needs its input's gradient if any parameter before it is trained."""
+    """Counts c_gate, c_fc and c_proj.
+
+    `c_proj` needs its input's gradient if any parameter before it is trained.
+    """
     up = _num_up(config) * _linear(num_tokens, config.d_model, width, input_grad, trained)
-    return up + _linear(num_tokens, width, config.d_model, input_grad or trained or hidden_grad, trained)
+    return up + _linear(
+        num_tokens, width, config.d_model, input_grad or trained or hidden_grad, trained
+    )
 
 
-def _lora(config: ModelConfig, num_tokens: int, rank: int, input_grad: bool, hidden_grad: bool, trained: bool) -> int:
+def _lora(
+    config: ModelConfig,
+    num_tokens: int,
+    rank: int,
+    input_grad: bool,
+    hidden_grad: bool,
+    trained: bool,
+) -> int:
     """Counts B A of every projection; `hidden_grad`: the core's hidden units need a gradient."""
     up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
     up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
@@ -100,18 +128,21 @@ def hardware_flops(
     modules_trained: Collection[str] = (),
     backward: bool = True,
 ) -> int:
-    """Counts the FLOPs of one forward (and backward) pass over `num_sequences` sequences of `config.seq_len` tokens.
+    """Counts the FLOPs of one forward (and backward) pass.
 
-    Attention counts as two products over all T x T positions forward and four backward, whichever kernel runs (a fused
-    one skips the masked half, but recomputes scores). Embedding look-ups, norms and element-wise work count as 0.
+    It has `num_sequences` sequences of `config.seq_len` tokens. Attention counts as two products
+    over all T x T positions forward and four backward, whichever kernel runs (a fused one skips the
+    masked half, but recomputes scores). Embedding look-ups, norms and element-wise work count as 0.
     """
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
     mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
-    scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim  # QK^T and PV
+    # The products QK^T and PV.
+    scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim
     shared, core = shared_trained and backward, core_trained and backward
     trained = set(modules_trained) if backward else set()
-    flowing = shared  # the layer's input needs a gradient: a parameter before it is trained
+    # Whether the layer's input needs a gradient, since a parameter before it is trained.
+    flowing = shared
     total = 0
     for _ in range(config.num_layers):
         total += _linear(tokens, d_model, config.qkv_width, flowing, shared)
@@ -121,7 +152,9 @@ def hardware_flops(
         hidden = after_attention or core or any(m.domain in trained for m in loras)
         total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
         for module in loras:
-            total += _lora(config, tokens, module.width, after_attention, hidden, module.domain in trained)
+            total += _lora(
+                config, tokens, module.width, after_attention, hidden, module.domain in trained
+            )
         for module in mlps:
             total += _mlp(config, tokens, module.width, after_attention, module.domain in trained)
         flowing = after_attention or core or bool(trained & set(active))

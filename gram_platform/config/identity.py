@@ -15,35 +15,49 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-SIMILAR = 0.75  # of `difflib`: two words of which one may be the other misspelt
-MAX_NAME_BYTES = 200  # file systems allow 255, and names get suffixes
-MAX_METRIC_NAME = 250 - len("final/validation/loss/")  # for a domain: MLflow allows 250 characters
-RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entrypoint of a submitted job
-DEEPEST = 100  # levels of lists and mappings in JSON and TOML
-_ADDED = "added"  # metadata key of a field made by `added`
-# also a slash or dot where MLflow sees a path that could be written otherwise, such as `a//b`, `/a` and `../a`
+# From this ratio of `difflib` on, one of two words may be the other misspelt.
+SIMILAR = 0.75
+# File systems allow 255, and names get suffixes.
+MAX_NAME_BYTES = 200
+# The longest name of a domain in a metric, since MLflow allows 250 characters.
+MAX_METRIC_NAME = 250 - len("final/validation/loss/")
+# Set by Ray in the entrypoint of a submitted job.
+RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Levels of lists and mappings in JSON and TOML.
+DEEPEST = 100
+# Metadata key of a field made by `added`.
+_ADDED = "added"
+# Characters that MLflow refuses, and a slash or dot where it sees a path that could be written
+# otherwise, such as `a//b`, `/a` and `../a`.
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
-NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates too
-# Unicode's Default_Ignorable_Code_Point, and two signs whose glyph is blank; format characters (Cf) come by category
+# Characters with a meaning in paths and parameters, control characters and lone surrogates.
+NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# Unicode's Default_Ignorable_Code_Point, and two signs whose glyph is blank. Format characters (Cf)
+# are found by their category.
 UNSEEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
-Steps = tuple[str | int, ...]  # from the top of a document to a value in it: keys, and indices of arrays
+# From the top of a document to a value in it: keys, and indices of arrays.
+Steps = tuple[str | int, ...]
 
-# ------------------------------------------------------------------------------------------------ validation
+# -------------------------------------------------------------------------------------- validation
 
 
 class InvalidField(ValueError):
-    """Bad input: `field` does not have the `expected` value. Its text: `storage='/x': expected a folder, found a file`.
+    """Bad input: `field` does not have the `expected` value.
 
-    `place` is where the field was written, such as `my.toml, line 3`. `steps` lead to it from the top of the document
-    that `plain.from_plain` read.
+    Its text: `storage='/x': expected a folder, found a file`. `place` is where the field was
+    written, such as `my.toml, line 3`. `steps` lead to it from the top of the document that
+    `plain.from_plain` read.
     """
 
-    def __init__(self, field: str, value: object, expected: str, place: str = "", steps: Steps = ()) -> None:
-        super().__init__(field, value, expected, place, steps)  # it is pickled by these, as between processes of Ray
+    def __init__(
+        self, field: str, value: object, expected: str, place: str = "", steps: Steps = ()
+    ) -> None:
+        # It is pickled by these arguments, as between processes of Ray.
+        super().__init__(field, value, expected, place, steps)
         self.field, self.value, self.expected = field, value, expected
         self.place, self.steps = place, steps
 
@@ -67,9 +81,17 @@ def require_int(field: str, value: Any, low: int, high: int | None = None) -> No
         raise invalid(field, value, bound)
 
 
-def require_real(field: str, value: Any, low: float, high: float = math.inf, open_low: bool = False) -> None:
-    bound = f"a finite number {'>' if open_low else '>='} {low}" + ("" if high == math.inf else f" and <= {high}")
-    is_real = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+def require_real(
+    field: str, value: Any, low: float, high: float = math.inf, open_low: bool = False
+) -> None:
+    bound = f"a finite number {'>' if open_low else '>='} {low}" + (
+        "" if high == math.inf else f" and <= {high}"
+    )
+    is_real = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
     if not is_real or value < low or value > high or (open_low and value == low):
         raise invalid(field, value, bound)
 
@@ -77,11 +99,15 @@ def require_real(field: str, value: Any, low: float, high: float = math.inf, ope
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """ValueError unless these fields of a dataclass lie in the range, integers where the field's type is int.
+    """ValueError unless these fields of a dataclass lie in the range.
 
-    An error names a field as `owner.name`; where `owner` is "" as `name`.
+    They must be integers where the field's type is int. An error names a field as `owner.name`;
+    where `owner` is "" as `name`.
     """
-    types = {field.name: getattr(field.type, "__origin__", field.type) for field in dataclasses.fields(value)}
+    types = {
+        field.name: getattr(field.type, "__origin__", field.type)
+        for field in dataclasses.fields(value)
+    }
     for name in names:
         field, number = f"{owner}.{name}" if owner else name, getattr(value, name)
         if types[name] is int:
@@ -91,12 +117,21 @@ def require_fields(
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
-    """Returns the known id that is `beginning`, or begins with it; ValueError for none or several."""
-    found = [beginning] if beginning in known else [one for one in known if one.startswith(beginning)]
+    """Returns the known id that is `beginning`, or begins with it.
+
+    ValueError for none or several.
+    """
+    found = (
+        [beginning] if beginning in known else [one for one in known if one.startswith(beginning)]
+    )
     if not beginning or not found:
         raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
     if len(found) > 1:
-        raise invalid(field, beginning, f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}")
+        raise invalid(
+            field,
+            beginning,
+            f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}",
+        )
     return found[0]
 
 
@@ -107,21 +142,32 @@ def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Says what is allowed in place of a value: one of the choices, or one `of` something, which are the choices."""
+    """Says what is allowed in place of a value.
+
+    This is one of the choices, or one `of` something, which are the choices.
+    """
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{meant(value, choices)}"
 
 
 def meant(value: object, choices: Iterable[str]) -> str:
-    """Says which choices a value may be misspelt from, in the words of tyro; "" for none. It ends an expectation."""
+    """Says which choices a value may be misspelt from, in the words of tyro; "" for none.
+
+    It ends an expectation.
+    """
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
 
 
 def require_name(field: str, value: Any) -> None:
-    """ValueError unless a name, such as a domain's, can also name parameters, metrics, columns and files."""
-    ok = isinstance(value, str) and value and value == value.strip() and not NOT_IN_NAMES.search(value)
+    """ValueError unless a name can also name parameters, metrics, columns and files."""
+    ok = (
+        isinstance(value, str)
+        and value
+        and value == value.strip()
+        and not NOT_IN_NAMES.search(value)
+    )
     if not ok:
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
         raise invalid(field, value, allowed)
@@ -130,31 +176,47 @@ def require_name(field: str, value: Any) -> None:
 
 
 def metric_name(name: str) -> str:
-    """Escapes the name of a metric or tag: a character that MLflow refuses becomes `:hexadecimal code:`."""
+    """Escapes the name of a metric or tag.
+
+    A character that MLflow refuses becomes `:hexadecimal code:`.
+    """
     return NOT_IN_METRICS.sub(lambda match: f":{ord(match[0]):x}:", name)
 
 
 def require_metric_name(field: str, value: str) -> None:
-    """ValueError if a new corpus's domain name is too long for MLflow; stored configs may predate this rule."""
+    """ValueError if a new corpus's domain name is too long for MLflow.
+
+    Stored configs may predate this rule.
+    """
     length = len(metric_name(value))
     if length > MAX_METRIC_NAME:
-        allowed = f"a name that MLflow spells in at most {MAX_METRIC_NAME} characters, found {length} "
+        allowed = (
+            f"a name that MLflow spells in at most {MAX_METRIC_NAME} characters, found {length} "
+        )
         raise invalid(field, value, allowed + "(a letter that is not ASCII counts as 4 to 7)")
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """ValueError for a new corpus's label that does not show as it is, or that looks like another or one of `others`.
+    """ValueError for a new corpus's label that does not show as it is.
 
-    Labels look alike if they are equal but for case and compatible characters (Unicode's NFKC), as K and the Kelvin
-    sign are. Letters of two alphabets that look alike are not found.
+    Also for one that looks like another or one of `others`. Labels look alike if they are equal but
+    for case and compatible characters (Unicode's NFKC), as K and the Kelvin sign are. Letters of
+    two alphabets that look alike are not found.
     """
     seen = {_as_it_looks(name): name for name in others}
     for name in names:
         if any(_is_unseen(letter) or (letter.isspace() and letter != " ") for letter in name):
-            allowed = "a name without characters that are invisible or turn text around, and whose blanks are spaces"
+            allowed = (
+                "a name without characters that are invisible or turn text around, and whose blanks"
+                " are spaces"
+            )
             raise invalid(field, name, allowed)
         if (other := seen.setdefault(_as_it_looks(name), name)) != name:
-            raise invalid(field, name, f"names that look different, but {other!a} and {name!a} look alike: rename one")
+            raise invalid(
+                field,
+                name,
+                f"names that look different, but {other!a} and {name!a} look alike: rename one",
+            )
 
 
 def _as_it_looks(name: str) -> str:
@@ -162,17 +224,30 @@ def _as_it_looks(name: str) -> str:
 
 
 def _is_unseen(letter: str) -> bool:
-    """Tells whether a character commands a terminal, turns text around, ends a line, or shows not even a blank."""
-    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") or bool(UNSEEN.match(letter))
+    """Tells whether a character commands a terminal or shows nothing.
+
+    Such a character turns text around, ends a line, or shows not even a blank.
+    """
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") or bool(
+        UNSEEN.match(letter)
+    )
 
 
 def printable(text: str) -> str:
-    """Escapes characters that command a terminal, or show nothing: text of corpora and models may hold any."""
-    return NOT_ASCII_OR_CONTROL.sub(lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], text)
+    """Escapes characters that command a terminal, or show nothing.
+
+    Text of corpora and models may hold any.
+    """
+    return NOT_ASCII_OR_CONTROL.sub(
+        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], text
+    )
 
 
 def local_path(field: str, place: str | Path) -> Path:
-    """Returns the absolute path of a user's path, with `~` expanded; ValueError if `~` has no known home."""
+    """Returns the absolute path of a user's path, with `~` expanded.
+
+    ValueError if `~` has no known home.
+    """
     try:
         return Path(place).expanduser().absolute()
     except RuntimeError as error:
@@ -187,21 +262,26 @@ def is_url(place: str) -> bool:
 def absolute_place(field: str, place: str) -> str:
     """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
 
-    Also ValueError for a relative path inside a Ray job, whose working directory is an upload that changes with every
-    edit.
+    Also ValueError for a relative path inside a Ray job, whose working directory is an upload that
+    changes with every edit.
     """
     if is_url(place):
         return place
     path = local_path(field, place)
     if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:
-        raise invalid(field, place, "an absolute path or a URL: inside a Ray job the working directory is an upload")
+        raise invalid(
+            field,
+            place,
+            "an absolute path or a URL: inside a Ray job the working directory is an upload",
+        )
     return str(path)
 
 
 def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`; ValueError if lists and mappings in it lie more than `DEEPEST` within one another.
+    """Returns `parse(text)`.
 
-    Deeper ones would exceed Python's limit of recursion wherever they are compared, shown or written.
+    ValueError if lists and mappings in it lie more than `DEEPEST` within one another. Deeper ones
+    would exceed Python's limit of recursion wherever they are compared, shown or written.
     """
     try:
         value = parse(text)
@@ -209,16 +289,21 @@ def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
     inside = [value]
     for _ in range(DEEPEST + 1):
-        held = [one.values() if isinstance(one, Mapping) else one for one in inside if isinstance(one, Mapping | list)]
+        held = [
+            one.values() if isinstance(one, Mapping) else one
+            for one in inside
+            if isinstance(one, Mapping | list)
+        ]
         if not (inside := [one for values in held for one in values]):
             return value
     raise ValueError("it is nested too deeply")
 
 
 def added(default: Any) -> Any:
-    """Declares a dataclass field that is newer than ids in use: canonical JSON leaves it out at its default.
+    """Declares a dataclass field that is newer than ids in use.
 
-    So a new field changes the id only of runs that set it. Its default must keep the earlier behaviour.
+    Canonical JSON leaves it out at its default. So a new field changes the id only of runs that set
+    it. Its default must keep the earlier behaviour.
     """
     return dataclasses.field(default=default, metadata={_ADDED: True})
 
@@ -230,9 +315,15 @@ def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
 
 
 def to_plain(value: object) -> object:
-    """Converts dataclasses, lists, mappings, scalars to JSON values; TypeError for others, ValueError for inf, nan."""
+    """Converts dataclasses, lists, mappings, scalars to JSON values.
+
+    TypeError for others, ValueError for inf, nan.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(float(v) if f.type is float else v) for f, v in identity_fields(value).items()}
+        return {
+            f.name: to_plain(float(v) if f.type is float else v)
+            for f, v in identity_fields(value).items()
+        }
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -247,8 +338,13 @@ def to_plain(value: object) -> object:
 
 
 def canonical_json(value: object) -> str:
-    """Writes equal values as equal text: sorted keys, no blanks, shortest floats; `float` fields always as floats."""
-    return json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """Writes equal values as equal text: sorted keys, no blanks, shortest floats.
+
+    `float` fields are always floats.
+    """
+    return json.dumps(
+        to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
 
 
 def short_hash(value: object) -> str:
@@ -257,9 +353,10 @@ def short_hash(value: object) -> str:
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Adds numbers one after another, so that ids and results have the same bits with every version of Python.
+    """Adds numbers one after another.
 
-    The builtin `sum` compensates for the rounding of floats since Python 3.12.
+    So ids and results have the same bits with every version of Python. The builtin `sum`
+    compensates for the rounding of floats since Python 3.12.
     """
     return functools.reduce(operator.add, values, 0)
 
@@ -271,7 +368,10 @@ def hash_file(path: str | Path) -> str:
 
 
 def flatten(plain: object, prefix: str = "") -> dict[str, object]:
-    """Flattens nested JSON to {dotted path: scalar}; the key of a list item is its name or domain, else its index."""
+    """Flattens nested JSON to {dotted path: scalar}.
+
+    The key of a list item is its name or domain, else its index.
+    """
     if isinstance(plain, Mapping):
         items = list(plain.items())
     elif isinstance(plain, list):

@@ -1,6 +1,7 @@
-"""Lists the model sizes (the paper's ladder from 50M to 5B, Simple Stories, demo) and laws for other sizes.
+"""Lists the sizes of models, and laws for other sizes.
 
-Numbers of the paper are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that the paper leaves open.
+The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. Numbers of the paper
+are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that the paper leaves open.
 """
 
 import dataclasses
@@ -21,12 +22,23 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import from_plain
 from gram_platform.config.written import read_json, target_kind
 
-FEWEST_SIZES = 3  # that a law in the parameter count is fitted to: one through two fits any two
-REACH = 10.0  # the most times beyond the sizes that it is fitted to, at either end, at which a law predicts
-PAPER_VOCAB = 50_304  # the GPT-Neo tokenizer's 50,257 tokens, padded
+# The fewest sizes that a law is fitted to: a law through two fits any two.
+FEWEST_SIZES = 3
+# The most times beyond the sizes that it is fitted to, at either end, at which a law predicts.
+REACH = 10.0
+# The GPT-Neo tokenizer's 50,257 tokens, padded.
+PAPER_VOCAB = 50_304
 PAPER_CONTEXT = 1024
-SHAPE: tuple[str, ...] = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len")
-SHAPE += ("rope_theta", "norm_eps", "architecture")  # the fields that all models of a size share
+SHAPE: tuple[str, ...] = (
+    "num_layers",
+    "d_model",
+    "num_heads",
+    "num_kv_heads",
+    "vocab_size",
+    "seq_len",
+)
+# The fields that all models of a size share.
+SHAPE += ("rope_theta", "norm_eps", "architecture")
 
 
 @dataclass(frozen=True)
@@ -38,11 +50,16 @@ class Size:
     d_model: int
     num_heads: int
     num_kv_heads: int
-    d_dense: int  # MLP width of dense models
-    d_core: int  # MLP width of the core of modular models
-    d_aux: int  # width of each auxiliary module
-    batch_size: int  # sequences
-    micro_batch: int  # sequences in a forward pass, over all ranks
+    # MLP width of dense models.
+    d_dense: int
+    # MLP width of the core of modular models.
+    d_core: int
+    # Width of each auxiliary module.
+    d_aux: int
+    # In sequences.
+    batch_size: int
+    # Sequences in a forward pass, over all ranks.
+    micro_batch: int
     core_tokens: int
     peak_lr: float
     seq_len: int
@@ -51,7 +68,8 @@ class Size:
     rope_theta: float = ModelConfig.rope_theta
     norm_eps: float = ModelConfig.norm_eps
     architecture: str = ModelConfig.architecture
-    start: str = ""  # id of an imported dense model to start from; "": random weights of the seed
+    # Id of an imported dense model to start from; "": random weights of the seed.
+    start: str = ""
 
     def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = ()) -> ModelConfig:
         """Returns a model of this shape with a core MLP of width `d_mlp` and the given modules."""
@@ -62,13 +80,21 @@ class Size:
         return self.model(self.d_dense)
 
     def modular(self, domains: tuple[str, ...], kind: str = "mlp") -> ModelConfig:
-        """Returns the core with one module of `kind` per auxiliary domain; a LoRA has as many parameters as an MLP."""
+        """Returns the core with one module of `kind` per auxiliary domain.
+
+        A LoRA has as many parameters as an MLP.
+        """
         width = self.d_aux if kind == "mlp" else lora_rank(self.d_model, self.d_core, self.d_aux)
-        return self.model(self.d_core, tuple(ModuleSpec(d, kind, width) for d in domains if d != CORE))
+        return self.model(
+            self.d_core, tuple(ModuleSpec(d, kind, width) for d in domains if d != CORE)
+        )
 
 
 def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
-    """Makes a size of an imported model, named by its parameters; module width, batch, data and rate are `size`'s."""
+    """Makes a size of an imported model, named by its parameters.
+
+    Module width, batch, data and rate are `size`'s.
+    """
     return dataclasses.replace(
         size,
         name=f"imported-{num_parameters / 1e6:.3g}M",
@@ -80,7 +106,10 @@ def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
-    """Returns the rank of a LoRA with an auxiliary MLP's parameters: the paper's `app:equal-compute`, rounded."""
+    """Returns the rank of a LoRA with an auxiliary MLP's parameters.
+
+    It is that of the paper's `app:equal-compute`, rounded.
+    """
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
@@ -95,13 +124,17 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 
 
 def _small(name, layers, d_model, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
-    """Makes a size for minutes on a CPU core [ours]; float32, as bfloat16 is no faster at this width (FINDINGS.md)."""
+    """Makes a size for minutes on a CPU core [ours].
+
+    It computes in float32, as bfloat16 is no faster at this width (FINDINGS.md).
+    """
     shape = (name, layers, d_model, 4, 2, d_mlp, d_mlp, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
 
 
-# Name, layers, core and dense d_mlp, auxiliary d_mlp, batch, micro-batch ([ours] except 800M), core tokens, peak rate.
-# 2B: batch 1,328 [ours], since the printed 1,329 is not a multiple of the micro-batch.
+# Name, layers, core and dense d_mlp, auxiliary d_mlp, batch, micro-batch ([ours] except 800M), core
+# tokens, peak rate. 2B: batch 1,328 [ours], since the printed 1,329 is not a multiple of the
+# micro-batch.
 PAPER_SIZES = _ladder(
     _paper("50M", 6, 1536, 128, 72, 24, 960_000_000, 1.3e-3),
     _paper("100M", 9, 2560, 256, 128, 32, 2_100_000_000, 1.1e-3),
@@ -113,9 +146,10 @@ PAPER_SIZES = _ladder(
 )
 
 
-# For two CPU cores, minutes to a night. 9 core tokens for each parameter except the embedding, modules half as wide as
-# the MLP, one route a step, 0.6 x the demo law's rate: chosen on seeds 0 to 3, see FINDINGS.md. 3M lies 10.6 times
-# beyond the sizes of that law; its batch of 16 has 1.4 times the rate besides.
+# For two CPU cores, minutes to a night. 9 core tokens for each parameter except the embedding,
+# modules half as wide as the MLP, one route a step, 0.6 x the demo law's rate: chosen on seeds 0 to
+# 3, see FINDINGS.md. 3M lies 10.6 times beyond the sizes of that law; its batch of 16 has 1.4 times
+# the rate besides.
 DEMO_SIZES = _ladder(
     _small("0.1M", 2, 32, 128, 64, 8, 8, 800_000, 3.9e-3),
     _small("0.15M", 2, 40, 160, 80, 8, 8, 1_060_000, 3.2e-3),
@@ -135,29 +169,40 @@ SMOKE_SIZES = _ladder(
     _small("small", 2, 48, 192, 24, 16, 4, 60_000, 6e-3),
 )
 
-# Simple Stories: core and one module are together as wide as the dense MLP, so a forward pass costs the same. One
-# epoch: the authors' logs have 16,544 steps of 128 x 256 tokens, 99% of 501,664,802 core + 46,188,871 auxiliary tokens.
+# Simple Stories: core and one module are together as wide as the dense MLP, so a forward pass costs
+# the same. One epoch: the authors' logs have 16,544 steps of 128 x 256 tokens, 99% of 501,664,802
+# core + 46,188,871 auxiliary tokens.
 STORIES_STEPS, STORIES_CORE, STORIES_AUX = 16_544, 501_664_802, 46_188_871
 STORIES_AUX_SHARE = STORIES_AUX / STORIES_CORE
 _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
-STORIES_SIZES = {"26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)}
+STORIES_SIZES = {
+    "26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)
+}
 
 
 @dataclass(frozen=True)
 class Law:
-    """Peak learning rate and batch of a dense model of N parameters, each coefficient x N ^ exponent."""
+    """Peak learning rate and batch of a dense model of N parameters.
+
+    Each is a coefficient x N ^ exponent.
+    """
 
     name: str
     lr_coefficient: float
     lr_exponent: float
     batch_coefficient: float
     batch_exponent: float
-    seq_len: int  # tokens in one sequence of the batch
-    source: str  # where it was measured
-    num_sizes: int = 0  # that it is fitted to
-    smallest: float = 0.0  # parameters of the smallest of these
+    # Tokens in one sequence of the batch.
+    seq_len: int
+    # Where it was measured.
+    source: str
+    # The number of sizes that it is fitted to.
+    num_sizes: int = 0
+    # Parameters of the smallest and the largest of these.
+    smallest: float = 0.0
     largest: float = 0.0
-    no_law: str = ""  # what its fit lacks to be a law, in words
+    # What its fit lacks to be a law, in words.
+    no_law: str = ""
 
     def __post_init__(self) -> None:
         require_fields("law", self, 0, "lr_coefficient", "batch_coefficient", open_low=True)
@@ -171,7 +216,10 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens (default: the law's), with as many tokens as the law's."""
+        """Returns the batch in sequences of `seq_len` tokens (default: the law's).
+
+        It has as many tokens as the law's.
+        """
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
@@ -180,10 +228,16 @@ class Law:
         """What it lacks to be a law, in words; "" for a law."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
-        return f"sizes that it says it is fitted to: {self.num_sizes}, at least {FEWEST_SIZES} are needed"
+        return (
+            f"sizes that it says it is fitted to: {self.num_sizes}, at least {FEWEST_SIZES} are"
+            " needed"
+        )
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model is larger than the largest size or smaller than the smallest; 1 between."""
+        """Returns how many times a model lies beyond the sizes; 1 between them.
+
+        It is larger than the largest or smaller than the smallest.
+        """
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -193,20 +247,31 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Says why it should not set rate and batch of these sizes, {name: parameters}; () if its evidence does."""
-        reach = f"more than {REACH:g} times beyond the sizes that it is fitted to, {self.smallest:,.0f} to "
+        """Says why it should not set rate and batch of these sizes, {name: parameters}.
+
+        () if its evidence allows it.
+        """
+        reach = (
+            f"more than {REACH:g} times beyond the sizes that it is fitted to,"
+            f" {self.smallest:,.0f} to "
+        )
         reach += f"{self.largest:,.0f} parameters"
-        far = [f"{name} is {times:,.3g} times" for name, n in sizes.items() if (times := self.times_beyond(n)) > REACH]
+        far = [
+            f"{name} is {times:,.3g} times"
+            for name, n in sizes.items()
+            if (times := self.times_beyond(n)) > REACH
+        ]
         far = [f"{reach}: {', '.join(far)}"] if far and self.num_sizes else []
         return (*([f"no law: {self.flaw}"] if self.flaw else []), *far)
 
 
-# The authors fitted it to these sizes by name (50e6). It set the rates of 800M, 2B and 5B too, whose printed values
-# the presets hold: the evidence ends at 4B, so 5B by the law, 12.4 times beyond, needs --trust-law (FINDINGS.md).
+# The authors fitted it to these sizes by name (50e6). It set the rates of 800M, 2B and 5B too,
+# whose printed values the presets hold: the evidence ends at 4B, so 5B by the law, 12.4 times
+# beyond, needs --trust-law (FINDINGS.md).
 PAPER_SOURCE = "the paper, `app:lr-bs-scaling`: 50M to 400M"
 PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, PAPER_SOURCE, 4, 50e6, 400e6)
-# Fitted to small models on generated stories, where the best batch does not depend on size; not for large models. No
-# preset reads it: the demo's rates are written above.
+# Fitted to small models on generated stories, where the best batch does not depend on size; not for
+# large models. No preset reads it: the demo's rates are written above.
 DEMO_LAW = Law(
     name="demo",
     lr_coefficient=6.607885487742214,
@@ -224,15 +289,17 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 
 
 def load_law(name_or_path: str) -> Law:
-    """Returns a law of `LAWS`, or reads one from JSON with `Law`'s fields (ignoring others); ValueError names `law`.
+    """Returns a law of `LAWS`, or reads one from JSON with `Law`'s fields (ignoring others).
 
-    What is no law is returned too where its file has a fit: see `Law.flaw`.
+    ValueError names `law`. What is no law is returned too where its file has a fit: see `Law.flaw`.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
     path = local_path("law", name_or_path)
     if target_kind("law", path) != A_FILE:
-        expected = f"one of {', '.join(LAWS)}, or the path of a law's JSON file{meant(name_or_path, LAWS)}"
+        expected = (
+            f"one of {', '.join(LAWS)}, or the path of a law's JSON file{meant(name_or_path, LAWS)}"
+        )
         raise invalid("law", name_or_path, expected)
     try:
         stored = read_json(path)
@@ -240,7 +307,11 @@ def load_law(name_or_path: str) -> Law:
         raise invalid("law", name_or_path, f"a JSON file ({error})") from error
     fields = {field.name: field.default for field in dataclasses.fields(Law)}
     given = {name: stored[name] for name in fields if name in stored}
-    if absent := [name for name, default in fields.items() if default is dataclasses.MISSING and name not in given]:
+    if absent := [
+        name
+        for name, default in fields.items()
+        if default is dataclasses.MISSING and name not in given
+    ]:
         why = f" (no law: {given['no_law']})" if given.get("no_law") else ""
         expected = f"a JSON object with {', '.join(fields)}; it lacks {', '.join(absent)}{why}"
         raise invalid("law", name_or_path, expected)
@@ -248,19 +319,26 @@ def load_law(name_or_path: str) -> Law:
 
 
 def require_evidence(law: Law, named: str, sizes: Mapping[str, float]) -> None:
-    """ValueError with the evidence unless it lets the law set rate and batch of the sizes, {name: parameters}."""
+    """ValueError unless the law's evidence lets it set rate and batch of the sizes.
+
+    `sizes`: {name: parameters}. The error has the evidence.
+    """
     if doubts := law.doubts(sizes):
         raise invalid(
-            "law", named, f"a law whose evidence covers the sizes, or --trust-law beside it; {'; '.join(doubts)}"
+            "law",
+            named,
+            f"a law whose evidence covers the sizes, or --trust-law beside it; {'; '.join(doubts)}",
         )
 
 
 def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
-    """Returns the size with the law's peak learning rate and batch for `num_parameters`, its dense model's total.
+    """Returns the size with the law's peak learning rate and batch.
 
-    The batch keeps the law's tokens if sequence lengths differ, and is rounded to a multiple of the micro-batch. If
-    that is 0, batch and micro-batch both become the micro-batch's divisor nearest in ratio: every number of ranks that
-    divides it also divided the old micro-batch. ValueError unless the law's values are positive and finite.
+    `num_parameters` is its dense model's total. The batch keeps the law's tokens if sequence
+    lengths differ, and is rounded to a multiple of the micro-batch. If that is 0, batch and
+    micro-batch both become the micro-batch's divisor nearest in ratio: every number of ranks that
+    divides it also divided the old micro-batch. ValueError unless the law's values are positive and
+    finite.
     """
     peak_lr, sequences = _usable(law, num_parameters, size.seq_len)
     num_micro = round(sequences / size.micro_batch)
@@ -278,6 +356,9 @@ def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
     except OverflowError:
         values = math.inf, math.inf
     if not all(0.0 < value < math.inf for value in values):
-        allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters, found {values}"
+        allowed = (
+            f"a law with a positive, finite rate and batch at {num_parameters:,} parameters, found"
+            f" {values}"
+        )
         raise invalid("law", law.name, allowed)
     return values

@@ -1,6 +1,7 @@
-"""Decides what training and the planner must decide alike, by pure functions of shape, precision and device.
+"""Decides what training and the planner must decide alike.
 
-Which ranks share weights, what they gather and when they reduce; the batch of an evaluation; the kernel of attention.
+Its functions are pure, of shape, precision and device. Which ranks share weights, what they gather
+and when they reduce; the batch of an evaluation; the kernel of attention.
 """
 
 from collections.abc import Collection
@@ -18,9 +19,10 @@ OWN_GROUP_PARAMETERS = 2**23
 LARGE_GRADIENTS_BYTES = 4 * GIB
 # GPUs of one machine, between which bytes are cheap.
 MACHINE_RANKS = 8
-# Converted to float32 together: fits a CPU's cache, or fills a GPU.
+# Logits that are converted to float32 together: they fit a CPU's cache, or fill a GPU.
 LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
-# Float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and the kind of device.
+# Float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and
+# the kind of device.
 EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 
 
@@ -28,9 +30,10 @@ EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 class Sharing:
     """How the ranks of a run share its weights.
 
-    `num_shards`: the ranks that share one copy. `keeps_gathered`: the weights stay gathered between passes.
-    `reduces_every_pass`: gradients are reduced in every pass, not once a window: each rank then keeps its rows alone.
-    `own_groups`: the domains whose modules are gathered apart from their block, only where they are active.
+    `num_shards`: the ranks that share one copy. `keeps_gathered`: the weights stay gathered between
+    passes. `reduces_every_pass`: gradients are reduced in every pass, not once a window: each rank
+    then keeps its rows alone. `own_groups`: the domains whose modules are gathered apart from their
+    block, only where they are active.
     """
 
     num_shards: int
@@ -42,16 +45,19 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Every pass is reduced of large models, and of models
-    with LoRAs in bfloat16: a LoRA is in its block's group, gradients of one group must have one dtype, and those that
-    wait for a window's end are float32. Apart are large MLPs, and in bfloat16 all MLPs whose gradients wait.
+    Models of at most `KEPT_BYTES` in this precision stay gathered. Every pass is reduced of large
+    models, and of models with LoRAs in bfloat16: a LoRA is in its block's group, gradients of one
+    group must have one dtype, and those that wait for a window's end are float32. Apart are large
+    MLPs, and in bfloat16 all MLPs whose gradients wait.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
     each_pass = 4 * parameters > LARGE_GRADIENTS_BYTES or (has_loras and not in_float32)
 
     def is_apart(module: ModuleSpec) -> bool:
-        is_large = mlp_parameters(model.architecture, model.d_model, module.width) >= OWN_GROUP_PARAMETERS
+        is_large = (
+            mlp_parameters(model.architecture, model.d_model, module.width) >= OWN_GROUP_PARAMETERS
+        )
         return module.kind == "mlp" and (is_large or not (in_float32 or each_pass))
 
     return Sharing(
@@ -63,24 +69,30 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 
 
 def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights: all; on several machines of GPUs, those of a machine.
+    """Counts the ranks that share one copy of the weights.
 
-    Machines then exchange gradients alone, and a rank's memory does not fall below that of `MACHINE_RANKS`.
+    These are all, or on several machines of GPUs those of a machine. Machines then exchange
+    gradients alone, and a rank's memory does not fall below that of `MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
 
 def evaluation_batch(config: ModelConfig, device: object = "cpu") -> int:
-    """Returns the number of sequences in one forward pass of an evaluation on a device, such as cuda:0."""
-    most = EVALUATION_LOGITS_BYTES.get(str(device).partition(":")[0], EVALUATION_LOGITS_BYTES["cpu"])
+    """Returns the number of sequences in one forward pass of an evaluation.
+
+    `device`: such as cuda:0.
+    """
+    most = EVALUATION_LOGITS_BYTES.get(
+        str(device).partition(":")[0], EVALUATION_LOGITS_BYTES["cpu"]
+    )
     return max(1, most // (4 * config.seq_len * config.vocab_size))
 
 
 FLASH, CUDNN, EFFICIENT, MATH = "flash", "cuDNN", "memory-efficient", "math"
 ON_CPU, ON_CPU_IN_BLOCKS = "flash for CPUs", "flash for CPUs, backward in blocks"
-# Of a GPU since Ampere.
+# The kernels of a GPU since Ampere.
 GPU_KERNELS = frozenset((FLASH, CUDNN, EFFICIENT))
-# cuDNN's is larger on some GPUs.
+# The largest head that a kernel takes on every such GPU; cuDNN's is larger on some.
 LARGEST_HEAD = {FLASH: 256, CUDNN: 128}
 # The memory-efficient kernel reads heads in units of this size.
 ALIGNED_BYTES = 16
@@ -89,16 +101,22 @@ MATH_TOKENS = 512
 
 
 def attention_kernel(
-    device: str, num_bytes: int, head_dim: int, is_masked: bool, available: Collection[str] = GPU_KERNELS
+    device: str,
+    num_bytes: int,
+    head_dim: int,
+    is_masked: bool,
+    available: Collection[str] = GPU_KERNELS,
 ) -> str:
-    """Names the kernel that attends on `device` (cpu or cuda) with values of `num_bytes` (4: float32, 2: bfloat16).
+    """Names the kernel that attends on `device` (cpu or cuda).
 
-    torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no mask of documents.
-    The memory-efficient kernel takes float32, larger heads and masks, but only with keys and values repeated for every
-    head (`sdp_utils.cpp` of torch 2.13). What no kernel takes runs as plain matrix products ("math"), which keep every
-    score.
+    `num_bytes`: of a value, 4 in float32 and 2 in bfloat16. torch's flash and cuDNN kernels take
+    grouped keys of 16-bit values up to a head of 256, and no mask of documents. The
+    memory-efficient kernel takes float32, larger heads and masks, but only with keys and values
+    repeated for every head (`sdp_utils.cpp` of torch 2.13). What no kernel takes runs as plain
+    matrix products ("math"), which keep every score.
 
-    `is_masked`: attention ends where a document ends. `available`: the kernels of torch and of the GPU.
+    `is_masked`: attention ends where a document ends. `available`: the kernels of torch and of the
+    GPU.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
@@ -115,11 +133,15 @@ def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """ValueError for plain matrix products in a long context: they keep seq_len scores for each head and token."""
+    """ValueError for plain matrix products in a long context.
+
+    They keep seq_len scores for each head and token.
+    """
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
-            f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here {model.seq_len}, heads of "
-            f"{model.head_dim}): train in bfloat16 with heads of at most {LARGEST_HEAD[FLASH]}, a multiple of 8, on a "
-            "GPU since Ampere, and leave torch.backends.cuda's kernels enabled"
+            f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"
+            f" {model.seq_len}, heads of {model.head_dim}): train in bfloat16 with heads of at most"
+            f" {LARGEST_HEAD[FLASH]}, a multiple of 8, on a GPU since Ampere, and leave"
+            " torch.backends.cuda's kernels enabled"
         )
         raise invalid("attention", kernel, allowed)

@@ -1,9 +1,11 @@
-"""Reads plain values, of JSON, TOML or `--set`, into values of a type: one merging, then one validation.
+"""Reads plain values, of JSON, TOML or `--set`, into values of a type.
 
-A frozen dataclass is for what we write whole. A TypedDict is for a file that may have more fields than we need.
+There is one merging, then one validation. A frozen dataclass is for what we write whole. A
+TypedDict is for a file that may have more fields than we need.
 
-Libraries were tried: cattrs makes 3 of "3"; msgspec and pydantic drop unknown fields, and msgspec has the place of an
-error in its text alone. None could enter this room, which runs where torch and numpy alone are installed.
+Libraries were tried: cattrs makes 3 of "3"; msgspec and pydantic drop unknown fields, and msgspec
+has the place of an error in its text alone. None could enter this room, which runs where torch and
+numpy alone are installed.
 """
 
 import dataclasses
@@ -23,19 +25,31 @@ STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
 def name_of(steps: Steps) -> str:
     """Spells the steps to a field: `sizes[0.6M].peak_lr`, `rows[1].label`."""
-    names = [f".{step}" if re.fullmatch(r"[A-Za-z_]\w*", str(step)) else f"[{step}]" for step in steps]
+    names = [
+        f".{step}" if re.fullmatch(r"[A-Za-z_]\w*", str(step)) else f"[{step}]" for step in steps
+    ]
     return "".join(names).removeprefix(".")
 
 
 def steps_of(name: str) -> list[str]:
-    """Returns the steps that a field's name spells: the inverse of `name_of`, but for the indices of arrays."""
+    """Returns the steps that a field's name spells.
+
+    It is the inverse of `name_of`, but for the indices of arrays.
+    """
     return [bracketed or plain for bracketed, plain in STEP.findall(name)]
 
 
 def overlaid(base: Any, changes: Any) -> Any:
-    """Lays plain values over a dataclass or other plain values: a table changes what it names, all else replaces."""
+    """Lays plain values over a dataclass or other plain values.
+
+    A table changes what it names, all else replaces.
+    """
     if dataclasses.is_dataclass(base):
-        base = {field.name: getattr(base, field.name) for field in dataclasses.fields(base) if field.init}
+        base = {
+            field.name: getattr(base, field.name)
+            for field in dataclasses.fields(base)
+            if field.init
+        }
     if not isinstance(changes, Mapping) or not isinstance(base, Mapping):
         return changes
     return {**base, **{key: overlaid(base.get(key), value) for key, value in changes.items()}}
@@ -51,12 +65,13 @@ def parse_json(text: str | bytes, kind: Any = object) -> Any:
 
 
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
-    """Builds a value of this type from plain values, and validates it; `steps` lead to it in its document.
+    """Builds a value of this type from plain values, and validates it.
 
-    Makes a dataclass of a table with its fields, and keeps one that is built already. A TypedDict is a table that has
-    its fields and may have others. Arrays become tuples where the type says so, as do tables that stand for pairs, and
-    integers become floats; `false` stands for None. InvalidField for an unknown, missing or wrong field, and for what a
-    dataclass refuses.
+    `steps` lead to it in its document. Makes a dataclass of a table with its fields, and keeps one
+    that is built already. A TypedDict is a table that has its fields and may have others. Arrays
+    become tuples where the type says so, as do tables that stand for pairs, and integers become
+    floats; `false` stands for None. InvalidField for an unknown, missing or wrong field, and for
+    what a dataclass refuses.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):
@@ -81,7 +96,10 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
         return [from_plain(arguments[0], one, (*steps, i)) for i, one in items]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         table = _require(plain, Mapping, steps, "a table")
-        return {k: from_plain(arguments[1], one, (*steps, k)) if arguments else one for k, one in table.items()}
+        return {
+            k: from_plain(arguments[1], one, (*steps, k)) if arguments else one
+            for k, one in table.items()
+        }
     if kind not in SCALARS:
         return _require(plain, origin, steps, "no value: it cannot be set in a file")
     if kind in (int, float) and type(plain) is int:
@@ -95,7 +113,10 @@ def _read_table(kind: Any, plain: Any, steps: Steps) -> dict:
     hints = get_type_hints(kind)
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
     _require_all([name for name in hints if name in kind.__required_keys__], plain, steps)
-    return {name: from_plain(hints.get(name, object), value, (*steps, name)) for name, value in plain.items()}
+    return {
+        name: from_plain(hints.get(name, object), value, (*steps, name))
+        for name, value in plain.items()
+    }
 
 
 def _require_all(names: Iterable[str], plain: Mapping, steps: Steps) -> None:
@@ -117,14 +138,25 @@ def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
         return kind(**values)
     except InvalidField as error:
         own = [name for name in steps_of(error.field) if name in hints]
-        raise InvalidField(error.field, error.value, error.expected, steps=(*steps, *own)) from error
+        raise InvalidField(
+            error.field, error.value, error.expected, steps=(*steps, *own)
+        ) from error
 
 
 @functools.cache
 def _declared(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the type of each field that a dataclass is built with, and the fields that have no default."""
-    fields, hints, nothing = [f for f in dataclasses.fields(kind) if f.init], get_type_hints(kind), dataclasses.MISSING
-    needed = tuple(field.name for field in fields if field.default is field.default_factory is nothing)
+    """Returns the type of each field that a dataclass is built with.
+
+    Also the names of the fields that have no default.
+    """
+    fields, hints, nothing = (
+        [f for f in dataclasses.fields(kind) if f.init],
+        get_type_hints(kind),
+        dataclasses.MISSING,
+    )
+    needed = tuple(
+        field.name for field in fields if field.default is field.default_factory is nothing
+    )
     return {field.name: hints[field.name] for field in fields}, needed
 
 
@@ -132,12 +164,16 @@ def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
     """Returns an array as a tuple; of pairs also a table."""
     part = arguments[0]
     if isinstance(plain, Mapping) and get_origin(part) is tuple and get_args(part)[0] is str:
-        return tuple((key, from_plain(get_args(part)[1], one, (*steps, key))) for key, one in plain.items())
+        return tuple(
+            (key, from_plain(get_args(part)[1], one, (*steps, key))) for key, one in plain.items()
+        )
     _require(plain, list | tuple, steps, "an array")
     parts = [part] * len(plain) if arguments[-1] is ... else list(arguments)
     if len(parts) != len(plain):
         raise _misplaced(steps, plain, f"an array of {len(parts)} values")
-    return tuple(from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True)))
+    return tuple(
+        from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True))
+    )
 
 
 def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:

@@ -1,4 +1,4 @@
-"""Adds what installed packages offer as entry points to our methods, corpora, measurements, studies and trackers."""
+"""Adds what installed packages offer as entry points to our methods, corpora and others."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -7,10 +7,11 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Named things of one kind: ours, in their order, then those of installed packages under the entry points `group`.
+    """Named things of one kind: ours, in their order, then those of installed packages.
 
-    A package's thing is imported when it is first asked for. ValueError naming the package: for a name that is ours, in
-    `reserved`, or another package's; for one that cannot be imported; for one that is not `is_usable`.
+    These are entry points of `group`. A package's thing is imported when it is first asked for.
+    ValueError naming the package: for a name that is ours, in `reserved`, or another package's; for
+    one that cannot be imported; for one that is not `is_usable`.
     """
 
     def __init__(
@@ -21,17 +22,26 @@ class Table(MutableMapping[str, Any]):
         reserved: tuple[str, ...] = (),
     ) -> None:
         self.group, self.is_usable, self.reserved = group, is_usable, reserved
-        self._known = dict(ours)  # ours, and what was imported
+        # Ours, and what was imported so far.
+        self._known = dict(ours)
 
     @functools.cached_property
     def _offered(self) -> dict[str, EntryPoint]:
-        """The entry points of the group by name; reading the metadata of every package takes tens of milliseconds."""
+        """The entry points of the group by name.
+
+        Reading the metadata of every package takes tens of milliseconds.
+        """
         found: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             if entry.name in self._known or entry.name in self.reserved:
-                raise ValueError(f"{self._about(entry)}: the name is taken by gram-platform: expected another name")
+                raise ValueError(
+                    f"{self._about(entry)}: the name is taken by gram-platform: expected another"
+                    " name"
+                )
             if (other := found.setdefault(entry.name, entry)) != entry:
-                raise ValueError(f"{self._about(entry)}: the name is taken by the package {_package(other)}")
+                raise ValueError(
+                    f"{self._about(entry)}: the name is taken by the package {_package(other)}"
+                )
         return found
 
     def _about(self, entry: EntryPoint) -> str:
@@ -42,11 +52,14 @@ class Table(MutableMapping[str, Any]):
             entry = self._offered[name]
             try:
                 value = entry.load()
-            except Exception as error:  # whatever a package raises when it is imported
+            except Exception as error:
+                # A package may raise anything while it is imported.
                 problem = f"cannot be imported: {type(error).__name__}: {error}"
                 raise ValueError(f"{self._about(entry)} ({entry.value}) {problem}") from error
             if not self.is_usable(value):
-                raise ValueError(f"{self._about(entry)} ({entry.value}) is of another kind: {value!r}")
+                raise ValueError(
+                    f"{self._about(entry)} ({entry.value}) is of another kind: {value!r}"
+                )
             self._known[name] = value
         return self._known[name]
 

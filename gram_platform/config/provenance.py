@@ -27,8 +27,9 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """The code of a process.
 
-    `commit`: of the checkout, with CHANGED behind it where tracked files differ; "" outside one. `sources`: a hash of
-    the package's own files, equal in a checkout, an upload and a wheel of the same commit.
+    `commit`: of the checkout, with CHANGED behind it where tracked files differ; "" outside one.
+    `sources`: a hash of the package's own files, equal in a checkout, an upload and a wheel of the
+    same commit.
     """
 
     commit: str
@@ -42,8 +43,9 @@ class Code:
 class Provenance:
     """One submission of a study or a search.
 
-    `started`: UTC, ISO 8601. `upload`: the name of the job's files at Ray, which is a hash of them; "" without a job.
-    `machine`: in words. `node_hours`: of the nodes that it has executed, times their ranks; 0 before its end.
+    `started`: UTC, ISO 8601. `upload`: the name of the job's files at Ray, which is a hash of them;
+    "" without a job. `machine`: in words. `node_hours`: of the nodes that it has executed, times
+    their ranks; 0 before its end.
     """
 
     started: str
@@ -61,7 +63,10 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Returns the fields of earlier submissions and of this one; of more than NUM_KEPT the first stays."""
+        """Returns the fields of earlier submissions and of this one.
+
+        Of more than NUM_KEPT the first stays.
+        """
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
@@ -85,7 +90,7 @@ class Submissions(TypedDict, total=False):
     submissions: list[SubmissionRow]
 
 
-# Of one study: the first and the newest.
+# Submissions of one study that are kept: the first and the newest.
 NUM_KEPT = 20
 
 
@@ -95,7 +100,10 @@ def code_text(rows: Sequence[Mapping]) -> str:
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
-    """Says in words where a study's numbers come from: its newest submission, and other code of earlier ones."""
+    """Says in words where a study's numbers come from.
+
+    It names its newest submission, and other code of earlier ones.
+    """
     if not rows:
         return ""
     *earlier, newest = map(_submission, rows)
@@ -103,11 +111,16 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in newest.versions.items())
     before = ""
     if earlier:
-        codes = ", ".join(dict.fromkeys(str(one.code) for one in earlier if one.code != newest.code))
-        before = f" After {len(earlier)} more since {earlier[0].started}" + (f", of {codes}." if codes else ".")
+        codes = ", ".join(
+            dict.fromkeys(str(one.code) for one in earlier if one.code != newest.code)
+        )
+        before = f" After {len(earlier)} more since {earlier[0].started}" + (
+            f", of {codes}." if codes else "."
+        )
     return (
-        f"Submitted {newest.started} as `{newest.command}`, {newest.code}{upload}; {versions}; {newest.machine}."
-        f"{before} {sum(row['node_hours'] for row in rows):.3g} node hours in all."
+        f"Submitted {newest.started} as `{newest.command}`, {newest.code}{upload}; {versions};"
+        f" {newest.machine}.{before} {sum(row['node_hours'] for row in rows):.3g} node hours in"
+        " all."
     )
 
 
@@ -117,7 +130,10 @@ def _submission(row: Mapping) -> Provenance:
 
 
 def provenance(machine: str, upload: str = "") -> Provenance:
-    """Describes this process as a submission that starts now; `machine` and `upload` as in `Provenance`."""
+    """Describes this process as a submission that starts now.
+
+    `machine` and `upload` as in `Provenance`.
+    """
     code, versions = code_of_process(), {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -140,12 +156,17 @@ def code_of_process() -> Code:
     digest = sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:
-            digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+            digest.update(
+                path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+            )
     return Code(os.environ.get(COMMIT_VARIABLE) or _commit(), digest.hexdigest()[:12])
 
 
 def _commit() -> str:
-    """Returns the commit of the checkout that has the package; "" for an upload, a wheel or a machine without git."""
+    """Returns the commit of the checkout that has the package.
+
+    "" for an upload, a wheel or a machine without git.
+    """
     try:
         if not _git("ls-files", "--error-unmatch", "--", str(PACKAGE / "__init__.py")):
             return ""
@@ -157,7 +178,9 @@ def _commit() -> str:
 
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(PACKAGE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=10.0, check=True
+    ).stdout.strip()
 
 
 if __name__ == "__main__":

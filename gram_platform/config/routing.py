@@ -1,8 +1,9 @@
 """Plans a run: the domain, route and sequences of every micro-batch.
 
-The config alone determines the plan: counter-based hashes of the seed replace a random generator's state, so the plan
-is the same on every rank and after every interruption. Memory holds one small array, the domain of each route unit; a
-keyed permutation maps a micro-batch's cursor to its sequences, so no array grows with the data.
+The config alone determines the plan: counter-based hashes of the seed replace a random generator's
+state, so the plan is the same on every rank and after every interruption. Memory holds one small
+array, the domain of each route unit; a keyed permutation maps a micro-batch's cursor to its
+sequences, so no array grows with the data.
 """
 
 import hashlib
@@ -17,8 +18,10 @@ from gram_platform.config.identity import canonical_json
 
 SHARED = "shared"
 CORE_MLP = "core_mlp"
-GROUP_SIZES = (8, 4, 2, 1)  # micro-batches in one pass: few shapes, as each costs a GPU a compiled graph or a plan
-NUM_ROUNDS = 6  # of the Feistel network
+# Micro-batches in one pass: few shapes, as each costs a GPU a compiled graph or a plan.
+GROUP_SIZES = (8, 4, 2, 1)
+# Rounds of the Feistel network.
+NUM_ROUNDS = 6
 _U64 = np.uint64
 
 
@@ -29,7 +32,7 @@ def module_set(domain: str) -> str:
 
 @dataclass(frozen=True)
 class Route:
-    """The active modules of a forward pass with their weights, and the parameter sets that are trained."""
+    """The active modules of a forward pass with their weights, and the sets that are trained."""
 
     active: tuple[tuple[str, float], ...]
     trained: frozenset[str]
@@ -46,9 +49,10 @@ class MicroBatch:
 
 
 def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
-    """Groups the micro-batches of a window, by index, that one pass can run: of one route, at most `most` of them.
+    """Groups the micro-batches of a window, by index, that one pass can run.
 
-    A group has one of the `GROUP_SIZES`, the largest first.
+    They are of one route, and at most `most`. A group has one of the `GROUP_SIZES`, the largest
+    first.
     """
     if most == 1:
         return [[index] for index in range(len(window))]
@@ -64,18 +68,21 @@ def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
     return groups
 
 
-# --------------------------------------------------------------------------------- counter-based randomness
+# ------------------------------------------------------------------------ counter-based randomness
 
 
 def hash_key(*parts: object) -> int:
     """Hashes values that have canonical JSON to a 64-bit key."""
-    return int.from_bytes(hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little")
+    return int.from_bytes(
+        hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little"
+    )
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Hashes counters by SplitMix64 of key + counter x golden ratio (Steele et al. 2014): uint64 of their shape.
+    """Hashes counters by SplitMix64 of key + counter x golden ratio: uint64 of their shape.
 
-    `key`: one for all counters, or a uint64 array with one for each.
+    It is the generator of Steele et al. (2014). `key`: one for all counters, or a uint64 array with
+    one for each.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -89,44 +96,40 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 
 
 def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
-    """Permutes int64 indices in [0, size), each by its own uint64 key; returns int64 images, or with `inverse` origins.
+    """Permutes int64 indices in [0, size), each by its own uint64 key.
 
-    Repeats a balanced Feistel network of six rounds over the next even power of two until the image is in range
-    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    Returns int64 images, or with `inverse` origins. Repeats a balanced Feistel network of six
+    rounds over the next even power of two until the image is in range (Black and Rogaway 2002,
+    "Ciphers with arbitrary finite domains").
     """
-    half_bits, step = max(1, ((size - 1).bit_length() + 1) // 2), _decrypted if inverse else _encrypted
-    values = step(indices.astype(_U64), keys, half_bits)
+    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
     outside = values >= size
     while outside.any():
-        values[outside] = step(values[outside], keys[outside], half_bits)
+        values[outside] = _feistel(values[outside], keys[outside], half_bits, inverse)
         outside = values >= size
     return values.astype(np.int64)
 
 
-def _encrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
+def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool) -> np.ndarray:
+    """Goes through the network.
+
+    Its inverse is the same with the halves and the rounds in reverse order.
+    """
     mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
-    left, right = values >> shift, values & mask
-    for number in range(NUM_ROUNDS):
-        left, right = right, left ^ (_of_round(number, keys, right) & mask)
-    return (left << shift) | right
-
-
-def _decrypted(values: np.ndarray, keys: np.ndarray, half_bits: int) -> np.ndarray:
-    mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
-    left, right = values >> shift, values & mask
-    for number in reversed(range(NUM_ROUNDS)):
-        left, right = right ^ (_of_round(number, keys, left) & mask), left
-    return (left << shift) | right
-
-
-def _of_round(number: int, keys: np.ndarray, half: np.ndarray) -> np.ndarray:
-    return hash_counters(keys + _U64(number * 0x632BE59BD9B4E019 & (2**64 - 1)), half)
+    halves, rounds = (values >> shift, values & mask), range(NUM_ROUNDS)
+    left, right = halves[::-1] if inverse else halves
+    for number in reversed(rounds) if inverse else rounds:
+        round_keys = keys + _U64(number * 0x632BE59BD9B4E019 & (2**64 - 1))
+        left, right = right, left ^ (hash_counters(round_keys, right) & mask)
+    return (right << shift) | left if inverse else (left << shift) | right
 
 
 class Plan:
     """The micro-batches of a run: `plan[t]` is micro-batch t, `len(plan)` their number.
 
-    A route unit has one route: it is a micro-batch (heterogeneous accumulation) or a window (uniform).
+    A route unit has one route: it is a micro-batch (heterogeneous accumulation) or a window
+    (uniform).
     """
 
     def __init__(self, config: RunConfig):
@@ -137,29 +140,44 @@ class Plan:
         self._domain_of_unit = self._order()
         units = np.arange(len(self._domain_of_unit))
         spread = np.array([config.routing.spread(domain) for domain in self.domains])
-        self._spreads = uniforms(hash_key(config.seed, "aux spread"), units) < spread[self._domain_of_unit]
+        self._spreads = (
+            uniforms(hash_key(config.seed, "aux spread"), units) < spread[self._domain_of_unit]
+        )
         self._beside = self._modules_beside(units)
 
     def _modules_beside(self, units: np.ndarray) -> np.ndarray:
-        """Draws each unit's companions, the modules active beside its domain's, as bits of int64 [num_units].
+        """Draws each unit's companions, as bits of int64 [num_units].
 
-        A core batch has the paper's one companion, or a random subset [ours]. `_route` decides which are trained.
+        These are the modules that are active beside its domain's. A core batch has the paper's one
+        companion, or a random subset [ours]. `_route` decides which are trained.
         """
         routing, seed, num_modules = self.config.routing, self.config.seed, len(self._modules)
         beside = np.zeros(len(units), dtype=np.int64)
         if not num_modules:
             return beside
-        names = [self._modules.index(domain) if domain in self._modules else -1 for domain in self.domains]
+        names = [
+            self._modules.index(domain) if domain in self._modules else -1
+            for domain in self.domains
+        ]
         own = np.array(names, dtype=np.int64)[self._domain_of_unit]
-        is_core = np.array([domain == CORE for domain in self.domains])[self._domain_of_unit] & (own < 0)
+        is_core = np.array([domain == CORE for domain in self.domains])[self._domain_of_unit] & (
+            own < 0
+        )
         one = np.int64(1) << self._companions(units)
-        subset = (hash_counters(hash_key(seed, "subset"), units) >> _U64(1)).astype(np.int64) % (1 << num_modules)
-        has_companion = is_core & (uniforms(hash_key(seed, "core robust"), units) < routing.p_core_robust)
+        subset = (hash_counters(hash_key(seed, "subset"), units) >> _U64(1)).astype(np.int64) % (
+            1 << num_modules
+        )
+        has_companion = is_core & (
+            uniforms(hash_key(seed, "core robust"), units) < routing.p_core_robust
+        )
         chosen = one if routing.companions == "one" else np.where(subset > 0, subset, one)
         beside[has_companion] = chosen[has_companion]
         if routing.p_aux_companion:
-            is_beside = (own >= 0) & (uniforms(hash_key(seed, "aux companion"), units) < routing.p_aux_companion)
-            beside[is_beside] = subset[is_beside]  # may have the domain's own module, which is active anyway
+            is_beside = (own >= 0) & (
+                uniforms(hash_key(seed, "aux companion"), units) < routing.p_aux_companion
+            )
+            # The subset may have the domain's own module, which is active anyway.
+            beside[is_beside] = subset[is_beside]
         return beside
 
     def _companions(self, units: np.ndarray) -> np.ndarray:
@@ -172,9 +190,10 @@ class Plan:
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 
     def _order(self) -> np.ndarray:
-        """Shuffles the mixture's exact counts by the seed: the index of each route unit's domain, int16 [num_units].
+        """Shuffles the mixture's exact counts by the seed.
 
-        In unlearning runs, forget and retain units alternate, each kind in shuffled order.
+        Returns the index of each route unit's domain, int16 [num_units]. In unlearning runs, forget
+        and retain units alternate, each kind in shuffled order.
         """
         counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
         in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
@@ -203,7 +222,9 @@ class Plan:
 
     def route_counts(self, num_micro_batches: int | None = None) -> dict[tuple[str, Route], int]:
         """Counts the first `num_micro_batches` (default: all) by domain and route."""
-        count = len(self) if num_micro_batches is None else min(max(num_micro_batches, 0), len(self))
+        count = (
+            len(self) if num_micro_batches is None else min(max(num_micro_batches, 0), len(self))
+        )
         domains = self._domain_of_unit[: -(-count // self._per_unit)]
         sizes = np.full(len(domains), self._per_unit)
         sizes[-1:] -= len(domains) * self._per_unit - count
@@ -227,22 +248,26 @@ class Plan:
         return rank
 
     def _route(self, unit: int, domain: str) -> Route:
-        """Routes a unit as in the paper (`sec:method`); a domain without a module always trains the core.
+        """Routes a unit as in the paper (`sec:method`).
 
-        Companions of a core batch are trained, companions of another domain's batch are not [ours]. An unlabelled batch
-        activates and trains everything (`app:partial`). With `freeze_core` only modules are trained.
+        A domain without a module always trains the core. Companions of a core batch are trained,
+        companions of another domain's batch are not [ours]. An unlabelled batch activates and
+        trains everything (`app:partial`). With `freeze_core` only modules are trained.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
         if is_unlabelled(domain):
             trained = core_sets | {module_set(d) for d in self._modules}
             return Route(tuple((d, 1.0) for d in self._modules), frozenset(trained))
-        beside = [d for index, d in enumerate(self._modules) if int(self._beside[unit]) >> index & 1]
+        beside = [
+            d for index, d in enumerate(self._modules) if int(self._beside[unit]) >> index & 1
+        ]
         if domain in self._modules:
             trained = {module_set(domain)} | (core_sets if self._spreads[unit] else set())
             active = [d for d in self._modules if d == domain or d in beside]
             return Route(tuple((d, 1.0) for d in active), frozenset(trained))
-        trained = core_sets | {module_set(d) for d in beside}  # only core batches have companions here
+        # Only core batches have companions here.
+        trained = core_sets | {module_set(d) for d in beside}
         return Route(tuple((d, 1.0) for d in beside), frozenset(trained))
 
     @cached_property
@@ -259,29 +284,38 @@ _plan = lru_cache(maxsize=4)(Plan)
 
 
 @lru_cache(maxsize=4096)
-def route_counts(config: RunConfig, num_steps: int | None = None) -> Mapping[tuple[str, Route], int]:
-    """Counts the micro-batches of a run's plan, or of its first `num_steps` steps, by domain and route."""
+def route_counts(
+    config: RunConfig, num_steps: int | None = None
+) -> Mapping[tuple[str, Route], int]:
+    """Counts the micro-batches of a run's plan by domain and route.
+
+    `num_steps`: only those of its first steps.
+    """
     num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
     return _plan(config).route_counts(num_micro_batches)
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:
-    """Returns the pool positions of a domain's draws `cursor` to `cursor + count` (excluded), int64 [count].
+    """Returns the pool positions of a domain's draws from `cursor` on, int64 [count].
 
     Each pass over the pool has another order, keyed by seed, domain and pass.
     """
     passes, within = np.divmod(np.arange(cursor, cursor + count), budget.num_sequences)
-    keys_of_passes = [hash_key(seed, "draw", budget.name, p) for p in range(int(passes[0]), int(passes[-1]) + 1)]
-    return permuted(budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within)
+    keys_of_passes = [
+        hash_key(seed, "draw", budget.name, p) for p in range(int(passes[0]), int(passes[-1]) + 1)
+    ]
+    return permuted(
+        budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within
+    )
 
 
 def domain_permutation(
     data_id: str, domain: str, num_available: int, inverse: bool = False
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the fixed permutation of a domain's training sequences; pools are prefixes or slices of it.
+    """Returns the fixed permutation of a domain's training sequences.
 
-    A function from int64 indices in [0, num_available) to int64 images, which stores none; with `inverse`, from images
-    to indices.
+    Pools are prefixes or slices of it. It is a function from int64 indices in [0, num_available) to
+    int64 images, which stores none; with `inverse`, from images to indices.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permuted(num_available, np.full(indices.shape, key), indices, inverse)

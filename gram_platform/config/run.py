@@ -17,25 +17,45 @@ from gram_platform.config.training import (
     RoutingConfig,
     is_unlabelled,
 )
-from gram_platform.config.view import PRECISIONS, AnyEvaluation, TaskScores, View, evaluation_from_plain
+from gram_platform.config.view import (
+    PRECISIONS,
+    AnyEvaluation,
+    TaskScores,
+    View,
+    evaluation_from_plain,
+)
 
-RECIPE_VERSION = 1  # raise it when an equal config would train to another result; part of every run_id
+# Part of every run_id. Raise it when an equal config would train to another result.
+RECIPE_VERSION = 1
 CROSS_ENTROPY = Objective()
-MAX_MODULES = 60  # a route's modules are bits of one integer
-MOST_PROBED = 4  # micro-batches of each domain in one probe, at most
+# A route's modules are bits of one integer.
+MAX_MODULES = 60
+# Micro-batches of each domain in one probe, at most.
+MOST_PROBED = 4
 
 
 class State(StrEnum):
-    """Names the state of a run, an evaluation or a trial, as storages, frames, MLflow's tags and pages spell it."""
+    """Names the state of a run, an evaluation or a trial.
 
-    COMPLETE = "complete"  # it has its result
-    RUNNING = "running"  # a process holds its lease
-    FAILED = "failed"  # its last attempt ended with an error
-    DIVERGED = "diverged"  # of a trial that failed: its loss became non-finite
-    INTERRUPTED = "interrupted"  # it was attempted, and can be continued
-    WAITING = "waiting"  # of a trial: none of its nodes has started
-    ABSENT = "absent"  # it was never attempted
-    MISSING = "missing"  # of a study's node: the storage has nothing of it
+    Storages, frames, MLflow's tags and pages spell it so.
+    """
+
+    # It has its result.
+    COMPLETE = "complete"
+    # A process holds its lease.
+    RUNNING = "running"
+    # Its last attempt ended with an error.
+    FAILED = "failed"
+    # Of a trial that failed: its loss became non-finite.
+    DIVERGED = "diverged"
+    # It was attempted, and can be continued.
+    INTERRUPTED = "interrupted"
+    # Of a trial: none of its nodes has started.
+    WAITING = "waiting"
+    # It was never attempted.
+    ABSENT = "absent"
+    # Of a study's node: the storage has nothing of it.
+    MISSING = "missing"
 
 
 @dataclass(frozen=True)
@@ -46,11 +66,14 @@ class RunConfig:
     data: DataConfig
     routing: RoutingConfig
     optimizer: OptimizerConfig
-    batch_size: int  # sequences in an optimizer step (a window)
-    micro_batch: int  # sequences in a forward pass, split over ranks; routes depend on it, so results do too
+    # Sequences in an optimizer step (a window).
+    batch_size: int
+    # Sequences in a forward pass, split over ranks; routes depend on it, so results do too.
+    micro_batch: int
     eval_points: EvalPoints
     seed: int
-    precision: str = "bfloat16"  # of forward and backward passes; master weights and optimizer are float32
+    # Of forward and backward passes; master weights and optimizer are float32.
+    precision: str = "bfloat16"
     objective: Objective = CROSS_ENTROPY
     start: View | None = None
 
@@ -60,7 +83,9 @@ class RunConfig:
         require_int("seed", self.seed, 0, 2**63 - 1)
         require_choice("precision", self.precision, PRECISIONS)
         if self.batch_size % self.micro_batch:
-            raise invalid("micro_batch", self.micro_batch, f"a divisor of batch_size = {self.batch_size}")
+            raise invalid(
+                "micro_batch", self.micro_batch, f"a divisor of batch_size = {self.batch_size}"
+            )
         for domain in self.data.domains:
             if domain.num_draws % self.route_unit:
                 allowed = f"a multiple of {self.route_unit}, the sequences that share a route"
@@ -69,50 +94,83 @@ class RunConfig:
             allowed = f"draws that add up to whole steps of {self.batch_size} sequences"
             raise invalid("data.domains", self.data.num_draws, allowed)
         if self.eval_points.num_points > self.num_steps:
-            raise invalid("eval_points.num_points", self.eval_points.num_points, f"at most {self.num_steps} steps")
+            raise invalid(
+                "eval_points.num_points",
+                self.eval_points.num_points,
+                f"at most {self.num_steps} steps",
+            )
 
         if len(self.model.modules) > MAX_MODULES:
-            raise invalid("model.modules", len(self.model.modules), f"at most {MAX_MODULES} modules")
+            raise invalid(
+                "model.modules", len(self.model.modules), f"at most {MAX_MODULES} modules"
+            )
         weights = dict(self.routing.companion_weights)
         unweighted = [d for d in self.model.module_domains if weights and d not in weights]
         if unweighted:
-            raise invalid("routing.companion_weights", weights, f"a weight for each module; {unweighted[0]} has none")
+            raise invalid(
+                "routing.companion_weights",
+                weights,
+                f"a weight for each module; {unweighted[0]} has none",
+            )
         if self.objective.forget:
             self._check_unlearning()
         if self.routing.freeze_core:
             self._check_frozen_core()
         if self.eval_points.patience and not self.eval_points.num_points:
-            raise invalid("eval_points.patience", self.eval_points.patience, "0 without evaluations while training")
+            raise invalid(
+                "eval_points.patience",
+                self.eval_points.patience,
+                "0 without evaluations while training",
+            )
         if self.eval_points.num_probes:
             self._check_probes()
 
     def _check_unlearning(self) -> None:
-        """ValueError unless windows can have as many forget as other micro-batches and a steered layer exists."""
+        """ValueError unless unlearning is possible.
+
+        Windows need as many forget as other micro-batches, and a steered layer must exist.
+        """
         forget = sum(d.num_draws for d in self.data.domains if d.name in self.objective.forget)
         if 2 * forget != self.data.num_draws:
-            raise invalid("objective.forget", forget, f"half of the run's {self.data.num_draws} draws")
+            raise invalid(
+                "objective.forget", forget, f"half of the run's {self.data.num_draws} draws"
+            )
         if self.micro_batches_per_step % 2 or self.routing.accumulation != "heterogeneous":
-            allowed = "cross_entropy unless windows are heterogeneous, with an even number of micro-batches"
+            allowed = (
+                "cross_entropy unless windows are heterogeneous, with an even number of"
+                " micro-batches"
+            )
             raise invalid("objective.kind", self.objective.kind, allowed)
         if self.objective.steered_layers > self.model.num_layers:
             raise invalid(
-                "objective.steered_layers", self.objective.steered_layers, f"at most {self.model.num_layers} layers"
+                "objective.steered_layers",
+                self.objective.steered_layers,
+                f"at most {self.model.num_layers} layers",
             )
         if self.objective.steered_layers and self.start is None:
-            raise invalid("objective.kind", self.objective.kind, "a run with a start, whose activations stay")
+            raise invalid(
+                "objective.kind", self.objective.kind, "a run with a start, whose activations stay"
+            )
 
     def _check_frozen_core(self) -> None:
         """ValueError unless every batch trains a module."""
         without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]
-        if without and not (without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0):
+        if without and not (
+            without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0
+        ):
             allowed = "false, since batches of these domains train no module: " + ", ".join(without)
             raise invalid("routing.freeze_core", True, allowed)
 
     def _check_probes(self) -> None:
-        """ValueError unless the run can have probes, which measure unlabelled batches' gradients in the modules."""
+        """ValueError unless the run can have probes.
+
+        These measure unlabelled batches' gradients in the modules.
+        """
         points = self.eval_points
         if points.num_probes > self.num_steps:
-            raise invalid("eval_points.num_probes", points.num_probes, f"at most {self.num_steps} steps")
+            raise invalid(
+                "eval_points.num_probes", points.num_probes, f"at most {self.num_steps} steps"
+            )
         if not self.model.modules or not any(is_unlabelled(d.name) for d in self.data.domains):
             allowed = "0 in a run without modules or unlabelled batches"
             raise invalid("eval_points.num_probes", points.num_probes, allowed)
@@ -127,7 +185,10 @@ class RunConfig:
 
     @property
     def route_unit(self) -> int:
-        """Number of sequences that share one route: a micro-batch, or a window under uniform accumulation."""
+        """Number of sequences that share one route.
+
+        It is a micro-batch, or a window under uniform accumulation.
+        """
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property

@@ -1,4 +1,7 @@
-"""Defines what a search varies and optimises: ranges of parameters, which a command line can replace, and metrics."""
+"""Defines what a search varies and optimises.
+
+It varies ranges of parameters, which a command line can replace, and optimises a metric.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,7 +13,10 @@ FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One searched parameter: values from `low` to `high`, both included, uniform in the value or its logarithm."""
+    """One searched parameter: values from `low` to `high`, both included.
+
+    They are uniform in the value or its logarithm.
+    """
 
     name: str
     low: float
@@ -24,7 +30,9 @@ class Parameter:
         if self.high < self.low:
             raise invalid(f"space.{self.name}", (self.low, self.high), "low <= high")
         if self.log and self.low <= 0:
-            raise invalid(f"space.{self.name}", (self.low, self.high), "positive ends of a logarithmic range")
+            raise invalid(
+                f"space.{self.name}", (self.low, self.high), "positive ends of a logarithmic range"
+            )
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
@@ -35,7 +43,8 @@ class Space:
     """The parameters of a search, and the limits outside which values make no sense."""
 
     parameters: tuple[Parameter, ...]
-    limits: tuple[Parameter, ...] = ()  # the widest ranges allowed; a parameter without one has no limit
+    # The widest ranges allowed; a parameter without one has no limit.
+    limits: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
         names = [p.name for p in self.parameters]
@@ -46,14 +55,21 @@ class Space:
             limit = widest.get(parameter.name, parameter)
             if parameter.low not in limit or parameter.high not in limit:
                 ends = (parameter.low, parameter.high)
-                raise invalid(f"space.{parameter.name}", ends, f"a range within {limit.low:g} and {limit.high:g}")
+                raise invalid(
+                    f"space.{parameter.name}",
+                    ends,
+                    f"a range within {limit.low:g} and {limit.high:g}",
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Replaces ranges by texts of the form `FORM`; ValueError for another form or an unknown parameter."""
+        """Replaces ranges by texts of the form `FORM`.
+
+        ValueError for another form or an unknown parameter.
+        """
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")
@@ -80,4 +96,6 @@ def _range(parameter: Parameter, text: str, rest: str) -> Parameter:
         low, high = (float(part) for part in parts)
     except ValueError as error:
         raise invalid("space", text, FORM) from error
-    return replace(parameter, low=low, high=high, log=is_log or (parameter.log and low > 0 and not separator))
+    return replace(
+        parameter, low=low, high=high, log=is_log or (parameter.log and low > 0 and not separator)
+    )

@@ -1,4 +1,7 @@
-"""Prints and warns, which nothing else of the package does: text of corpora, models and storages may hold anything."""
+"""Prints and warns, which nothing else of the package does.
+
+Text of corpora, models and storages may hold anything.
+"""
 
 import re
 import sys
@@ -8,8 +11,10 @@ from typing import TextIO
 
 from gram_platform.config.identity import printable
 
-LONGEST_CELL = 500  # letters
-# Of an address: user and password. Of a command line: the webhook, which anybody who knows it can post to.
+# In letters.
+LONGEST_CELL = 500
+# User and password in an address, and the webhook in a command line: anybody who knows it can post
+# to it.
 PASSWORD = re.compile(
     r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*"
     r"|(?<=--notify[ =])(?:'[^']*'|[^\s']+)"
@@ -17,7 +22,10 @@ PASSWORD = re.compile(
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
-    """Prints lines to a file (default: standard output) at once, without characters that command a terminal."""
+    """Prints lines to a file (default: standard output) at once.
+
+    Characters that command a terminal are escaped.
+    """
     print(printable(str(text)), file=file, flush=True)
 
 
@@ -44,11 +52,20 @@ def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str
     The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
     """
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    sides = [str.ljust if num_texts is None or place < num_texts else str.rjust for place in range(len(widths))]
-    padded = ["  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True)) for line in lines]
+    sides = [
+        str.ljust if num_texts is None or place < num_texts else str.rjust
+        for place in range(len(widths))
+    ]
+    padded = [
+        "  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True))
+        for line in lines
+    ]
     return "\n".join(line.rstrip() for line in padded)
 
 
 def masked(text: str) -> str:
-    """Returns a text for other people: every address in it without user and password, a command without webhook."""
+    """Returns a text for other people.
+
+    Every address in it is without user and password, a command without webhook.
+    """
     return PASSWORD.sub("***", text)

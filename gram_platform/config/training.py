@@ -1,4 +1,4 @@
-"""Configures the parts of a training stage: model, mixture, routing, optimizer, evaluation points, objective."""
+"""Configures the parts of a training stage, such as model, mixture, routing and optimizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,9 +13,12 @@ from gram_platform.config.identity import (
     require_real,
 )
 
-CORE = "core"  # the domain D1 in every config, whatever the corpus calls it
-UNLABELLED = "unlabelled"  # the pool of all domains' unlabelled text, under partial labels
-UNLABELLED_OF = "unlabelled:"  # + domain: the domain's unlabelled text, if not pooled
+# The domain D1 in every config, whatever the corpus calls it.
+CORE = "core"
+# The pool of all domains' unlabelled text, under partial labels.
+UNLABELLED = "unlabelled"
+# Before a domain: the domain's unlabelled text, if it is not pooled.
+UNLABELLED_OF = "unlabelled:"
 
 
 def is_unlabelled(name: str) -> bool:
@@ -24,7 +27,10 @@ def is_unlabelled(name: str) -> bool:
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
-    """Sorts domains (`name(item)`): core, then the others by name, so that equal mixtures are equal configs."""
+    """Sorts domains (`name(item)`): core, then the others by name.
+
+    So equal mixtures are equal configs.
+    """
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
 
@@ -34,11 +40,15 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """A domain's module in every layer: an MLP that adds to the core MLP's output, or a LoRA on its projections."""
+    """A domain's module in every layer.
+
+    It is an MLP that adds to the core MLP's output, or a LoRA on its projections.
+    """
 
     domain: str
     kind: str
-    width: int  # hidden units of an mlp, rank of a lora
+    # Hidden units of an mlp, rank of a lora.
+    width: int
 
     def __post_init__(self) -> None:
         require_name("module.domain", self.domain)
@@ -48,7 +58,10 @@ class ModuleSpec:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Decoder-only transformer with grouped-query attention; `d_mlp` is the core MLP's width (0: none, as in DEMix)."""
+    """Decoder-only transformer with grouped-query attention.
+
+    `d_mlp` is the core MLP's width (0: none, as in DEMix).
+    """
 
     num_layers: int
     d_model: int
@@ -61,19 +74,37 @@ class ModelConfig:
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
-    document_end: int = added(-1)  # token that ends a document, which attention never crosses; -1: no such token
-    architecture: str = added(STARCODER2)  # the stock model whose block this is
+    # Token that ends a document, which attention never crosses; -1: no such token.
+    document_end: int = added(-1)
+    # The stock model whose block this is.
+    architecture: str = added(STARCODER2)
 
     def __post_init__(self) -> None:
-        require_fields("model", self, 1, "num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len")
+        require_fields(
+            "model",
+            self,
+            1,
+            "num_layers",
+            "d_model",
+            "num_heads",
+            "num_kv_heads",
+            "vocab_size",
+            "seq_len",
+        )
         require_fields("model", self, 0, "d_mlp")
         require_fields("model", self, -1, "document_end", high=self.vocab_size - 1)
         require_choice("model.architecture", self.architecture, ARCHITECTURES)
         require_fields("model", self, 0, "rope_theta", "norm_eps", "init_std", open_low=True)
         if self.d_model % (2 * self.num_heads):
-            raise invalid("model.d_model", self.d_model, f"a multiple of 2 x num_heads = {2 * self.num_heads}")
+            raise invalid(
+                "model.d_model", self.d_model, f"a multiple of 2 x num_heads = {2 * self.num_heads}"
+            )
         if self.num_heads % self.num_kv_heads:
-            raise invalid("model.num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}")
+            raise invalid(
+                "model.num_kv_heads",
+                self.num_kv_heads,
+                f"a divisor of num_heads = {self.num_heads}",
+            )
         object.__setattr__(self, "modules", core_first(self.modules, lambda m: m.domain))
         domains = [m.domain for m in self.modules]
         if len(set(domains)) != len(domains):
@@ -94,7 +125,10 @@ class ModelConfig:
 
     @property
     def is_llama(self) -> bool:
-        """Tells whether norms are RMSNorm and MLPs SwiGLU without biases, not LayerNorm and GELU with biases."""
+        """Tells whether norms are RMSNorm and MLPs SwiGLU without biases.
+
+        Otherwise they are LayerNorm and GELU with biases.
+        """
         return self.architecture == LLAMA
 
     @property
@@ -103,7 +137,10 @@ class ModelConfig:
 
 
 def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """Returns a view's dense shape: its MLP is as wide as the core MLP and all active MLP modules together."""
+    """Returns a view's dense shape.
+
+    Its MLP is as wide as the core MLP and all active MLP modules together.
+    """
     extra = sum(m.width for m in config.modules if m.domain in active and m.kind == "mlp")
     return replace(config, d_mlp=config.d_mlp + extra, modules=())
 
@@ -130,25 +167,34 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The data that a run draws under one label: `num_draws` sequences from a pool of `num_sequences`.
+    """The data that a run draws under one label.
 
-    The pool is the first `num_sequences` of the domain's permutation, or `slices` of any domains (unlabelled text).
-    Sequences repeat only if num_draws > num_sequences: then each pass over the pool has a new order.
+    It draws `num_draws` sequences from a pool of `num_sequences`. The pool is the first
+    `num_sequences` of the domain's permutation, or `slices` of any domains (unlabelled text).
+    Sequences repeat only if num_draws > num_sequences: then each pass over the pool has a new
+    order.
     """
 
     name: str
     num_sequences: int
     num_draws: int
-    slices: tuple[Slice, ...] = ()  # (): the domain's first num_sequences
+    # (): the first `num_sequences` of the domain.
+    slices: tuple[Slice, ...] = ()
 
     def __post_init__(self) -> None:
         require_name("data.domains.name", self.name)
         require_fields(f"data.domains[{self.name}]", self, 1, "num_sequences", "num_draws")
-        ordered = tuple(sorted(self.slices, key=lambda part: (part.domain != CORE, part.domain, part.first)))
+        ordered = tuple(
+            sorted(self.slices, key=lambda part: (part.domain != CORE, part.domain, part.first))
+        )
         object.__setattr__(self, "slices", ordered)
         pooled = sum(part.num_sequences for part in self.pool)
         if pooled != self.num_sequences:
-            raise invalid(f"data.domains[{self.name}].num_sequences", self.num_sequences, f"its slices' sum, {pooled}")
+            raise invalid(
+                f"data.domains[{self.name}].num_sequences",
+                self.num_sequences,
+                f"its slices' sum, {pooled}",
+            )
 
     @property
     def pool(self) -> tuple[Slice, ...]:
@@ -180,21 +226,33 @@ class DataConfig:
 class RoutingConfig:
     """The paper's routing probabilities; a model without modules ignores them."""
 
-    p_core_robust: float = 0.0  # p_cr: a core batch also activates and trains a random module
-    p_aux_spread: float = 1.0  # p_as: an auxiliary batch also trains the core
-    accumulation: str = "heterogeneous"  # a route for each micro-batch; or uniform: for each window
-    freeze_core: bool = False  # train only modules: the branches of FT-LoRA and FT-MLP
-    p_aux_spread_of: tuple[tuple[str, float], ...] = added(())  # overrides `p_aux_spread` for single domains
-    companion_weights: tuple[tuple[str, float], ...] = added(())  # relative frequency as companion; (): all equal
-    companions: str = added("one")  # or subset: each module with probability 1/2, a random one if none is drawn
-    p_aux_companion: float = added(0.0)  # an auxiliary batch activates a random subset of other modules, untrained
+    # p_cr: a core batch also activates and trains a random module.
+    p_core_robust: float = 0.0
+    # p_as: an auxiliary batch also trains the core.
+    p_aux_spread: float = 1.0
+    # heterogeneous: a route for each micro-batch. uniform: a route for each window.
+    accumulation: str = "heterogeneous"
+    # Train only modules: the branches of FT-LoRA and FT-MLP.
+    freeze_core: bool = False
+    # Overrides `p_aux_spread` for single domains.
+    p_aux_spread_of: tuple[tuple[str, float], ...] = added(())
+    # Relative frequency as companion; (): all equal.
+    companion_weights: tuple[tuple[str, float], ...] = added(())
+    # one, or subset: each module with probability 1/2, a random one if none is drawn.
+    companions: str = added("one")
+    # An auxiliary batch activates a random subset of other modules, untrained.
+    p_aux_companion: float = added(0.0)
 
     def __post_init__(self) -> None:
-        require_fields("routing", self, 0, "p_core_robust", "p_aux_spread", "p_aux_companion", high=1)
+        require_fields(
+            "routing", self, 0, "p_core_robust", "p_aux_spread", "p_aux_companion", high=1
+        )
         require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
         require_choice("routing.companions", self.companions, COMPANIONS)
         if self.companions == "subset" and self.companion_weights:
-            raise invalid("routing.companion_weights", self.companion_weights, "() with companions='subset'")
+            raise invalid(
+                "routing.companion_weights", self.companion_weights, "() with companions='subset'"
+            )
         for domain, spread in self.p_aux_spread_of:
             require_real(f"routing.p_aux_spread_of[{domain}]", spread, 0.0, 1.0)
         for domain, weight in self.companion_weights:
@@ -212,7 +270,7 @@ class RoutingConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, one for each parameter set, with a warm-up-stable-decay schedule over the run's steps."""
+    """AdamW, one for each parameter set, with a warm-up-stable-decay schedule over the steps."""
 
     peak_lr: float
     warmup_fraction: float
@@ -220,30 +278,45 @@ class OptimizerConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = 0.1  # on matrices only, unless `decay_vectors`
-    clip_norm: float = 1.0  # 0: no clipping
-    # One norm over all sets [ours]. There is no other value; the field stays because it is part of every id.
+    # On matrices only, unless `decay_vectors`.
+    weight_decay: float = 0.1
+    # 0: no clipping.
+    clip_norm: float = 1.0
+    # One norm over all sets [ours]. There is no other value; the field stays because it is part of
+    # every id.
     clip_scope: str = "global"
-    decay_vectors: bool = added(False)  # decay biases and norms too
+    # Decay biases and norms too.
+    decay_vectors: bool = added(False)
 
     def __post_init__(self) -> None:
         require_fields("optimizer", self, 0, "peak_lr", "eps", open_low=True)
-        require_fields("optimizer", self, 0, "warmup_fraction", "decay_fraction", "beta1", "beta2", high=1)
+        require_fields(
+            "optimizer", self, 0, "warmup_fraction", "decay_fraction", "beta1", "beta2", high=1
+        )
         if self.warmup_fraction + self.decay_fraction > 1.0:
-            raise invalid("optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction")
+            raise invalid(
+                "optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction"
+            )
         require_fields("optimizer", self, 0, "weight_decay", "clip_norm")
         require_choice("optimizer.clip_scope", self.clip_scope, ("global",))
 
 
 @dataclass(frozen=True)
 class EvalPoints:
-    """Equally spaced evaluations on the validation split, with every module active; the last is after training."""
+    """Equally spaced evaluations on the validation split, with every module active.
 
-    num_points: int  # 0: no evaluation while training
-    num_sequences: int  # the first ones of each domain's validation split
+    The last is after training.
+    """
+
+    # 0: no evaluation while training.
+    num_points: int
+    # The first sequences of each domain's validation split.
+    num_sequences: int
     domains: tuple[str, ...]
-    patience: int = 0  # stop after so many evaluations without a better mean loss over domains; 0: never
-    # number of equally spaced steps after which `train/learner.py` measures each module's gradients on each domain
+    # Stop after so many evaluations without a better mean loss over domains; 0: never.
+    patience: int = 0
+    # Number of equally spaced steps after which `train/learner.py` measures each module's gradients
+    # on each domain.
     num_probes: int = added(0)
 
     def __post_init__(self) -> None:
@@ -256,35 +329,53 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss to minimise: cross entropy (CE), or a term to unlearn `forget` domains + `retain_weight` x CE on others.
+    """The loss to minimise: cross entropy (CE), or one to unlearn `forget` domains.
 
-    To unlearn, half of each window's micro-batches are of forget domains. MaxEnt's term is ME: KL(uniform || p) with
-    `maxent_kl` (the cited method's code), -H(p) with `maxent_entropy` (the paper's words). The term is -CE with
-    `gradient_difference`. With `misdirection` both terms are squared distances of a layer's activations: from a fixed
-    random vector on forget domains, from the activations of the run's start on others. With `responses_after` CE counts
-    the tokens of responses alone: those after this text, up to the end of their document.
+    The latter is a term on these + `retain_weight` x CE on others. To unlearn, half of each
+    window's micro-batches are of forget domains. MaxEnt's term is ME: KL(uniform || p) with
+    `maxent_kl` (the cited method's code), -H(p) with `maxent_entropy` (the paper's words). The term
+    is -CE with `gradient_difference`. With `misdirection` both terms are squared distances of a
+    layer's activations: from a fixed random vector on forget domains, from the activations of the
+    run's start on others. With `responses_after` CE counts the tokens of responses alone: those
+    after this text, up to the end of their document.
     """
 
     kind: str = "cross_entropy"
     forget: tuple[str, ...] = ()
     retain_weight: float = 1.0
-    stop_below: float = added(0.0)  # stop after the first step whose mean ME is at most this; 0: never
-    steered_layers: int = added(
-        0
-    )  # misdirection: layers up to the one whose output is compared; they alone are trained
-    steering: float = added(0.0)  # misdirection: length of the vector that forget activations are to equal
-    responses_after: str = added("")  # "": every token counts
+    # Stop after the first step whose mean ME is at most this; 0: never.
+    stop_below: float = added(0.0)
+    # Misdirection: layers up to the one whose output is compared; they alone are trained.
+    steered_layers: int = added(0)
+    # Misdirection: length of the vector that forget activations are to equal.
+    steering: float = added(0.0)
+    # "": every token counts.
+    responses_after: str = added("")
 
     def __post_init__(self) -> None:
-        require_fields("objective", self, 0, "stop_below", "retain_weight", "steered_layers", "steering")
+        require_fields(
+            "objective", self, 0, "stop_below", "retain_weight", "steered_layers", "steering"
+        )
         if self.stop_below and self.kind != "maxent_kl":
-            raise invalid("objective.stop_below", self.stop_below, "0 unless the objective is maxent_kl")
+            raise invalid(
+                "objective.stop_below", self.stop_below, "0 unless the objective is maxent_kl"
+            )
         if self.responses_after and self.kind != "cross_entropy":
-            raise invalid("objective.responses_after", self.responses_after, "no text unless it is cross_entropy")
+            raise invalid(
+                "objective.responses_after",
+                self.responses_after,
+                "no text unless it is cross_entropy",
+            )
         require_choice("objective.kind", self.kind, OBJECTIVES)
         object.__setattr__(self, "forget", core_first(self.forget))
         if (self.kind == "cross_entropy") == bool(self.forget):
-            raise invalid("objective.forget", self.forget, "domains to unlearn, () with cross_entropy")
+            raise invalid(
+                "objective.forget", self.forget, "domains to unlearn, () with cross_entropy"
+            )
         if {self.steered_layers > 0, self.steering > 0.0} != {self.kind == MISDIRECTION}:
             steered = (self.steered_layers, self.steering)
-            raise invalid("objective.steered_layers, steering", steered, "both above 0 with misdirection, else both 0")
+            raise invalid(
+                "objective.steered_layers, steering",
+                steered,
+                "both above 0 with misdirection, else both 0",
+            )

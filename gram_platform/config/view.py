@@ -17,26 +17,36 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import from_plain
 from gram_platform.config.training import CORE, ModelConfig, ModuleSpec, core_first
 
-EVAL_VERSION = 1  # raise it when an equal evaluation would give another result; part of every eval_id
+# Part of every eval_id. Raise it when an equal evaluation would give another result.
+EVAL_VERSION = 1
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
-IMPORTED = "imported-"  # prefix of the id that stands for a run_id if weights are imported: see `store/directories.py`
+# Prefix of the id that stands for a run_id if weights are imported: see `store/directories.py`.
+IMPORTED = "imported-"
 
 
 @dataclass(frozen=True)
 class View:
-    """A model to evaluate: a run, the weights of its active modules, and the other runs that modules come from."""
+    """A model to evaluate.
+
+    It is a run, the weights of its active modules, and the other runs that modules come from.
+    """
 
     run_id: str
-    weights: tuple[tuple[str, float], ...] = ()  # (domain, weight), sorted, zeros dropped
-    sources: tuple[tuple[str, str], ...] = ()  # (domain, run_id) for modules of other runs
-    rule: str = "constant"  # by_domain, for DEMix: the domain's expert if it has a weight, else the core's
+    # (domain, weight), sorted, zeros dropped.
+    weights: tuple[tuple[str, float], ...] = ()
+    # (domain, run_id) for modules of other runs.
+    sources: tuple[tuple[str, str], ...] = ()
+    # by_domain, for DEMix: the domain's expert if it has a weight, else the core's.
+    rule: str = "constant"
 
     def __post_init__(self) -> None:
         for domain, weight in self.weights:
             require_name("view.weights", domain)
             require_real(f"view.weights[{domain}]", weight, 0.0, 1.0)
-        object.__setattr__(self, "weights", tuple(sorted((d, float(w)) for d, w in self.weights if w)))
+        object.__setattr__(
+            self, "weights", tuple(sorted((d, float(w)) for d, w in self.weights if w))
+        )
         object.__setattr__(self, "sources", tuple(sorted(self.sources)))
         for field, pairs in (("weights", self.weights), ("sources", self.sources)):
             if len(dict(pairs)) < len(pairs):
@@ -64,11 +74,13 @@ class View:
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 
     def model(self, model_of: Callable[[str], ModelConfig]) -> ModelConfig:
-        """Returns the model's config with only the view's modules; `model_of` gives that of a run or imported model.
+        """Returns the model's config with only the view's modules.
 
-        ValueError when a run lacks a module.
+        `model_of` gives that of a run or imported model. ValueError when a run lacks a module.
         """
-        specs = [_module(model_of(run_id), run_id, domain) for domain, run_id in self.origins.items()]
+        specs = [
+            _module(model_of(run_id), run_id, domain) for domain, run_id in self.origins.items()
+        ]
         return replace(model_of(self.run_id), modules=tuple(specs))
 
     @property
@@ -86,14 +98,17 @@ def _module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
     for module in source.modules:
         if module.domain == domain:
             return module
-    raise invalid("view.weights", domain, f"a module of run {run_id}: {', '.join(source.module_domains)}")
+    raise invalid(
+        "view.weights", domain, f"a module of run {run_id}: {', '.join(source.module_domains)}"
+    )
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """A view's mean losses on fixed sequences of a split; a node of a study, as a run is."""
 
-    measure: ClassVar[str] = "losses"  # the kind of evaluation, see `measures.py`; not part of the JSON
+    # The kind of evaluation, see `measures.py`; not part of the JSON.
+    measure: ClassVar[str] = "losses"
     view: View
     data_id: str
     domains: tuple[str, ...]
@@ -117,7 +132,7 @@ LOSSES = Evaluation.measure
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """A view's loss on every token of the first `num_sequences` validation sequences of each domain."""
+    """A view's loss on every token of the first validation sequences of each domain."""
 
     view: View
     data_id: str
@@ -141,8 +156,9 @@ class TokenLosses:
 class Continuations:
     """Continuations of the beginnings of validation documents, sampled from a view token by token.
 
-    `documents` are indices, from 0, into those documents of a domain's validation split that are longer than the
-    prompt. With equal seeds every view gets the same random numbers for a document, so only its weights matter.
+    `documents` are indices, from 0, into those documents of a domain's validation split that are
+    longer than the prompt. With equal seeds every view gets the same random numbers for a document,
+    so only its weights matter.
     """
 
     view: View
@@ -150,7 +166,8 @@ class Continuations:
     domains: tuple[str, ...]
     documents: tuple[int, ...]
     num_prompt_tokens: int
-    num_tokens: int  # sampled at most: the document may end earlier
+    # Sampled at most: the document may end earlier.
+    num_tokens: int
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
@@ -162,7 +179,9 @@ class Continuations:
         for document in self.documents:
             require_int("continuations.documents", document, 0)
         if not self.documents or len(set(self.documents)) < len(self.documents):
-            raise invalid("continuations.documents", self.documents, "one or more documents, each once")
+            raise invalid(
+                "continuations.documents", self.documents, "one or more documents, each once"
+            )
         require_fields("continuations", self, 1, "num_prompt_tokens", "num_tokens")
         require_real("continuations.temperature", self.temperature, 0.0, open_low=True)
         require_int("continuations.seed", self.seed, 0, 2**63 - 1)
@@ -171,7 +190,10 @@ class Continuations:
 
     @property
     def num_sequences(self) -> int:
-        """Documents of each domain; a continuation costs at most the forward pass of one sequence."""
+        """Documents of each domain.
+
+        A continuation costs at most the forward pass of one sequence.
+        """
         return len(self.documents)
 
     @cached_property
@@ -181,15 +203,20 @@ class Continuations:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """A view's scores on tasks of the LM Evaluation Harness (Gao and others), such as WMDP or MMLU."""
+    """A view's scores on tasks of the LM Evaluation Harness, such as WMDP or MMLU."""
 
     view: View
-    data_id: str  # of the view's run, whose tokenizer reads the tasks
+    # Of the view's run, whose tokenizer reads the tasks.
+    data_id: str
     tasks: tuple[str, ...]
-    harness: str  # version of lm-eval, which defines the tasks
-    files_sha256: str = ""  # of the folder that defines tasks of the user's; "" without
-    num_fewshot: int = -1  # examples before each question; -1: as the task says
-    limit: int = 0  # first documents of each task; 0: all
+    # Version of lm-eval, which defines the tasks.
+    harness: str
+    # Of the folder that defines tasks of the user's; "" without.
+    files_sha256: str = ""
+    # Examples before each question; -1: as the task says.
+    num_fewshot: int = -1
+    # First documents of each task; 0: all.
+    limit: int = 0
     precision: str = "float32"
     measure: str = "tasks"
 
@@ -207,11 +234,15 @@ class TaskScores:
         return short_hash({"eval_version": EVAL_VERSION, "task_scores": self})
 
 
-AnyEvaluation = Evaluation | TokenLosses | Continuations  # nodes of studies
+# Nodes of studies.
+AnyEvaluation = Evaluation | TokenLosses | Continuations
 
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
-    """Reads an evaluation of any kind from its JSON and validates it; ValueError for an unknown measure."""
+    """Reads an evaluation of any kind from its JSON and validates it.
+
+    ValueError for an unknown measure.
+    """
     kinds = {kind.measure: kind for kind in (Evaluation, TokenLosses, Continuations, TaskScores)}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))

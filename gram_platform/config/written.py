@@ -1,6 +1,7 @@
 """Reads files that people name: text, JSON, and values in TOML into frozen dataclasses.
 
-An error names file, line and field. A link may lead to a file that a user names; nothing else but a file is read.
+An error names file, line and field. A link may lead to a file that a user names; nothing else but a
+file is read.
 """
 
 import contextlib
@@ -28,34 +29,45 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 
 
 def target_kind(field: str, path: Path | str) -> str:
-    """Returns A_FILE, A_FOLDER, or "" for nothing, after links; `field` names the user's path in errors.
+    """Returns A_FILE, A_FOLDER, or "" for nothing, after links.
 
-    ValueError for a pipe, socket or device, for a link whose target is gone, and for a path that cannot be reached.
+    `field` names the user's path in errors. ValueError for a pipe, socket or device, for a link
+    whose target is gone, and for a path that cannot be reached.
     """
     try:
         kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
-    except ValueError:  # a path with a NUL character
+    except ValueError:
+        # The path has a NUL character.
         return ""
     except OSError as error:
         if os.path.islink(path):
             target = os.readlink(path)
-            raise invalid(field, str(path), f"a link to something, not to {target} ({error.strerror})") from None
+            raise invalid(
+                field, str(path), f"a link to something, not to {target} ({error.strerror})"
+            ) from None
         if error.errno in NOT_THERE:
             return ""
-        raise invalid(field, str(path), f"a file or folder that can be reached ({error.strerror})") from None
+        raise invalid(
+            field, str(path), f"a file or folder that can be reached ({error.strerror})"
+        ) from None
     if kind not in (A_FILE, A_FOLDER):
         raise invalid(field, str(path), f"{A_FILE} or folder, found {kind}")
     return kind
 
 
 def read_text(field: str, path: Path) -> str:
-    r"""Reads UTF-8 text, without its byte order mark, with \n at the ends of lines; ValueError for anything else."""
+    r"""Reads UTF-8 text, without its byte order mark, with \n at the ends of lines.
+
+    ValueError for anything else.
+    """
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise invalid(field, str(path), f"a file of UTF-8 text that can be read ({error})") from None
+        raise invalid(
+            field, str(path), f"a file of UTF-8 text that can be read ({error})"
+        ) from None
 
 
 def read_json(path: Path, kind: Any = dict) -> Any:
@@ -75,9 +87,10 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 
 @dataclass(frozen=True)
 class Written:
-    """Fields that a person wrote. `place` names their origin in errors; `text` is the document, for line numbers.
+    """Fields that a person wrote.
 
-    `parts` are the origins of fields that were written in several places, see `together`.
+    `place` names their origin in errors; `text` is the document, for line numbers. `parts` are the
+    origins of fields that were written in several places, see `together`.
     """
 
     place: str
@@ -86,7 +99,10 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Makes a dataclass of this kind, or changes `start`; InvalidField with place and line (see `from_plain`)."""
+        """Makes a dataclass of this kind, or changes `start`.
+
+        InvalidField with place and line (see `from_plain`).
+        """
         with self.located():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -101,18 +117,29 @@ class Written:
     def error(self, error: InvalidField) -> InvalidField:
         """Adds the place where the field of an error was written, in a document with its line."""
         found = [(part, part._steps(error)) for part in (*reversed(self.parts), self)]
-        part, steps = max(found, key=lambda pair: len(pair[1]))  # the last part that wrote the field
+        # The last part that wrote the field.
+        part, steps = max(found, key=lambda pair: len(pair[1]))
         lines = _lines(part.text)
-        ends = range(len(steps), 0, -1)  # a field inside a value is on the line of the value
-        numbers = [number for end in ends for at, number in lines.items() if at[:end] == steps[:end]]
+        # A field inside a value is on the line of the value.
+        ends = range(len(steps), 0, -1)
+        numbers = [
+            number for end in ends for at, number in lines.items() if at[:end] == steps[:end]
+        ]
         place = f"{part.place}, line {numbers[0]}" if numbers else part.place
-        if not part.text and tuple(steps_of(error.field)) == steps and not isinstance(error.value, Mapping):
+        if (
+            not part.text
+            and tuple(steps_of(error.field)) == steps
+            and not isinstance(error.value, Mapping)
+        ):
             # An assignment, whose field and value the error repeats.
             place = place.partition(" ")[0]
         return error.at(place)
 
     def _steps(self, error: InvalidField) -> Steps:
-        """Returns the steps to the written field that an error is about, or to a table around it; () without one."""
+        """Returns the steps to the written field that an error is about, or to a table around it.
+
+        () without one.
+        """
         written = list(_written(self.plain))
         named = tuple(steps_of(error.field))
         likely = (at for name in reversed(named[-2:]) for at in written if at[-1] == name)
@@ -131,36 +158,47 @@ def together(parts: Sequence[Written]) -> Written:
 def _written(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
     """Yields the steps to every table, field and item."""
     is_table = isinstance(plain, Mapping)
-    for key, value in plain.items() if is_table else enumerate(plain) if isinstance(plain, list) else ():
+    for key, value in (
+        plain.items() if is_table else enumerate(plain) if isinstance(plain, list) else ()
+    ):
         yield (*steps, key)
         yield from _written(value, (*steps, key))
 
 
 def read_toml(field: str, path: Path) -> Written:
-    """Reads a TOML file; ValueError naming the field for an unreadable file, file and line for a syntax error."""
+    """Reads a TOML file.
+
+    ValueError naming the field for an unreadable file, file and line for a syntax error.
+    """
     text = read_text(field, path)
     try:
         return Written(str(path), parsed_by(tomllib.loads, text), text)
-    except ValueError as error:  # also a number of thousands of digits
+    except ValueError as error:
+        # Also for a number of thousands of digits.
         raise ValueError(f"{path}: not TOML: {error}") from error
 
 
 def read_assignment(text: str) -> Written:
-    """Reads `routing.p_aux_spread=0.1` or `sizes[0.6M].peak_lr=2e-3`: a field and its value in TOML, or a plain word.
+    """Reads a field and its value in TOML, or a plain word.
 
-    ValueError for another form.
+    Such as `routing.p_aux_spread=0.1` or `sizes[0.6M].peak_lr=2e-3`. ValueError for another form.
     """
     name, separator, value = text.partition("=")
     name = name.strip()
     steps = steps_of(name)
     if not separator or not steps or STEP.sub("", name):
-        raise invalid("set", text, "field=value, such as routing.p_aux_spread=0.1 or sizes[0.6M].peak_lr=2e-3")
+        raise invalid(
+            "set", text, "field=value, such as routing.p_aux_spread=0.1 or sizes[0.6M].peak_lr=2e-3"
+        )
     if len(steps) > DEEPEST:
         raise invalid("set", f"{text:.60}...", f"a field in at most {DEEPEST} tables")
     try:
         found = read_value(value)
-    except ValueError as error:  # a number of thousands of digits, or arrays within arrays
-        raise invalid("set", f"{text:.60}...", f"field=value, with a value that can be read ({error})") from None
+    except ValueError as error:
+        # It has a number of thousands of digits, or arrays within arrays.
+        raise invalid(
+            "set", f"{text:.60}...", f"field=value, with a value that can be read ({error})"
+        ) from None
     for step in reversed(steps):
         found = {step: found}
     return Written(f"--set {text}", found)
@@ -176,11 +214,18 @@ def read_value(text: str) -> Any:
 
 
 def assignments(plain: Mapping[str, Any], steps: Steps = ()) -> list[str]:
-    """Returns a document of tables and values as the texts that `read_assignment` reads, one for each value."""
+    """Returns a document of tables and values as assignments, one for each value.
+
+    `read_assignment` reads them.
+    """
     texts = []
     for key, value in plain.items():
         below = (*steps, key)
-        texts += assignments(value, below) if isinstance(value, Mapping) else [f"{name_of(below)}={_toml(value)}"]
+        texts += (
+            assignments(value, below)
+            if isinstance(value, Mapping)
+            else [f"{name_of(below)}={_toml(value)}"]
+        )
     return texts
 
 
@@ -190,15 +235,16 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")  # a basic string, as JSON's but for DEL
+        # A basic string, as JSON's but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-# -------------------------------------------------------------------------------------------------------- lines
-
-
 def _lines(text: str) -> dict[Steps, int]:
-    """Returns the line of every table and key of a document; keys inside a value are on the line of the value."""
+    """Returns the line of every table and key of a document.
+
+    Keys inside a value are on the line of the value.
+    """
     found: dict[Steps, int] = {}
     table: Steps = ()
     count: dict[Steps, int] = {}

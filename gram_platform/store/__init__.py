@@ -1,4 +1,7 @@
-"""Keeps runs, evaluations, imported models and packed corpora in a storage; MLflow only mirrors it."""
+"""Keeps runs, evaluations, imported models and packed corpora in a storage.
+
+MLflow only mirrors it.
+"""
 
 from gram_platform.store.directories import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder

@@ -1,8 +1,9 @@
 """Writes one attempt at a run into a separate folder: lease, commits, result or failure.
 
-An attempt may be killed at any point: the run continues from the last commit and ends with the same `result.json`.
-A commit counts once its manifest is written, a result once `result.json` is. Two attempts at once change no common
-files, except that each removes checkpoints older than its newest commit.
+An attempt may be killed at any point: the run continues from the last commit and ends with the same
+`result.json`. A commit counts once its manifest is written, a result once `result.json` is. Two
+attempts at once change no common files, except that each removes checkpoints older than its newest
+commit.
 """
 
 import contextlib
@@ -33,15 +34,22 @@ from gram_platform.store.checkpoints import (
 from gram_platform.store.directories import RESULT
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease, LeaseLost
-from gram_platform.store.shards import Resumed, checkpoint_folder, read_checkpoint, write_manifest, write_shard
+from gram_platform.store.shards import (
+    Resumed,
+    checkpoint_folder,
+    read_checkpoint,
+    write_manifest,
+    write_shard,
+)
 from gram_platform.store.tensors import hash_tensors, save_tensors
 
 
 class Attempt:
-    """An attempt that `RunDirectory.start_attempt` started. A context manager: leaving it releases the lease.
+    """An attempt that `RunDirectory.start_attempt` started.
 
-    The lease is written and renewed by a thread: loading, a step or an evaluation may take longer than the lease. When
-    it could not be renewed for longer than it lasts, `heartbeat` and commits raise LeaseLost.
+    A context manager: leaving it releases the lease. The lease is written and renewed by a thread:
+    loading, a step or an evaluation may take longer than the lease. When it could not be renewed
+    for longer than it lasts, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -57,7 +65,9 @@ class Attempt:
         self._clock = time.monotonic()
         self._last_step = self._clock
         warning = f"run {run.run_id}: its lease cannot be written, so others may train it too"
-        self._lease = Lease(self._folder, owner, lease_seconds, self._is_working, HEARTBEAT_INTERVAL_S, warning)
+        self._lease = Lease(
+            self._folder, owner, lease_seconds, self._is_working, HEARTBEAT_INTERVAL_S, warning
+        )
 
     def __enter__(self) -> "Attempt":
         return self
@@ -75,26 +85,31 @@ class Attempt:
         """Whether another attempt has written the run's result, so that this one need not go on."""
         return self.run.folder.exists(RESULT)
 
-    def resume(self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint) -> Resumed | None:
-        """Reads the newest intact checkpoint of all attempts; later commits continue its history. None without any.
+    def resume(
+        self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint
+    ) -> Resumed | None:
+        """Reads the newest intact checkpoint of all attempts; later commits continue its history.
 
-        Corrupted checkpoints are set aside with a warning. `read(attempts, step, attempt_id)` reads one and raises
-        CorruptFile when it is not whole. Of one that cannot be read for the moment (OSError) an older one takes the
-        place; OSError when there is none, since starting over would lose more.
+        None without any. Corrupted checkpoints are set aside with a warning. `read(attempts, step,
+        attempt_id)` reads one and raises CorruptFile when it is not whole. Of one that cannot be
+        read for the moment (OSError) an older one takes the place; OSError when there is none,
+        since starting over would lose more.
         """
         unreadable = None
-        clear_debris(self._attempts, self.attempt_id)
+        clear_debris(self._attempts)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
             try:
                 return self._continue_from(read(self._attempts, step, attempt_id))
             except (CorruptFile, FileNotFoundError) as error:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
+                # Without a manifest, another attempt has just pruned it.
                 if folder.child(step_name(step)).exists(MANIFEST):
-                    # Otherwise another attempt has just pruned it.
                     folder.set_aside(step_name(step), error)
             except OSError as error:
                 unreadable = error
-                text = f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
+                text = (
+                    f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
+                )
                 warn(text, stacklevel=2)
         if unreadable is not None:
             raise unreadable
@@ -108,12 +123,17 @@ class Attempt:
         return resumed
 
     def commit(
-        self, step: int, tensors: Mapping[str, torch.Tensor | Piece], state: Mapping, records: Sequence[Mapping] = ()
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor | Piece],
+        state: Mapping,
+        records: Sequence[Mapping] = (),
     ) -> None:
         """Writes a checkpoint of `step` and adds `records` to the history.
 
-        `tensors` are CPU tensors by flat name, `state` JSON values with finite numbers, `records` the metric records
-        {"step", "time", "metrics"} since the last commit. ValueError when steps do not rise, LeaseLost as above.
+        `tensors` are CPU tensors by flat name, `state` JSON values with finite numbers, `records`
+        the metric records {"step", "time", "metrics"} since the last commit. ValueError when steps
+        do not rise, LeaseLost as above.
         """
         self._require_above_last(step)
         with self._not_taken_over():
@@ -134,15 +154,20 @@ class Attempt:
         self._step, self._chain = step, chain
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
-    def heartbeat(self, step: int, num_steps: int, tokens_per_second: float, loss: float | None = None) -> None:
-        """Reports progress, which the thread writes within a second; LeaseLost when others may work on the run now.
+    def heartbeat(
+        self, step: int, num_steps: int, tokens_per_second: float, loss: float | None = None
+    ) -> None:
+        """Reports progress, which the thread writes within a second.
 
-        `loss`: the last training loss that was read, in nats a token.
+        LeaseLost when others may work on the run now. `loss`: the last training loss that was read,
+        in nats a token.
         """
         self._require_lease()
         self._last_step = time.monotonic()
         read = {} if loss is None else {"loss": float(loss)}
-        self._lease.report(step=step, num_steps=num_steps, tokens_per_second=float(tokens_per_second), **read)
+        self._lease.report(
+            step=step, num_steps=num_steps, tokens_per_second=float(tokens_per_second), **read
+        )
 
     def complete(
         self,
@@ -151,17 +176,20 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Saves the final weights and writes `result.json` unless another attempt has; returns the result in force.
+        """Saves the final weights and writes `result.json` unless another attempt has.
 
-        `final` holds the deterministic fields alone; `run_id`, `weights_sha256` and `sha256` are added here. `records`
-        are those since the last commit; `measured` (seconds by what took them, and what the machine gave) becomes part
-        of the run's `timing()`. Checkpoints go away, for the result and its weights replace them.
+        Returns the result in force. `final` holds the deterministic fields alone; `run_id`,
+        `weights_sha256` and `sha256` are added here. `records` are those since the last commit;
+        `measured` (seconds by what took them, and what the machine gave) becomes part of the run's
+        `timing()`. Checkpoints go away, for the result and its weights replace them.
         """
 
         def save() -> None:
             self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
 
-        return self._finish(save, {**final, "weights_sha256": hash_tensors(tensors)}, records, measured)
+        return self._finish(
+            save, {**final, "weights_sha256": hash_tensors(tensors)}, records, measured
+        )
 
     def complete_shards(
         self,
@@ -181,13 +209,20 @@ class Attempt:
 
         return self._finish(save, {**final, "weights_sha256": weights_sha256}, records, measured)
 
-    def _finish(self, save: Callable[[], None], final: Mapping, records: Sequence, measured: Mapping | None) -> dict:
+    def _finish(
+        self, save: Callable[[], None], final: Mapping, records: Sequence, measured: Mapping | None
+    ) -> dict:
         chain = self._extended(records)
         fields = {**final, "run_id": self.run.run_id}
         if self.run.result() is None:
             save()
             timing = self._timing(final) | dict(measured or {})
-            finished = {"result": fields, "segments": chain, "elapsed_s": timing["elapsed_s"], "timing": timing}
+            finished = {
+                "result": fields,
+                "segments": chain,
+                "elapsed_s": timing["elapsed_s"],
+                "timing": timing,
+            }
             self._folder.write_sealed(FINISHED, finished)
         result = self.run.publish(seal(fields))
         self._remove_superfluous(result)
@@ -209,7 +244,10 @@ class Attempt:
 
     @contextlib.contextmanager
     def _not_taken_over(self) -> Iterator[None]:
-        """Raises LeaseLost when the lease is overdue, or when another attempt removes what the block writes."""
+        """Raises LeaseLost when the lease is overdue.
+
+        Also when another attempt removes what the block writes.
+        """
         self._require_lease()
         try:
             yield
@@ -224,20 +262,32 @@ class Attempt:
         """Writes `records`, if any, as a new segment; returns the chain with it."""
         if not records:
             return self._chain
-        return [*self._chain, write_segment(self._folder, self.attempt_id, records, last_step(self._chain))]
+        return [
+            *self._chain,
+            write_segment(self._folder, self.attempt_id, records, last_step(self._chain)),
+        ]
 
     def _timing(self, final: Mapping) -> dict:
         elapsed_s = self.elapsed_s
         rate = final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0
-        started = {"started": self._started, "ended": time.time(), "host": self._lease.fields["host"]}
-        return {"elapsed_s": elapsed_s, "tokens_per_second": rate, "attempt": self.attempt_id, **started}
+        started = {
+            "started": self._started,
+            "ended": time.time(),
+            "host": self._lease.fields["host"],
+        }
+        return {
+            "elapsed_s": elapsed_s,
+            "tokens_per_second": rate,
+            "attempt": self.attempt_id,
+            **started,
+        }
 
     def _remove_superfluous(self, result: Mapping) -> None:
         prune(self._attempts, keep=0)
-        clear_debris(self._attempts, self.attempt_id)
+        clear_debris(self._attempts)
         winner_id = self.run.winner(result)
         if winner_id == self.attempt_id:
-            clear_weights(self._attempts, winner_id)
+            clear_weights(self._attempts)
         elif winner_id is not None:
             self._folder.remove(FINISHED)
             remove_weights(self._folder)

@@ -1,4 +1,7 @@
-"""Lists, prunes and reads an attempt's checkpoints, metric records and weights; each counts once it has a manifest."""
+"""Lists, prunes and reads an attempt's checkpoints, metric records and weights.
+
+Each counts once it has a manifest.
+"""
 
 import hashlib
 import json
@@ -7,7 +10,7 @@ from typing import TypedDict
 
 from gram_platform.config.identity import invalid
 from gram_platform.config.plain import parse_json
-from gram_platform.store.files import CorruptFile, Folder, is_safe_name
+from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
@@ -29,7 +32,10 @@ PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """An entry of a run's chain: which attempt wrote the records, in which file, up to which step."""
+    """An entry of a run's chain.
+
+    It says which attempt wrote the records, in which file, up to which step.
+    """
 
     attempt: str
     file: str
@@ -37,7 +43,7 @@ class Segment(TypedDict):
     last_step: int
 
 
-class Record(TypedDict):
+class StoredMetrics(TypedDict):
     """The metrics of a step; a metric may be NaN."""
 
     step: int
@@ -57,7 +63,7 @@ class CheckpointManifest(ShardsManifest):
     segments: list[Segment]
 
 
-# ----------------------------------------------------------------------------------------------- checkpoints
+# ------------------------------------------------------------------------------------- checkpoints
 
 
 def step_name(step: int) -> str:
@@ -81,17 +87,22 @@ def newest_manifest(attempts: Folder) -> dict | None:
             folder = attempts.child(attempt_id, CHECKPOINTS, step_name(step))
             manifest = folder.read_sealed(MANIFEST, CheckpointManifest)
         except CorruptFile:
+            # The attempt that continues the run sets it aside with a warning.
             continue
-        # The attempt that continues the run sets it aside with a warning.
         if manifest is not None:
             return manifest
     return None
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
-    """Removes all but the newest `keep` checkpoints of the run and the newest of the attempt `writer_id`."""
+    """Removes all but the newest `keep` checkpoints of the run.
+
+    The newest of the attempt `writer_id` stays too.
+    """
     checkpoints = list_checkpoints(attempts)
-    writers_newest = max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
+    writers_newest = (
+        max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
+    )
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
@@ -100,11 +111,11 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
             folder.remove(step_name(step))
 
 
-def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
-    """Removes half-written checkpoints and files of attempts that have ended, but not of `keep_id`."""
+def clear_debris(attempts: Folder) -> None:
+    """Removes half-written checkpoints and files of attempts that have ended."""
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
-        if attempt_id == keep_id or not has_ended(read_lease(attempt)):
+        if not has_ended(read_lease(attempt)):
             continue
         attempt.remove_temporaries()
         folder = attempt.child(CHECKPOINTS)
@@ -113,15 +124,20 @@ def clear_debris(attempts: Folder, keep_id: str | None = None) -> None:
                 folder.remove(name)
 
 
-# ----------------------------------------------------------------------------------------------------- records
+# ----------------------------------------------------------------------------------------- records
 
 
-def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int) -> dict:
-    """Writes records (steps rising, all above `after_step`) as one file and returns the chain's entry for it."""
+def write_segment(
+    attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
+) -> dict:
+    """Writes records as one file and returns the chain's entry for it.
+
+    Their steps rise, and are all above `after_step`.
+    """
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
-    # NaN is allowed.
+    # `json` writes NaN, which canonical JSON refuses.
     lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)
     data = "".join(line + "\n" for line in lines).encode()
     name = f"{steps[0]:09d}-{steps[-1]:09d}.jsonl"
@@ -131,20 +147,20 @@ def write_segment(attempt: Folder, attempt_id: str, records: Sequence[Mapping], 
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of one entry of a chain; CorruptFile when the file is missing or altered."""
-    if not (is_safe_name(entry["attempt"]) and is_safe_name(entry["file"])):
-        raise CorruptFile(f"{attempts.path} has no file {entry['file']!r} of attempt {entry['attempt']!r}")
-    folder = attempts.child(entry["attempt"], "segments")
+    """Reads the records of one entry of a chain.
+
+    CorruptFile when the file is missing or altered.
+    """
+    place = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
-        data = folder.read(entry["file"])
+        data = attempts.child(entry["attempt"], "segments").read(entry["file"])
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise CorruptFile("its content does not match its sha256")
+        return [parse_json(line, StoredMetrics) for line in data.splitlines()]
     except FileNotFoundError as error:
-        raise CorruptFile(f"{folder.path}/{entry['file']} is missing") from error
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise CorruptFile(f"{folder.path}/{entry['file']} does not match its sha256")
-    try:
-        return [parse_json(line, Record) for line in data.splitlines()]
+        raise CorruptFile(f"{place} is missing") from error
     except ValueError as error:
-        raise CorruptFile(f"{folder.path}/{entry['file']}: {error}") from error
+        raise CorruptFile(f"{place}: {error}") from error
 
 
 def last_step(chain: Sequence[dict]) -> int:
@@ -152,7 +168,7 @@ def last_step(chain: Sequence[dict]) -> int:
     return chain[-1]["last_step"] if chain else -1
 
 
-# ----------------------------------------------------------------------------------------------------- weights
+# ----------------------------------------------------------------------------------------- weights
 
 
 def has_weights(attempt: Folder) -> bool:
@@ -160,15 +176,15 @@ def has_weights(attempt: Folder) -> bool:
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
 
 
-def clear_weights(attempts: Folder, winner_id: str) -> None:
+def clear_weights(attempts: Folder) -> None:
     """Removes the weights, finished or not, of attempts that have ended without a finish.
 
-    Call it when `winner_id` has the result's weights and keeps them: an owner that was taken for ended, and wakes up
-    between its weights and its finish, then loses a copy.
+    Call it when a finished attempt has the result's weights and keeps them: an owner that was taken
+    for ended, and wakes up between its weights and its finish, then loses a copy.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
-        if attempt_id != winner_id and has_ended(read_lease(attempt)) and not attempt.exists(FINISHED):
+        if has_ended(read_lease(attempt)) and not attempt.exists(FINISHED):
             remove_weights(attempt)
 
 

@@ -1,9 +1,9 @@
 """Brings packed corpora from the storage to this machine, and a new one into the storage.
 
-Of a permuted corpus in an object store, the training sequences are fetched block by block when a run first reads a row
-of them. Processes of a machine share a file for each domain, as long as the stored one, with holes where a block is not
-here. Each process compares a block's SHA-256 with the manifest's before it reads a row of it, and fetches it if they
-differ.
+Of a permuted corpus in an object store, the training sequences are fetched block by block when a
+run first reads a row of them. Processes of a machine share a file for each domain, as long as the
+stored one, with holes where a block is not here. Each process compares a block's SHA-256 with the
+manifest's before it reads a row of it, and fetches it if they differ.
 """
 
 import contextlib
@@ -51,12 +51,16 @@ NUM_LOCKS = 64
 
 
 def provide_corpus(
-    recipe: CorpusRecipe, store: Store, progress: Progress | None = None, workers: "Workers | None" = None
+    recipe: CorpusRecipe,
+    store: Store,
+    progress: Progress | None = None,
+    workers: "Workers | None" = None,
 ) -> PackedCorpus:
-    """Makes sure that every machine can open the recipe's corpus: packs it and uploads it if the storage lacks it.
+    """Makes sure that every machine can open the recipe's corpus.
 
-    `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this process packs. Raises the
-    errors of `prepare` and `open_corpus`.
+    It is packed and uploaded if the storage lacks it. `store` is open for writing. `workers` see
+    this machine's files, see `prepare`; None: this process packs. Raises the errors of `prepare`
+    and `open_corpus`.
     """
     # Imported here: a machine that only trains needs no tokenizers.
     from gram_platform.corpora.pack import prepare
@@ -74,24 +78,31 @@ def provide_corpus(
     return open_corpus(store, recipe.data_id)
 
 
-def open_corpus(store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
+def open_corpus(
+    store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD
+) -> PackedCorpus:
     """Opens the packed corpus on this machine, after fetching it from an object store if need be.
 
-    The training sequences of a permuted corpus are fetched as they are read, and by domain the first `ahead` of them in
-    the background. ValueError when the storage lacks it, when the stored copy is corrupted, or when this machine's disk
-    is full.
+    The training sequences of a permuted corpus are fetched as they are read, and by domain the
+    first `ahead` of them in the background. ValueError when the storage lacks it, when the stored
+    copy is corrupted, or when this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
         if not target.exists():
-            expected = f"a file system that every machine mounts, {socket.gethostname()} sees no data/{data_id}"
+            expected = (
+                f"a file system that every machine mounts, {socket.gethostname()} sees no"
+                f" data/{data_id}"
+            )
             raise _absent(store, expected)
         return PackedCorpus.open(target)
     assert isinstance(stored, RemoteFolder)
     try:
         text = stored.read(MANIFEST)
     except FileNotFoundError:
-        raise _absent(store, f"a storage that holds the data of its runs, found no data/{data_id}") from None
+        raise _absent(
+            store, f"a storage that holds the data of its runs, found no data/{data_id}"
+        ) from None
     manifest = parse_manifest(text, stored.file(MANIFEST))
     found = _copy_of(manifest, target)
     if found is not None:
@@ -128,7 +139,10 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
 def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
-    """Opens a copy whose training sequences come block by block; downloads its other files unless they are here."""
+    """Opens a copy whose training sequences come block by block.
+
+    Downloads its other files unless they are here.
+    """
     with _explained(stored, target):
         rows = fetched_rows(stored, manifest, target)
     try:
@@ -148,16 +162,21 @@ def _open_blocks(
 
 @contextlib.contextmanager
 def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
-    """Makes the errors of corrupted files and of a full disk, of a download to `folder`, ValueErrors."""
+    """Makes the errors of a download to `folder` (corrupted files, a full disk) ValueErrors."""
     try:
         with full_disk_explained(folder.parent):
             yield
     except (CorruptCorpus, FileNotFoundError) as error:
-        raise invalid("storage", stored.path, f"intact data, found corrupted files ({error})") from error
+        raise invalid(
+            "storage", stored.path, f"intact data, found corrupted files ({error})"
+        ) from error
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Downloads beside the target, continuing a dead process's download; verifies; renames into place."""
+    """Downloads beside the target, verifies, and renames into place.
+
+    Continues the download of a dead process.
+    """
     partial = target.with_name(f".fetch-{target.name}")
     try:
         with _explained(stored, partial):
@@ -170,20 +189,21 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
         # The next fetch starts over.
         shutil.rmtree(partial)
         raise
+    # What is there is other data, of an earlier storage at the same URL.
     if open_complete(target) is not None:
-        # It is other data, of an earlier storage at the same URL.
         shutil.rmtree(target)
     publish(partial, target)
     return PackedCorpus.open(target)
 
 
-# ----------------------------------------------------------------------------------------------- block by block
+# ---------------------------------------------------------------------------------- block by block
 
 
 class FetchedRows:
-    """The training sequences of a domain, token ids [num_sequences, seq_len + 1]; a row is fetched when it is read.
+    """The training sequences of a domain, token ids [num_sequences, seq_len + 1].
 
-    `path` is this machine's copy of the stored file, in blocks of equal size except the last.
+    A row is fetched when it is read. `path` is this machine's copy of the stored file, in blocks of
+    equal size except the last.
     """
 
     def __init__(
@@ -195,19 +215,27 @@ class FetchedRows:
         hashes: Sequence[str],
         fetch: Callable[[int, int], bytes],
     ):
-        """`hashes`: the SHA-256 of every block; `fetch(first, stop)` returns these bytes of the stored file."""
+        """`hashes`: the SHA-256 of every block.
+
+        `fetch(first, stop)` returns these bytes of the stored file.
+        """
         self.path, self._block_bytes = path, block_bytes
-        self._row_bytes, self._num_bytes = shape[1] * dtype.itemsize, shape[0] * shape[1] * dtype.itemsize
+        self._row_bytes, self._num_bytes = (
+            shape[1] * dtype.itemsize,
+            shape[0] * shape[1] * dtype.itemsize,
+        )
         self._hashes, self._fetch = hashes, fetch
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        # The file closes it together with this object.
+        # The descriptor is closed together with this object.
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        # Never shortens: a process that maps a file cut short is killed.
+        # The file is never shortened: a process that maps a file cut short is killed.
         if os.fstat(self._file.fileno()).st_size < self._num_bytes:
             os.ftruncate(self._file.fileno(), self._num_bytes)
         self._is_here = np.zeros(len(hashes), dtype=bool)
         self._locks = LocalFolder(str(path.parent), writable=True)
-        self._array = np.memmap(path, dtype, mode="r", shape=shape) if shape[0] else np.empty(shape, dtype)
+        self._array = (
+            np.memmap(path, dtype, mode="r", shape=shape) if shape[0] else np.empty(shape, dtype)
+        )
 
     def __len__(self) -> int:
         return len(self._array)
@@ -236,13 +264,13 @@ class FetchedRows:
     def bring(self, number: int) -> None:
         """Returns when the block is here and intact.
 
-        ValueError when the storage's copy is damaged or this machine's disk is full, OSError when the storage cannot be
-        reached.
+        ValueError when the storage's copy is damaged or this machine's disk is full, OSError when
+        the storage cannot be reached.
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
+                # Another process or thread may have fetched it meanwhile.
                 if not self._is_intact(number):
-                    # Another process or thread may have fetched it meanwhile.
                     self._fill(number)
         self._is_here[number] = True
 
@@ -261,7 +289,11 @@ class FetchedRows:
         start, stop = self._range(number)
         block = self._fetch(start, stop)
         if not self._is_intact(number, block):
-            raise invalid("storage", str(self.path), f"intact data, found another block {number} in the storage")
+            raise invalid(
+                "storage",
+                str(self.path),
+                f"intact data, found another block {number} in the storage",
+            )
         view = memoryview(block)
         with full_disk_explained(self.path.parent):
             while view:
@@ -271,9 +303,10 @@ class FetchedRows:
 
 
 def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
-    """Opens every domain's training sequences of a permuted corpus, in a local folder that belongs to this manifest.
+    """Opens every domain's training sequences of a permuted corpus.
 
-    ValueError when the manifest's rows are not those of the stored files.
+    `folder`: a local folder that belongs to this manifest. ValueError when the manifest's rows are
+    not those of the stored files.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -283,11 +316,20 @@ def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[
     for domain, counts in manifest["domains"].items():
         name, shape = names[domain], (counts["train"]["num_sequences"], manifest["seq_len"] + 1)
         path, num_bytes = folder / name, shape[0] * shape[1] * dtype.itemsize
-        block_bytes, hashes = manifest["blocks"]["num_bytes"], manifest["blocks"]["files"].get(name, ())
+        block_bytes, hashes = (
+            manifest["blocks"]["num_bytes"],
+            manifest["blocks"]["files"].get(name, ()),
+        )
         if len(hashes) != -(-num_bytes // block_bytes):
-            raise invalid("storage", stored.path, f"a manifest with a hash for each block of {name}")
+            raise invalid(
+                "storage", stored.path, f"a manifest with a hash for each block of {name}"
+            )
         if sizes[domain] != num_bytes:
-            raise invalid("storage", stored.path, f"{num_bytes} bytes of {name}, as its rows take, not {sizes[domain]}")
+            raise invalid(
+                "storage",
+                stored.path,
+                f"{num_bytes} bytes of {name}, as its rows take, not {sizes[domain]}",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         fetch = partial(stored.read_range, manifest["files"][name])
         rows[domain] = FetchedRows(path, shape, dtype, block_bytes, hashes, fetch)
@@ -295,7 +337,10 @@ def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[
 
 
 def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) -> None:
-    """Begins to fetch the first `num_rows` of domains, the smallest first, in threads that end with the process."""
+    """Begins to fetch the first `num_rows` of domains, the smallest first.
+
+    The threads end with the process.
+    """
     left: queue.SimpleQueue[tuple[FetchedRows, int]] = queue.SimpleQueue()
     for domain in sorted(num_rows, key=lambda name: num_rows[name]):
         for number in rows[domain].first(num_rows[domain]):
@@ -305,9 +350,10 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 
 
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
-    """Brings blocks until none is left, or one fails: then the run meets the error itself when it reads the block.
+    """Brings blocks until none is left, or one fails.
 
-    A process that ends makes drivers of object stores fail with a RuntimeError.
+    The run meets the error itself when it reads that block. A process that ends makes drivers of
+    object stores fail with a RuntimeError.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:
@@ -323,5 +369,8 @@ def full_disk_explained(place: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        expected = f"enough free space, found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
+        expected = (
+            f"enough free space, found a full disk ({error.strerror}); $GRAM_CACHE names another"
+            " folder"
+        )
         raise invalid("storage", str(place), expected) from error

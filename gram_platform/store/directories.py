@@ -1,4 +1,4 @@
-"""Reads and writes the directories of evaluations and imported models, and the files that runs have too."""
+"""Reads and writes the directories of evaluations and imports, and files that runs have too."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,6 @@ from gram_platform.config.identity import (
     hash_file,
     invalid,
     short_hash,
-    to_plain,
 )
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
@@ -67,7 +66,10 @@ class ImportResult(TypedDict):
 
 @dataclass(frozen=True)
 class NodeDirectory:
-    """One directory of the storage. `kind` is run, evaluation or import, `node_id` the id of that kind."""
+    """One directory of the storage.
+
+    `kind` is run, evaluation or import, `node_id` the id of that kind.
+    """
 
     folder: Folder
     node_id: str
@@ -79,18 +81,35 @@ class NodeDirectory:
 
     @property
     def remedy(self) -> str:
-        """What makes a corrupted node again. A read-only store has set nothing aside, so its result still counts."""
-        return "submit again" if self.folder.writable else f"remove {self.folder.path} and submit again"
+        """What makes a corrupted node again.
+
+        A read-only store has set nothing aside, so its result still counts.
+        """
+        return (
+            "submit again"
+            if self.folder.writable
+            else f"remove {self.folder.path} and submit again"
+        )
 
     def config(self) -> dict:
-        """Reads the config as plain JSON (see `config_as`); ValueError when the storage has no such node."""
+        """Reads the config as plain JSON (see `config_as`).
+
+        ValueError when the storage has no such node.
+        """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
-            raise invalid(self.id_field, self.node_id, f"one of the {self.kind}s in this storage ({self.folder.path})")
+            raise invalid(
+                self.id_field,
+                self.node_id,
+                f"one of the {self.kind}s in this storage ({self.folder.path})",
+            )
         return plain
 
     def config_as(self, read: Callable[[Mapping], Config]) -> Config:
-        """Reads the config by `run_from_plain` or another reader; ValueError as `config`, or naming file and field."""
+        """Reads the config by `run_from_plain` or another reader.
+
+        ValueError as `config`, or naming file and field.
+        """
         plain = self.config()
         try:
             return read(plain)
@@ -106,8 +125,15 @@ class NodeDirectory:
         return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Merges `tags` into the stored ones; new values win. On an object store the last of two writers wins."""
-        wrong = {key: value for key, value in tags.items() if not isinstance(key, str) or not isinstance(value, str)}
+        """Merges `tags` into the stored ones; new values win.
+
+        On an object store the last of two writers wins.
+        """
+        wrong = {
+            key: value
+            for key, value in tags.items()
+            if not isinstance(key, str) or not isinstance(value, str)
+        }
         if wrong:
             raise invalid("tags", wrong, "names and values that are strings")
         if tags.items() <= self.tags().items():
@@ -116,7 +142,10 @@ class NodeDirectory:
             self.folder.write_json(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result, None while there is none; a corrupted file is set aside with a warning."""
+        """Reads the sealed result, None while there is none.
+
+        A corrupted file is set aside with a warning.
+        """
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -127,14 +156,20 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is one; returns the result in force, with a warning when it differs."""
+        """Makes `data` the result unless there is one.
+
+        Returns the result in force, with a warning when it differs.
+        """
         if self.folder.create(RESULT, data):
             return unseal(data)
         existing = self.result()
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            text = f"{self.kind} {self.node_id} finished again with another result; the first one stays"
+            text = (
+                f"{self.kind} {self.node_id} finished again with another result; the first one"
+                " stays"
+            )
             warn(text, stacklevel=3)
         return existing
 
@@ -146,13 +181,16 @@ class NodeDirectory:
             return ""
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless it is there; sets a damaged one aside, with a warning, and stores it again.
+        """Stores the config unless it is there.
 
-        ValueError when the directory belongs to another node.
+        Sets a damaged one aside, with a warning, and stores it again. ValueError when the directory
+        belongs to another node.
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
-            raise invalid(self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}")
+            raise invalid(
+                self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
+            )
         self._ensure_config(config)
 
     def _ensure_config(self, config: object) -> None:
@@ -181,7 +219,8 @@ def _config_bytes(config: object) -> bytes:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`; the result names the hash, so two writers do not mix.
+    Tensors are in `tensors-<hash>.safetensors`; the result names the hash, so two writers do not
+    mix.
     """
 
     kind = "evaluation"
@@ -193,7 +232,10 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def status(self) -> State:
-        """Reads the evaluation's state, complete or absent: it is short, and is never continued half-way."""
+        """Reads the evaluation's state, complete or absent.
+
+        An evaluation is short, and is never continued half-way.
+        """
         return State.ABSENT if self.result() is None else State.COMPLETE
 
     def timing(self) -> dict:
@@ -201,12 +243,15 @@ class EvaluationDirectory(NodeDirectory):
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(
-        self, result: Mapping, timing: Mapping | None = None, tensors: Mapping[str, "torch.Tensor"] | None = None
+        self,
+        result: Mapping,
+        timing: Mapping | None = None,
+        tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes the deterministic fields of `result`, adding eval_id and sha256; returns the result in force.
+        """Writes the deterministic fields of `result`, adding eval_id and sha256.
 
-        `timing` may hold `elapsed_s`; `ended` and `host` are added. `tensors` are written first, and the result has
-        their hash.
+        Returns the result in force. `timing` may hold `elapsed_s`; `ended` and `host` are added.
+        `tensors` are written first, and the result has their hash.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -222,8 +267,8 @@ class EvaluationDirectory(NodeDirectory):
     def tensors(self) -> dict[str, "torch.Tensor"]:
         """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
 
-        A store opened for writing sets corrupted ones aside, and the result with them: submitting again then makes
-        them again.
+        A store opened for writing sets corrupted ones aside, and the result with them: submitting
+        again then makes them again.
         """
         # Imported here: it imports torch.
         from gram_platform.store.tensors import hash_tensors, load_tensors
@@ -237,13 +282,11 @@ class EvaluationDirectory(NodeDirectory):
                 tensors = load_tensors(path)
             if hash_tensors(tensors) == digest:
                 return tensors
-            reason = WRONG_HASH
+            self.folder.set_aside(name, WRONG_HASH)
         except FileNotFoundError:
-            reason = ""
+            pass
         except ValueError as error:
-            reason = str(error)
-        if reason:
-            self.folder.set_aside(name, reason)
+            self.folder.set_aside(name, error)
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
         expected = f"an evaluation with intact tensors; to make these again, {self.remedy}"
         raise invalid("eval_id", self.eval_id, expected)
@@ -255,39 +298,51 @@ def _tensors_name(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ImportDirectory(NodeDirectory):
-    """`<storage>/imports/<import_id>`: the config is `{"model": ...}`, the result says where the weights come from."""
+    """`<storage>/imports/<import_id>`, where the config is `{"model": ...}`.
+
+    The result says where the weights come from.
+    """
 
     kind = "import"
     id_field = "import_id"
     result_kind = ImportResult
 
     def complete(
-        self, model: ModelConfig, fields: Mapping, write: Callable[[str], None], tokenizer: bytes | None = None
+        self,
+        model: ModelConfig,
+        fields: Mapping,
+        write: Callable[[str], None],
+        tokenizer: bytes | None = None,
     ) -> dict:
-        """Lets `write` fill a local path with the weights, then publishes; returns the result in force.
+        """Lets `write` fill a local path with the weights, then publishes.
 
-        `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
+        Returns the result in force. `fields`: `weights_sha256` and the origin. `tokenizer`: the
+        checkpoint's tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
             raise invalid("import_id", expected, f"the directory's import_id, {self.node_id}")
-        self._ensure_config({"model": to_plain(model)})
-        if self.result() is None:
-            self.folder.write_with(WEIGHTS, write)
-            if tokenizer is not None:
-                self.folder.write(TOKENIZER, tokenizer)
-                fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
+        self._ensure_config({"model": model})
+        self.folder.write_with(WEIGHTS, write)
+        if tokenizer is not None:
+            self.folder.write(TOKENIZER, tokenizer)
+            fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
         return self.publish(seal({**fields, "import_id": self.node_id}))
 
     def require_result(self) -> dict:
         """Reads the result; ValueError when the import was not finished."""
         result = self.result()
         if result is None:
-            raise invalid("import_id", self.node_id, f"a finished import of this storage ({self.folder.path})")
+            raise invalid(
+                "import_id", self.node_id, f"a finished import of this storage ({self.folder.path})"
+            )
         return result
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Gives a local path of tokenizer.json, None without one; an object store's is copied to the folder `local`."""
+        """Gives a local path of tokenizer.json, None without one.
+
+        An object store's is copied to the folder `local`.
+        """
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -303,7 +358,10 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, verified, read from disk one by one; CorruptFile when they were altered."""
+        """Yields the weights, verified, read from disk one by one.
+
+        CorruptFile when they were altered.
+        """
         # Imported here: it imports torch.
         from gram_platform.store.shards import open_weights
 
@@ -319,7 +377,9 @@ class ImportDirectory(NodeDirectory):
             return dict(tensors)
 
     def _altered(self, name: str) -> CorruptFile:
-        return CorruptFile(f"{self.folder.path}/{name} differs from the imported file: import the model again")
+        return CorruptFile(
+            f"{self.folder.path}/{name} differs from the imported file: import the model again"
+        )
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:

@@ -1,7 +1,8 @@
-"""Shares between local and remote folders: safe names, sealed JSON, corrupted files set aside, retries.
+"""Shares between local and remote folders names, sealed JSON, damage and retries.
 
-Every file is written whole or not at all (`folders.py`). A folder opened read-only refuses every change. Names are
-single path components of safe characters, so no path can leave the storage's root.
+Every file is written whole or not at all (`folders.py`). A folder opened read-only refuses every
+change. Names are single path components of safe characters, so no path can leave the storage's
+root.
 """
 
 import contextlib
@@ -31,17 +32,27 @@ class CorruptFile(ValueError):
 def safe_name(field: str, name: str) -> str:
     """Returns `name`; ValueError naming `field` unless it can be one component of a path."""
     if not is_safe_name(name):
-        raise invalid(field, name, "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _")
+        raise invalid(
+            field,
+            name,
+            "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _",
+        )
     return name
 
 
 def is_safe_name(name: Any) -> bool:
-    """Returns whether `name` can be a file or folder of the storage; files of other names are ignored."""
+    """Returns whether `name` can be a file or folder of the storage.
+
+    Files of other names are ignored.
+    """
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def seal(fields: Mapping) -> bytes:
-    """Writes canonical JSON of `fields` with their SHA-256 under `sha256`: equal fields give equal bytes."""
+    """Writes canonical JSON of `fields` with their SHA-256 under `sha256`.
+
+    Equal fields give equal bytes.
+    """
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
@@ -59,9 +70,12 @@ def unseal(data: bytes) -> dict:
 
 
 class Folder:
-    """The part that local and remote folders share; `path` is a directory, or a URL without its protocol."""
+    """The part that local and remote folders share.
 
-    # each kind of folder defines these
+    `path` is a directory, or a URL without its protocol.
+    """
+
+    # Each kind of folder defines these.
     path: str
     writable: bool
     child: Callable[..., Any]
@@ -82,7 +96,10 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns what a person opens a file of this folder by: its path, or its URL with the protocol."""
+        """Returns what a person opens a file of this folder by.
+
+        This is its path, or its URL with the protocol.
+        """
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
@@ -93,7 +110,10 @@ class Folder:
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's sealed fields as `read_json` does; CorruptFile also when the hash is wrong."""
+        """Reads a file's sealed fields as `read_json` does.
+
+        CorruptFile also when the hash is wrong.
+        """
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -128,12 +148,15 @@ class Folder:
         self.write(name, seal(fields))
 
     def set_aside(self, name: str, reason: object) -> None:
-        """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns; read-only folders only warn."""
+        """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns.
+
+        Read-only folders only warn.
+        """
         done = " and set aside" if self.writable else ""
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
+            # Another process may have set it aside.
             with contextlib.suppress(FileNotFoundError):
-                # Another process has set it aside.
                 self.rename(name, f"{name}.corrupt-{number}")
         warn(f"{self.path}/{name} is corrupted{done}: {reason}", stacklevel=2)
 
@@ -145,7 +168,7 @@ class Folder:
             raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")
 
 
-# --------------------------------------------------------------------------------------------------- retries
+# ----------------------------------------------------------------------------------------- retries
 
 # How long calls are retried.
 PATIENCE_S = 300.0
@@ -153,14 +176,22 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 # Between two warnings of one process.
 SILENCE_S = 600.0
 
-_NAMES = "EIO ESTALE EAGAIN EBUSY EINTR ETIMEDOUT EPIPE ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN ESHUTDOWN "
+_NAMES = (
+    "EIO ESTALE EAGAIN EBUSY EINTR ETIMEDOUT EPIPE ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN"
+    " ESHUTDOWN "
+)
 _NAMES += "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO"
-TRANSIENT_ERRNOS = frozenset(getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name))
+TRANSIENT_ERRNOS = frozenset(
+    getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name)
+)
 # HTTP's time-outs, throttling and server errors.
 TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
-# connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore, azure-core): by name, because
-# the libraries need not be installed, and not all are OSErrors
-_CLASSES = "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError EndpointConnectionError "
+# Connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore,
+# azure-core): by name, because the libraries need not be installed, and not all are OSErrors.
+_CLASSES = (
+    "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError"
+    " EndpointConnectionError "
+)
 _CLASSES += "IncompleteReadError ReadTimeoutError ServiceRequestError ServiceResponseError Timeout"
 TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
@@ -184,9 +215,9 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`, then raises StorageAway with the last one.
+    """Retries `work()` on transient errors for `PATIENCE_S`.
 
-    Warnings and StorageAway name `place`.
+    Then it raises StorageAway with the last error. Warnings and StorageAway name `place`.
     """
     deadline = time.monotonic() + PATIENCE_S
     for delay_s in _delays():
@@ -196,7 +227,10 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
             if not is_transient(error):
                 raise
             if time.monotonic() + delay_s > deadline:
-                text = f"the storage has failed for {PATIENCE_S:.0f} s ({place}: {type(error).__name__}: {error})"
+                text = (
+                    f"the storage has failed for {PATIENCE_S:.0f} s ({place}:"
+                    f" {type(error).__name__}: {error})"
+                )
                 raise StorageAway(text) from error
             _warn(place, error)
         time.sleep(delay_s)
@@ -214,7 +248,10 @@ def persistent(method: Callable) -> Callable:
 
 
 def _delays() -> Iterator[float]:
-    """Yields delays that double up to `LONGEST_DELAY_S`, each cut at random to half or more: clients spread out."""
+    """Yields delays that double up to `LONGEST_DELAY_S`.
+
+    Each is cut at random to half or more, so that clients spread out.
+    """
     delay_s = FIRST_DELAY_S
     while True:
         yield delay_s * random.uniform(0.5, 1.0)
@@ -226,5 +263,8 @@ def _warn(place: str, error: Exception) -> None:
     if time.monotonic() - _last_warned < SILENCE_S:
         return
     _last_warned = time.monotonic()
-    text = f"the storage fails ({place}: {type(error).__name__}: {error}); retried for up to {PATIENCE_S:.0f} s"
+    text = (
+        f"the storage fails ({place}: {type(error).__name__}: {error}); retried for up to"
+        f" {PATIENCE_S:.0f} s"
+    )
     warn(text, stacklevel=4)

@@ -1,8 +1,9 @@
 """Reads and writes the storage's folders on this machine, and opens those behind a URL.
 
-A storage has only files and folders. A link may lead anywhere on the machine that reads it, so nothing is read,
-written or removed through one: it counts as absent in place of a folder and as damaged in place of a file, as does a
-pipe. Only the storage's own folder may be a link, which its user has made.
+A storage has only files and folders. A link may lead anywhere on the machine that reads it, so
+nothing is read, written or removed through one: it counts as absent in place of a folder and as
+damaged in place of a file, as does a pipe. Only the storage's own folder may be a link, which its
+user has made.
 """
 
 import contextlib
@@ -45,9 +46,10 @@ from gram_platform.store.remote_folder import RemoteFolder
 
 
 def written_again(method: Callable) -> Callable:
-    """Decorates a method that writes a file: once more, if another process removed it before it was whole.
+    """Decorates a method that writes a file: it tries again where the file was removed.
 
-    That process believed that this one had ended, since it had slept for long.
+    Another process removed it before it was whole. That process believed that this one had ended,
+    since it had slept for long.
     """
 
     @functools.wraps(method)
@@ -134,7 +136,10 @@ class LocalFolder(Folder):
 
     @persistent
     def exists(self, name: str) -> bool:
-        """Returns whether anything has the name. Raises where a mount fails; `os.path.exists` would say no."""
+        """Returns whether anything has the name.
+
+        Raises where a mount fails; `os.path.exists` would say no.
+        """
         if not self._is_here():
             return False
         try:
@@ -145,7 +150,10 @@ class LocalFolder(Folder):
 
     @persistent
     def list(self) -> list[str]:
-        """Lists safe names of files and folders, sorted; empty when the folder does not exist. Warns of links."""
+        """Lists safe names of files and folders, sorted; empty when the folder does not exist.
+
+        Warns of links.
+        """
         if not self._is_here():
             return []
         try:
@@ -162,7 +170,7 @@ class LocalFolder(Folder):
                     raise unplain(entry.path, kind_of(entry.path), f"{A_FILE} or {A_FOLDER}")
 
     def require_folders(self) -> None:
-        """ValueError if a link or a file has the place of this folder, or of one above it in the storage."""
+        """ValueError if this folder, or one above it in the storage, is a link or a file."""
         if obstacle := self._obstacle():
             raise unplain(obstacle, kind_of(obstacle), A_FOLDER)
 
@@ -188,8 +196,8 @@ class LocalFolder(Folder):
         if not self._is_here():
             return
         for path in Path(self.path).glob(".*.tmp"):
+            # Its writer may have just published it.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                # Its writer has just published it.
                 if time.time() - os.stat(path, follow_symlinks=False).st_mtime >= older_than_s:
                     path.unlink()
 
@@ -200,7 +208,10 @@ class LocalFolder(Folder):
         os.rename(self.file(old), self.file(new))
 
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file, or of an absent one; CorruptFile if a link or a pipe has its name."""
+        """Returns the path of a file, or of an absent one.
+
+        CorruptFile if a link or a pipe has its name.
+        """
         self._require_here(name)
         return self._plain(name)
 
@@ -217,9 +228,10 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Keeps other processes of this machine out while the block runs. It saves work; correctness never needs it.
+        """Keeps other processes of this machine out while the block runs.
 
-        So where nothing can be locked (no locks in this file system, a link with the lock's name), a warning says so.
+        It saves work; correctness never needs it. So where nothing can be locked (no locks in this
+        file system, a link with the lock's name), a warning says so.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -239,7 +251,8 @@ class LocalFolder(Folder):
     def _look(self, work: Callable[[], Value]) -> Value:
         """Looks a second time for an absent name, after opening the folder that it is in.
 
-        An NFS client answers from memory for up to a minute that a name is absent, until it opens the name's folder.
+        An NFS client answers from memory for up to a minute that a name is absent, until it opens
+        the name's folder.
         """
         try:
             return work()
@@ -256,7 +269,10 @@ class LocalFolder(Folder):
         return self.file(name)
 
     def _obstacle(self) -> str:
-        """Returns the first path that is not a folder among those that lead here; "" if there is none."""
+        """Returns the first path that is not a folder among those that lead here.
+
+        "" if there is none.
+        """
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -314,10 +330,12 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Opens a local path (`~` expanded) or an fsspec URL; ValueError naming `storage` for an unknown URL."""
-    protocol, _, path = str(root).partition("://")
-    if not is_url(str(root)) or protocol in ("file", "local"):
-        path = path if is_url(str(root)) else str(root)
+    """Opens a local path (`~` expanded) or an fsspec URL.
+
+    ValueError naming `storage` for an unknown URL.
+    """
+    protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
+    if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)
     try:
         filesystem, path = fsspec.core.url_to_fs(root)

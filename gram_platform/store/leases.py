@@ -1,12 +1,13 @@
 """Leases with heartbeats: which process works on a run, or leads a search, at the moment.
 
-A lease avoids duplicate work and is not needed for correctness: two attempts at a run give the same result, on CPUs bit
-for bit. An owner that could not renew its
-lease for longer than it lasts, because the storage failed or the machine slept, ends: see `LeaseLost`.
+A lease avoids duplicate work and is not needed for correctness: two attempts at a run give the same
+result, on CPUs bit for bit. An owner that could not renew its lease for longer than it lasts,
+because the storage failed or the machine slept, ends: see `LeaseLost`.
 
-A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last heartbeat. So a clock
-that is wrong by more makes every lease stale (work is done twice) and never blocks a run. On the machine and in the pid
-namespace that wrote it, a lease is stale as soon as its process is gone.
+A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last
+heartbeat. So a clock that is wrong by more makes every lease stale (work is done twice) and never
+blocks a run. On the machine and in the pid namespace that wrote it, a lease is stale as soon as its
+process is gone.
 """
 
 import os
@@ -22,8 +23,7 @@ from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
 HEARTBEAT_INTERVAL_S = 1.0
-# A lease must be unrenewed for at least this long to be overdue: tests have leases that expire at
-# once.
+# A lease is overdue after this long at the least: tests have leases that expire at once.
 SHORTEST_LEASE_S = 10.0
 RENEWALS_A_LEASE = 3
 # An attempt without a step for longer hangs, and its lease may expire.
@@ -58,7 +58,10 @@ class LeaseHeld(RuntimeError):
         self.run_id, self.lease = run_id, lease
 
     def _text(self, run_id: str, lease: dict) -> str:
-        return f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on {lease['host']})"
+        return (
+            f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on"
+            f" {lease['host']})"
+        )
 
     def __reduce__(self):
         # Without this Ray cannot pickle it and reports a crash.
@@ -66,21 +69,26 @@ class LeaseHeld(RuntimeError):
 
 
 class LeaseLost(LeaseHeld):
-    """This attempt may have been taken over, so it ends; the run has not failed, and is continued when it is free."""
+    """This attempt may have been taken over, so it ends.
+
+    The run has not failed, and is continued when it is free.
+    """
 
     def _text(self, run_id: str, lease: dict) -> str:
         late = f"could not renew its lease of {lease['lease_seconds']:.0f} s in time"
         return (
-            f"run {run_id}: {lease['owner']} (pid {lease['pid']} on {lease['host']}) {late}, so others may continue it"
+            f"run {run_id}: {lease['owner']} (pid {lease['pid']} on {lease['host']}) {late}, so"
+            " others may continue it"
         )
 
 
 class Lease:
     """The lease of this process on a folder: written at once, renewed by a thread until `release`.
 
-    The thread renews while `is_working()`, and writes each `report` within `interval_s`. OSError when the first write
-    fails; later failures only warn once with `warning`, "" for silence, because a lease only saves work. In a
-    `contested` folder another process may take an expired lease over; then this one is lost and writes nothing more.
+    The thread renews while `is_working()`, and writes each `report` within `interval_s`. OSError
+    when the first write fails; later failures only warn once with `warning`, "" for silence,
+    because a lease only saves work. In a `contested` folder another process may take an expired
+    lease over; then this one is lost and writes nothing more.
     """
 
     def __init__(
@@ -107,13 +115,18 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease was not renewed for longer than it lasts; only a contested one is renewed then."""
+        """Returns whether the lease was not renewed for longer than it lasts.
+
+        Only a contested one is renewed then.
+        """
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
         """Returns whether another process has taken the lease over."""
         lease = read_lease(self._folder)
-        return lease is not None and any(lease[key] != self.fields[key] for key in ("place", "pid", "process_start"))
+        return lease is not None and any(
+            lease[key] != self.fields[key] for key in ("place", "pid", "process_start")
+        )
 
     def release(self) -> None:
         """Ends the lease; the last reported fields stay readable."""
@@ -191,8 +204,8 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    A living process of this machine has not, however long it slept. One of another machine is taken for ended by the
-    time of its last heartbeat: if it wakes up, it writes again what was removed.
+    A living process of this machine has not, however long it slept. One of another machine is taken
+    for ended by the time of its last heartbeat: if it wakes up, it writes again what was removed.
     """
     if not lease:
         return False
@@ -202,10 +215,19 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Seconds of a clock that nobody sets and that goes on while the machine sleeps, where there is one."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    """Reads the seconds of a clock that nobody sets.
+
+    It goes on while the machine sleeps, where there is such a clock.
+    """
+    return (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
 
 
 def _process_is_gone(lease: dict) -> bool:
     """True only for a process of this machine that certainly ended."""
-    return lease["place"] == this_place() and not process_is_alive(lease["pid"], lease["process_start"])
+    return lease["place"] == this_place() and not process_is_alive(
+        lease["pid"], lease["process_start"]
+    )

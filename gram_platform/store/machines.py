@@ -1,4 +1,4 @@
-"""Keeps which machines the last submission of a study or search left out, for `gram status` and reports."""
+"""Keeps which machines the last submission left out, for `gram status` and reports."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,34 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Writes the machines: each with the `message` that says why, the Unix `time`, and other JSON fields."""
+    """Writes the machines that were left out.
+
+    Each has the `message` that says why, the Unix `time`, and other JSON fields.
+    """
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})
-    elif folder.exists(CORDONED):
+    else:
         folder.remove(CORDONED)
 
 
 def read_cordoned(store: Store, study: str) -> list[dict]:
     """Reads the machines that the study's last submission left out."""
     machines = store.study_dir(study).read_spare(CORDONED, dict[str, list[Cordoned]])
-    return [machine for machine in machines.get("machines", []) if 0 <= machine["time"] < MOST_SECONDS]
+    return [
+        machine for machine in machines.get("machines", []) if 0 <= machine["time"] < MOST_SECONDS
+    ]
 
 
 def cordoned_lines(store: Store, study: str) -> list[str]:
-    """Returns a sentence for each machine that the study's last submission left out: since when, and why."""
-    return [f"Left out since {_date(found['time'])} UTC: {found['message']}." for found in read_cordoned(store, study)]
+    """Returns a sentence for each machine that the last submission left out.
+
+    It says since when, and why.
+    """
+    return [
+        f"Left out since {_date(found['time'])} UTC: {found['message']}."
+        for found in read_cordoned(store, study)
+    ]
 
 
 def _date(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Reads and writes a folder of an object store, or of another file system behind a URL, through fsspec."""
+"""Reads and writes a folder of an object store, or of a file system behind a URL."""
 
 import contextlib
 import hashlib
@@ -75,7 +75,10 @@ class RemoteFolder(Folder):
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists, atomically where the fsspec driver supports it (S3, GCS)."""
+        """Writes the file unless it exists.
+
+        This is atomic where the fsspec driver supports it (S3, GCS).
+        """
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -103,9 +106,10 @@ class RemoteFolder(Folder):
 
     @persistent
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Lists {folder: {file: version}} of the files with these names in the folders here, in one paged listing.
+        """Lists {folder: {file: version}} of the files with these names in the folders here.
 
-        A file that is written again has another version. A folder without these files is listed too, if it has others.
+        It takes one paged listing. A file that is written again has another version. A folder
+        without these files is listed too, if it has others.
         """
         self.filesystem.invalidate_cache()
         found: dict[str, dict[str, str]] = {}
@@ -129,7 +133,10 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Retries after creating the directory: object stores need none, file systems behind a URL do."""
+        """Retries after creating the directory.
+
+        Object stores need none, file systems behind a URL do.
+        """
         try:
             put()
         except FileNotFoundError:

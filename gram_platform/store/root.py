@@ -1,4 +1,4 @@
-"""Opens a storage, gives its directories, and looks which of its runs and evaluations have a result."""
+"""Opens a storage, gives its directories, and looks which of its nodes have a result."""
 
 import os
 import re
@@ -13,7 +13,14 @@ from typing import TypedDict, TypeVar
 from gram_platform.config import IMPORTED, RECIPE_VERSION
 from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
 from gram_platform.corpora.packed import cache_folder
-from gram_platform.store.directories import CONFIG, RESULT, TAGS, EvaluationDirectory, ImportDirectory, NodeDirectory
+from gram_platform.store.directories import (
+    CONFIG,
+    RESULT,
+    TAGS,
+    EvaluationDirectory,
+    ImportDirectory,
+    NodeDirectory,
+)
 from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
 from gram_platform.store.runs import RunDirectory
@@ -27,23 +34,15 @@ HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 # The storage's folders of nodes.
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-# What an object store's results, tags and configs said at the versions that its listing gave them. A file that is
-# written again has another version, so only what is new or changed is read. It saves requests; without it all are read.
+# What an object store's results, tags and configs said at the versions that its listing gave them.
+# A file that is written again has another version, so only what is new or changed is read. It saves
+# requests; without it all are read.
 INDEX = "index.json"
 # Threads that wait for an object store.
 THREADS = 32
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-
-
-class IndexEntry(TypedDict):
-    """What the index says of a node: see `Finished`."""
-
-    versions: dict[str, str]
-    sha256: str
-    tags: dict[str, str]
-    config_sha256: str
 
 
 class StoreFacts(TypedDict):
@@ -55,11 +54,22 @@ class StoreFacts(TypedDict):
 
 @dataclass(frozen=True)
 class Finished:
-    """A node with a result: the result's hash, the node's tags, and the hash of its config ("" without one)."""
+    """A node with a result.
+
+    Its fields are the hash of the result, the node's tags, and the hash of its config ("" without
+    one).
+    """
 
     sha256: str
     tags: Mapping[str, str]
     config_sha256: str
+
+
+@dataclass(frozen=True)
+class IndexEntry(Finished):
+    """What the index says of a node, and the versions of the files that it was read from."""
+
+    versions: Mapping[str, str]
 
 
 def storage_place(storage: str) -> str:
@@ -95,8 +105,9 @@ class Store:
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
         """Creates the storage if it does not exist, allows writing, and returns the store.
 
-        ValueError naming `storage` when files cannot be written, when a local one has less than `min_free_bytes` free,
-        when it has a link or a pipe in place of a file or folder, and as `require_known_layout`.
+        ValueError naming `storage` when files cannot be written, when a local one has less than
+        `min_free_bytes` free, when it has a link or a pipe in place of a file or folder, and as
+        `require_known_layout`.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)
@@ -107,15 +118,20 @@ class Store:
             folder.write(probe, bytes(2**16), durable=False)
             folder.remove(probe)
             if not folder.exists("store.json"):
-                folder.create("store.json", b'{"layout":%d,"recipe_version":%d}\n' % (LAYOUT, RECIPE_VERSION))
+                folder.create(
+                    "store.json", b'{"layout":%d,"recipe_version":%d}\n' % (LAYOUT, RECIPE_VERSION)
+                )
             free_bytes = shutil.disk_usage(self.root).free if self.is_local else min_free_bytes
         except OSError as error:
-            raise invalid("storage", self.root, f"a place where files can be written ({error})") from error
+            raise invalid(
+                "storage", self.root, f"a place where files can be written ({error})"
+            ) from error
         if free_bytes < min_free_bytes:
-            expected = f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found {free_bytes / 2**20:,.0f} MiB"
+            expected = (
+                f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found"
+                f" {free_bytes / 2**20:,.0f} MiB"
+            )
             raise invalid("storage", self.root, expected)
-        # Another process may have created it since.
-        self.require_known_layout()
         self._folder = folder
         return self
 
@@ -132,7 +148,8 @@ class Store:
     def finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
         """Returns {id: what its result says, or None without one} of nodes (kind, id).
 
-        One listing of runs and one of evaluations in an object store, where a node that nobody has begun is left out.
+        One listing of runs and one of evaluations in an object store, where a node that nobody has
+        begun is left out.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -144,26 +161,35 @@ class Store:
             for node_id, versions in folder.child(name).versions((RESULT, TAGS, CONFIG)).items()
         }
         before = folder.read_spare(INDEX, dict[str, IndexEntry])
-        index = {key: entry for key, entry in before.items() if entry["versions"] == listed.get(key)}
-        present = {key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed}
+        index = {key: entry for key, entry in before.items() if entry.versions == listed.get(key)}
+        present = {
+            key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed
+        }
         unread = [key for key in present if key not in index]
-        for key, found in zip(unread, self.concurrently(lambda key: _finished(present[key]), unread), strict=True):
+        for key, found in zip(
+            unread, self.concurrently(lambda key: _finished(present[key]), unread), strict=True
+        ):
             if found is not None:
-                index[key] = {"versions": listed[key], **vars(found), "tags": dict(found.tags)}
+                index[key] = IndexEntry(**vars(found), versions=listed[key])
         if folder.writable and index != before:
             folder.write_json(INDEX, index)
-        known = {key: Finished(entry["sha256"], entry["tags"], entry["config_sha256"]) for key, entry in index.items()}
-        return {node.node_id: known.get(key) for key, node in present.items()}
+        return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of every item, in order; in threads where each waits for an object store."""
+        """Returns `work(item)` of every item, in order.
+
+        It works in threads where each waits for an object store.
+        """
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
             return list(threads.map(work, items))
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
-        """Gives the directory of the weights that a view names by `run_id`: of a run, or of an imported model."""
+        """Gives the directory of the weights that a view names by `run_id`.
+
+        It is that of a run, or of an imported model.
+        """
         return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def imported(self, import_id: str) -> ImportDirectory:
@@ -174,7 +200,10 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the run or imported model whose id begins with `beginning`; ValueError for none or several."""
+        """Returns the run or imported model whose id begins with `beginning`.
+
+        ValueError for none or several.
+        """
         known = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, known, f"a run of this storage ({self.root})")
 
@@ -191,13 +220,21 @@ class Store:
         return self._folder.child("evaluations").list()
 
     def study_dir(self, name: str) -> Folder:
-        """Gives the folder of a study, `<storage>/studies/<name>`; a local one's `path` is a directory."""
+        """Gives the folder of a study, `<storage>/studies/<name>`.
+
+        A local one's `path` is a directory.
+        """
         return self._folder.child("studies", name)
 
     def history_dirs(self, name: str) -> dict[str, Folder]:
-        """Gives the folders of a study's earlier pages by date, the oldest first; nothing else that lies there."""
+        """Gives the folders of a study's earlier pages by date, the oldest first.
+
+        What else lies there is left out.
+        """
         history = self.study_dir(name).child(HISTORY)
-        return {date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)}
+        return {
+            date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)
+        }
 
     def list_studies(self) -> list[str]:
         """Lists the names of all studies and searches that have written files, sorted."""
@@ -215,8 +252,8 @@ class Store:
     def data_root(self) -> Path:
         """The local directory of packed corpora, which are memory-mapped.
 
-        `<storage>/data`; for an object store a directory of this machine in `$GRAM_CACHE` (default `~/.cache/gram`).
-        ValueError if `<storage>/data` is a link.
+        `<storage>/data`; for an object store a directory of this machine in `$GRAM_CACHE` (default
+        `~/.cache/gram`). ValueError if `<storage>/data` is a link.
         """
         if isinstance(self._folder, LocalFolder):
             data = self._folder.child("data")
@@ -233,20 +270,28 @@ class Store:
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
     def require_known_layout(self) -> None:
-        """ValueError naming `storage` if another version of the platform made it, or its store.json is damaged."""
+        """ValueError naming `storage` if another version made it, or its store.json is damaged."""
         try:
             stored = self._folder.read_json("store.json", StoreFacts)
         except CorruptFile as error:
             remedy = "remove the file, and the next submission writes it again"
-            raise invalid("storage", self.root, f"an intact store.json ({error}): {remedy}") from error
+            raise invalid(
+                "storage", self.root, f"an intact store.json ({error}): {remedy}"
+            ) from error
         except OSError as error:
             raise invalid("storage", self.root, f"a folder that can be read ({error})") from error
         if stored is None:
             return
         layout, recipe = stored["layout"], stored["recipe_version"]
         if (layout, recipe) != (LAYOUT, RECIPE_VERSION):
-            expected = f"layout {LAYOUT} and recipe version {RECIPE_VERSION}, found layout {layout} and recipe version "
-            expected += f"{recipe}. Another version made this storage: train again in a new one, or use that version"
+            expected = (
+                f"layout {LAYOUT} and recipe version {RECIPE_VERSION}, found layout {layout} and"
+                " recipe version "
+            )
+            expected += (
+                f"{recipe}. Another version made this storage: train again in a new one, or use"
+                " that version"
+            )
             raise invalid("storage", self.root, expected)
 
 

@@ -1,4 +1,7 @@
-"""Reads and writes a run's directory: config, tags, state, history, result, weights. Only weights import torch."""
+"""Reads and writes a run's directory: config, tags, state, history, result, weights.
+
+Only weights import torch.
+"""
 
 import contextlib
 import datetime
@@ -74,7 +77,7 @@ class Finish(TypedDict):
     result: RunResult
     segments: list[Segment]
     elapsed_s: float
-    timing: NotRequired[Timing]
+    timing: Timing
 
 
 class Failure(TypedDict):
@@ -101,11 +104,19 @@ class RunDirectory(NodeDirectory):
         return self.folder.child("attempts")
 
     def attempt_ids(self) -> list[str]:
-        """Lists the ids of all attempts, the first one first; other folders beside them are ignored."""
-        return sorted(filter(ATTEMPT.fullmatch, self.attempts.list()), key=lambda name: (_number(name), name))
+        """Lists the ids of all attempts, the first one first.
+
+        Other folders beside them are ignored.
+        """
+        return sorted(
+            filter(ATTEMPT.fullmatch, self.attempts.list()), key=lambda name: (_number(name), name)
+        )
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with a lease of `owner`; LeaseHeld while another attempt's lease is fresh."""
+        """Starts an attempt with a lease of `owner`.
+
+        LeaseHeld while another attempt's lease is fresh.
+        """
         # Imported here: it imports torch.
         from gram_platform.store.attempts import Attempt
 
@@ -121,7 +132,10 @@ class RunDirectory(NodeDirectory):
                 raise LeaseHeld(self.run_id, lease)
 
     def status(self) -> State:
-        """Reads the run's state: complete, running (a fresh lease), failed, interrupted, or absent."""
+        """Reads the run's state.
+
+        It is complete, running (a fresh lease), failed, interrupted, or absent.
+        """
         if self.result() is not None:
             return State.COMPLETE
         attempt_ids = self.attempt_ids()
@@ -135,25 +149,38 @@ class RunDirectory(NodeDirectory):
         """Reads {"message", "details", "time", "attempt"} if the last attempt failed."""
         attempt_ids = self.attempt_ids()
         try:
-            return self.attempts.child(attempt_ids[-1]).read_json("failure.json", Failure) if attempt_ids else None
+            return (
+                self.attempts.child(attempt_ids[-1]).read_json("failure.json", Failure)
+                if attempt_ids
+                else None
+            )
         except CorruptFile as error:
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
         """Records why an attempt cannot go on: the run is `failed` until another attempt starts."""
-        failure = {"message": message, "details": details or {}, "time": time.time(), "attempt": attempt_id}
+        failure = {
+            "message": message,
+            "details": details or {},
+            "time": time.time(),
+            "attempt": attempt_id,
+        }
         self.attempts.child(attempt_id).write_json("failure.json", failure)
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's heartbeat: step, num_steps, tokens_per_second, time, attempt, pid, host, owner."""
+        """Reads the last attempt's heartbeat.
+
+        It has step, num_steps, tokens_per_second, time, attempt, pid, host and owner.
+        """
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempts.child(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
 
     def timing(self) -> dict:
-        """Reads {"elapsed_s"} of the committed history; for a complete run tokens_per_second, host, started, ended too.
+        """Reads {"elapsed_s"} of the committed history.
 
-        `elapsed_s` adds up the attempts, each from its start to the commit that the next one continued from.
+        For a complete run it has tokens_per_second, host, started and ended too. `elapsed_s` adds
+        up the attempts, each from its start to the commit that the next one continued from.
         """
         head = self._head()
         if head is None:
@@ -173,8 +200,8 @@ class RunDirectory(NodeDirectory):
     def records(self) -> list[dict]:
         """Reads the committed metric records in order, no step twice.
 
-        Returns the complete attempt's records, or the records up to the newest checkpoint. A segment that was altered
-        on disk is left out with a warning.
+        Returns the complete attempt's records, or the records up to the newest checkpoint. A
+        segment that was altered on disk is left out with a warning.
         """
         head = self._head()
         records = []
@@ -198,16 +225,17 @@ class RunDirectory(NodeDirectory):
         return ""
 
     def result(self) -> dict | None:
-        """Reads the sealed result, None while there is none. A corrupted file is set aside with a warning.
+        """Reads the sealed result, None while there is none.
 
-        A store opened for writing then restores it from a finished attempt with intact weights, if there is one.
+        A corrupted file is set aside with a warning. A store opened for writing then restores it
+        from a finished attempt with intact weights, if there is one.
         """
         result = super().result()
         if result is not None or not self.folder.writable:
             return result
         for attempt_id, finished in self.finished_attempts():
+            # `drop_weights` may have removed them.
             if has_weights(self.attempts.child(attempt_id)):
-                # `drop_weights` may have removed them.
                 with self._intact_weights(attempt_id, finished["result"]) as tensors:
                     if tensors is None:
                         continue
@@ -215,8 +243,15 @@ class RunDirectory(NodeDirectory):
         return None
 
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of attempts that trained to the end; with `result`, only those that have it."""
-        expected = None if result is None else {key: value for key, value in result.items() if key != "sha256"}
+        """Lists (attempt_id, finish) of attempts that trained to the end.
+
+        With `result`, only those that have it.
+        """
+        expected = (
+            None
+            if result is None
+            else {key: value for key, value in result.items() if key != "sha256"}
+        )
         found = []
         for attempt_id in self.attempt_ids():
             try:
@@ -231,7 +266,10 @@ class RunDirectory(NodeDirectory):
         return found
 
     def winner(self, result: dict) -> str | None:
-        """Gives the first attempt that finished with this result and has its weights; None without any."""
+        """Gives the first attempt that finished with this result and has its weights.
+
+        None without any.
+        """
         finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempts.child(i))), None)
 
@@ -244,8 +282,9 @@ class RunDirectory(NodeDirectory):
     def open_weights(self) -> "Iterator[DiskTensors]":
         """Opens the final weights, verified; each access to a tensor reads it from disk.
 
-        ValueError when the run is not complete, or without intact weights. A store opened for writing sets corrupted
-        weights aside, and the result with them: submitting again then trains the run again.
+        ValueError when the run is not complete, or without intact weights. A store opened for
+        writing sets corrupted weights aside, and the result with them: submitting again then trains
+        the run again.
         """
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
@@ -259,22 +298,36 @@ class RunDirectory(NodeDirectory):
         """Reads the result; ValueError when there is none yet."""
         result = self.result()
         if result is None:
-            raise invalid("run_id", self.run_id, f"a complete run, found one that is {self.status()}")
+            raise invalid(
+                "run_id", self.run_id, f"a complete run, found one that is {self.status()}"
+            )
         return result
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, those with this result first; ValueError when `drop_weights` removed them."""
+        """Lists attempts with weights, those with this result first.
+
+        ValueError when `drop_weights` removed them.
+        """
         attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
-        attempt_ids += [attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids]
-        present = [attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))]
+        attempt_ids += [
+            attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids
+        ]
+        present = [
+            attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))
+        ]
         if not present and self.weights_were_removed():
-            removed = f"found one whose weights were removed; to train it again, remove {self.folder.path}"
+            removed = (
+                "found one whose weights were removed; to train it again, remove"
+                f" {self.folder.path}"
+            )
             raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
         return present
 
     def has_weights(self) -> bool:
         """Returns whether an attempt has weights; unlike `weights`, reads none."""
-        return any(has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
+        return any(
+            has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids()
+        )
 
     def weights_were_removed(self) -> bool:
         """Returns whether `drop_weights` was called: missing weights are then no loss."""
@@ -282,42 +335,51 @@ class RunDirectory(NodeDirectory):
 
     def _without_weights(self) -> ValueError:
         reason = "no attempt has weights of this hash"
+        # A finished attempt would restore the result.
         for attempt_id, _ in self.finished_attempts():
-            # Otherwise it would restore the result.
             self.attempts.child(attempt_id).set_aside(FINISHED, reason)
         self.folder.set_aside(RESULT, reason)
         expected = f"a run with intact weights; to train this one again, {self.remedy}"
         return invalid("run_id", self.run_id, expected)
 
     def drop_weights(self) -> int:
-        """Removes the weights of a complete run and returns the bytes that became free; losses and history stay.
+        """Removes the weights of a complete run and returns the bytes that became free.
 
-        ValueError when the run is not complete, because it would be trained again.
+        Losses and history stay. ValueError when the run is not complete, because it would be
+        trained again.
         """
         self.require_result()
         # Written first: weights that are missing without it are made again.
         self.folder.write_json(REMOVED, {"time": time.time()})
-        return sum(remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids())
+        return sum(
+            remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids()
+        )
 
     def num_superfluous(self) -> int:
         """Counts the checkpoints of a complete run: a kill after the result can leave some."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> None:
-        """Removes half-written files of killed attempts; of a complete run checkpoints and superfluous weights too."""
-        if self.num_superfluous():
+        """Removes half-written files of killed attempts.
+
+        Of a complete run it removes checkpoints and superfluous weights too.
+        """
+        result = self.result()
+        if result is not None:
             prune(self.attempts, keep=0)
         clear_debris(self.attempts)
-        result = self.result()
         winner_id = None if result is None else self.winner(result)
+        # An attempt that goes on tidies up itself.
         if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):
-            # An attempt that goes on tidies up itself.
-            clear_weights(self.attempts, winner_id)
+            clear_weights(self.attempts)
         self.folder.remove_temporaries(GONE_AFTER_S)
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights if their hash is the result's; None when they are gone, or set aside."""
+        """Yields an attempt's weights if their hash is the result's.
+
+        None when they are gone, or set aside.
+        """
         # Imported here: it imports torch.
         from gram_platform.store.shards import open_weights
 
@@ -342,7 +404,10 @@ class RunDirectory(NodeDirectory):
         attempt.set_aside(FINISHED, "its weights are corrupted")
 
     def _head(self) -> dict | None:
-        """Reads the end of the run's history: the complete attempt's finish, else the newest checkpoint's manifest."""
+        """Reads the end of the run's history.
+
+        This is the complete attempt's finish, else the newest checkpoint's manifest.
+        """
         result = self.result()
         finished = self.finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)

@@ -1,10 +1,13 @@
-"""Writes and reads checkpoints in shards: the manifest is written last, and every file is verified before it is used.
+"""Writes and reads checkpoints in shards.
 
-    checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
-    checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
+The manifest is written last, and every file is verified before it is used.
 
-With several ranks (second line) each writes the rows that it holds. A layout lists the rows of each tensor in its
-shard. Any number of ranks can read a checkpoint: each reads only the rows that it needs.
+    <step>/{tensors.safetensors, layout.json, state.json, manifest.json}
+    <step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
+
+The folders of steps are in `checkpoints`. With several ranks (second line) each writes the rows
+that it holds. A layout lists the rows of each tensor in its shard. Any number of ranks can read a
+checkpoint: each reads only the rows that it needs.
 """
 
 import contextlib
@@ -16,7 +19,7 @@ from typing import Any
 
 import torch
 
-from gram_platform.config.identity import canonical_json, hash_file, to_plain
+from gram_platform.config.identity import canonical_json, hash_file
 from gram_platform.config.plain import parse_json
 from gram_platform.model.pieces import Piece, all_rows, as_piece
 from gram_platform.store.checkpoints import (
@@ -36,7 +39,7 @@ from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, s
 
 # Rows [first, stop).
 Range = tuple[int, int]
-# Returns the rows to read of a tensor, from its name and full shape.
+# A function that returns the rows to read of a tensor, from its name and full shape.
 RowsOf = Callable[[str, tuple[int, ...]], Range]
 # A shard's rows by the tensor's name.
 Layout = Mapping[str, StoredRows]
@@ -44,16 +47,16 @@ Layout = Mapping[str, StoredRows]
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run continues from: step, tensors and state; the manifest lists the history."""
+    """A checkpoint that a run continues from: step, tensors and state.
+
+    The manifest lists the history.
+    """
 
     step: int
     # The requested rows.
     pieces: dict[str, Piece]
     state: dict
     manifest: dict
-
-
-# -------------------------------------------------------------------------------------------------- writing
 
 
 def checkpoint_folder(attempt: Folder, step: int) -> Folder:
@@ -63,32 +66,53 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Writes one rank's files; returns their SHA-256 by name. They count once the folder has a manifest."""
+    """Writes one rank's files; returns their SHA-256 by name.
+
+    They count once the folder has a manifest.
+    """
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
-    layout = canonical_json({n: to_plain(StoredRows.of(piece)) for n, piece in pieces.items()})
+    layout = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
     shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
     return {
         shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
-        _layout_name(shard): folder.write_with(_layout_name(shard), lambda path: Path(path).write_text(layout)),
+        _layout_name(shard): folder.write_with(
+            _layout_name(shard), lambda path: Path(path).write_text(layout)
+        ),
     }
 
 
 def write_manifest(
-    attempt: Folder, step: int, files: Mapping[str, str], state: Mapping, chain: Sequence, elapsed_s: float
+    attempt: Folder,
+    step: int,
+    files: Mapping[str, str],
+    state: Mapping,
+    chain: Sequence,
+    elapsed_s: float,
 ) -> None:
-    """Writes the state and, last, the manifest; `files`: the SHA-256 by name of all shards, which are written."""
+    """Writes the state and, last, the manifest.
+
+    `files`: the SHA-256 by name of all shards, which are written.
+    """
     folder = checkpoint_folder(attempt, step)
     state_text = canonical_json(state)
-    files = {**files, STATE: folder.write_with(STATE, lambda path: Path(path).write_text(state_text))}
-    manifest = {"step": step, "time": time.time(), "elapsed_s": elapsed_s, "files": files, "segments": list(chain)}
+    files = {
+        **files,
+        STATE: folder.write_with(STATE, lambda path: Path(path).write_text(state_text)),
+    }
+    manifest = {
+        "step": step,
+        "time": time.time(),
+        "elapsed_s": elapsed_s,
+        "files": files,
+        "segments": list(chain),
+    }
     folder.write_sealed(MANIFEST, manifest)
 
 
-# -------------------------------------------------------------------------------------------------- reading
-
-
-def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows) -> Resumed:
+def read_checkpoint(
+    attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows
+) -> Resumed:
     """Reads a checkpoint's rows that `rows_of` asks for; every file that is read is verified.
 
     CorruptFile when a file was altered or rows are missing, FileNotFoundError when a file is gone.
@@ -96,8 +120,6 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder, CheckpointManifest)
     files = manifest["files"]
-    if STATE not in files:
-        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {STATE}")
     pieces = _read_pieces(folder, files, rows_of)
     state = _read_json(folder, STATE, files)
     return Resumed(manifest["step"], pieces, state, manifest)
@@ -105,13 +127,16 @@ def read_checkpoint(attempts: Folder, step: int, attempt_id: str, rows_of: RowsO
 
 @contextlib.contextmanager
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """Yields an attempt's final weights, read tensor by tensor. FileNotFoundError when they are gone.
+    """Yields an attempt's final weights, read tensor by tensor.
 
-    ValueError when they are not intact, as far as is seen: compare `hash_named` of them with the result's hash.
+    FileNotFoundError when they are gone. ValueError when they are not intact, as far as is seen:
+    compare `hash_named` of them with the result's hash.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
-            file = stack.enter_context(open_tensors(stack.enter_context(attempt.local_copy(WEIGHTS))))
+            file = stack.enter_context(
+                open_tensors(stack.enter_context(attempt.local_copy(WEIGHTS)))
+            )
             yield DiskTensors.of_files([file])
             return
         shards = attempt.child(SHARDS)
@@ -156,10 +181,17 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
     return pieces
 
 
-def _choose(layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Range]]:
-    """Chooses {shard: {name: rows to read there}}; rows that several shards have come from one that is read anyway."""
+def _choose(
+    layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]
+) -> dict[str, dict[str, Range]]:
+    """Chooses {shard: {name: rows to read there}}.
+
+    Rows that several shards have come from one that is read anyway.
+    """
     overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
-    by_size = sorted(overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard))
+    by_size = sorted(
+        overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)
+    )
     taken: set[tuple[str, Range]] = set()
     chosen: dict[str, dict[str, Range]] = {}
     for shard in by_size:
@@ -176,13 +208,12 @@ def _overlaps(layout: Layout, wanted: Mapping[str, Range]) -> dict[str, Range]:
 
 
 def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
-    name = _layout_name(shard)
-    if name not in files:
-        raise CorruptFile(f"{folder.path}/{shard} has no {name}")
-    return _read_json(folder, name, files, dict[str, StoredRows])
+    return _read_json(folder, _layout_name(shard), files, dict[str, StoredRows])
 
 
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
+    if name not in files:
+        raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {name}")
     with _verified(folder, name, files[name]) as path:
         try:
             return parse_json(Path(path).read_bytes(), kind)

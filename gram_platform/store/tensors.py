@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.model.pieces import Piece, num_rows
@@ -26,7 +26,10 @@ HEADER_ALIGNMENT = 8
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shape and dtype as one safetensors file; equal tensors give equal bytes."""
+    """Writes tensors of any shape and dtype as one safetensors file.
+
+    Equal tensors give equal bytes.
+    """
     try:
         save_file({name: _owned(tensors[name]) for name in sorted(tensors)}, os.fspath(path))
     except SafetensorError as error:
@@ -35,10 +38,8 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
     """Reads the tensors of a safetensors file into memory. ValueError when it is not whole."""
-    try:
-        return {name: tensor.clone() for name, tensor in load_file(os.fspath(path)).items()}
-    except SafetensorError as error:
-        raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
+    with open_tensors(path) as file:
+        return dict(DiskTensors.of_files([file]))
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,30 @@ def write_stream(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Writes one safetensors file from tensors that come one by one in the order of `shapes`, converted to `dtype`.
+    """Writes one safetensors file from tensors that come one by one.
 
-    One tensor is held at a time. `progress` gets the bytes of each. OSError when the file cannot be written.
+    They come in the order of `shapes`, and are converted to `dtype`. One tensor is held at a time.
+    `progress` gets the bytes of each. OSError when the file cannot be written.
     """
     remaining = iter(tensors)
     with open(path, "wb") as file:
         file.write(_header(shapes, dtype))
         for name, shape in shapes.items():
             found, tensor = next(remaining)
-            assert (found, tuple(tensor.shape)) == (name, shape), f"{found} {tuple(tensor.shape)} in place of {name}"
-            file.write(memoryview(tensor.detach().to("cpu", dtype).contiguous().reshape(-1).view(torch.uint8).numpy()))
+            assert (found, tuple(tensor.shape)) == (
+                name,
+                shape,
+            ), f"{found} {tuple(tensor.shape)} in place of {name}"
+            file.write(
+                memoryview(
+                    tensor.detach()
+                    .to("cpu", dtype)
+                    .contiguous()
+                    .reshape(-1)
+                    .view(torch.uint8)
+                    .numpy()
+                )
+            )
             progress(tensor.numel() * dtype.itemsize)
             # Freed before the next one is made.
             del tensor
@@ -114,16 +128,26 @@ def write_stream(
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
     """Counts the bytes of `write_stream`'s file."""
-    return len(_header(shapes, dtype)) + sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    return (
+        len(_header(shapes, dtype))
+        + sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+    )
 
 
 def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
-    """Writes the header: its length in 8 bytes, then JSON with each tensor's offsets, padded with blanks."""
+    """Writes the header.
+
+    It is its length in 8 bytes, then JSON with each tensor's offsets, padded with blanks.
+    """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
         first, end = end, end + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": FILE_DTYPES[dtype], "shape": list(shape), "data_offsets": [first, end]}
+        entries[name] = {
+            "dtype": FILE_DTYPES[dtype],
+            "shape": list(shape),
+            "data_offsets": [first, end],
+        }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
@@ -133,7 +157,8 @@ def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 class DiskTensors(Mapping):
     """Maps names to tensors of open files; each access reads the tensor from disk.
 
-    `holders`: for each name the files that hold it, each with the rows that it has, or None for all rows.
+    `holders`: for each name the files that hold it, each with the rows that it has, or None for all
+    rows.
     """
 
     holders: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]
@@ -164,7 +189,10 @@ class DiskTensors(Mapping):
         return piece.rows
 
     def sha256(self) -> str:
-        """Computes `hash_tensors` from the files' memory maps, so that no copy of a tensor is left in this process."""
+        """Computes `hash_tensors` from the files' memory maps.
+
+        No copy of a tensor is left in this process.
+        """
         return _hash((name, *self._mapped(name)) for name in sorted(self))
 
     def _mapped(self, name: str) -> tuple[str, tuple[int, ...], Iterator[torch.Tensor]]:
@@ -173,7 +201,11 @@ class DiskTensors(Mapping):
         if stored is None:
             whole = file.get_tensor(name)
             return str(whole.dtype), tuple(whole.shape), iter([whole])
-        return f"torch.{stored.dtype}", stored.shape, self._rows_in_order(name, num_rows(stored.shape))
+        return (
+            f"torch.{stored.dtype}",
+            stored.shape,
+            self._rows_in_order(name, num_rows(stored.shape)),
+        )
 
     def _rows_in_order(self, name: str, stop: int) -> Iterator[torch.Tensor]:
         """ValueError when the files lack rows."""

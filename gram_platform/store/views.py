@@ -1,4 +1,4 @@
-"""Reads the weights of a view from the store, as a routed model or merged into the equal dense model."""
+"""Reads the weights of a view, as a routed model or merged into the equal dense model."""
 
 import contextlib
 import functools
@@ -12,17 +12,24 @@ from gram_platform.config.routing import module_set
 from gram_platform.config.training import merged_config
 from gram_platform.model.merge import merged_rows
 from gram_platform.model.pieces import RowsOnDisk
-from gram_platform.model.transformer import Rotary, Transformer, is_module, parameter_set, parameter_shapes
+from gram_platform.model.transformer import (
+    Rotary,
+    Transformer,
+    is_module,
+    parameter_set,
+    parameter_shapes,
+)
 from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.train.learner import DTYPES
 
 
 def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Reads (the model's config with only the view's modules, float32 weights by name), modules from their own runs.
+    """Reads (the model's config with only the view's modules, float32 weights by name).
 
-    Modules outside the view are absent, not switched off, and their bytes are nowhere in this process's memory
-    afterwards. ValueError when a run lacks a module.
+    Each module comes from its own run. Modules outside the view are absent, not switched off, and
+    their bytes are nowhere in this process's memory afterwards. ValueError when a run lacks a
+    module.
     """
     with open_view(store, view) as (config, weights):
         return config, dict(weights)
@@ -30,19 +37,28 @@ def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch
 
 @contextlib.contextmanager
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
-    """Yields the config and weights of `view_weights`, but each access to a tensor reads it from disk."""
+    """Yields the config and weights of `view_weights`.
+
+    Each access to a tensor reads it from disk.
+    """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
         open_ids = dict.fromkeys((view.run_id, *view.origins.values()))
-        opened = {run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids}
-        holders = {name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)}
+        opened = {
+            run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids
+        }
+        holders = {
+            name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)
+        }
         for domain, run_id in view.origins.items():
             of_run, of_domain = opened[run_id].holders.items(), module_set(domain)
             holders |= {name: held for name, held in of_run if parameter_set(name) == of_domain}
         yield config, DiskTensors(holders)
 
 
-def load_view(store: Store, view: View, precision: str = "float32") -> tuple[ModelConfig, Transformer]:
+def load_view(
+    store: Store, view: View, precision: str = "float32"
+) -> tuple[ModelConfig, Transformer]:
     """Loads (the view's config, its routed model in `precision`), in evaluation mode."""
     config, weights = view_weights(store, view)
     return config, model_of(config, weights, precision)
@@ -50,22 +66,30 @@ def load_view(store: Store, view: View, precision: str = "float32") -> tuple[Mod
 
 @contextlib.contextmanager
 def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
-    """Yields (config, float32 weights) of the view merged into one dense model; reads rows when they are asked for.
+    """Yields (config, float32 weights) of the view merged into one dense model.
 
-    ValueError unless the view's rule is constant.
+    Rows are read when they are asked for. ValueError unless the view's rule is constant.
     """
     if view.rule != "constant":
-        raise invalid("view.rule", view.rule, "constant, because other views are a different model for each domain")
+        raise invalid(
+            "view.rule",
+            view.rule,
+            "constant, because other views are a different model for each domain",
+        )
     with open_view(store, view) as (config, weights):
         active = dict(view.weights)
         dense = merged_config(config, active)
         merged, rows = functools.partial(merged_rows, config, weights.rows, active), {}
         for name, shape in parameter_shapes(dense).items():
-            rows[name] = RowsOnDisk(shape, functools.partial(merged if ".mlp." in name else weights.rows, name))
+            rows[name] = RowsOnDisk(
+                shape, functools.partial(merged if ".mlp." in name else weights.rows, name)
+            )
         yield dense, rows
 
 
-def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32") -> Transformer:
+def model_of(
+    config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32"
+) -> Transformer:
     """Makes a model of these weights, in evaluation mode."""
     with torch.device("meta"):
         model = Transformer(config)
@@ -76,10 +100,16 @@ def model_of(config: ModelConfig, weights: dict[str, torch.Tensor], precision: s
 
 
 def model_config(store: Store, run_id: str) -> ModelConfig:
-    """Reads the config of a run's model, or of an imported one. ValueError when the storage has neither."""
+    """Reads the config of a run's model, or of an imported one.
+
+    ValueError when the storage has neither.
+    """
     return store.origin(run_id).model_config()
 
 
 def view_model(store: Store, view: View) -> ModelConfig:
-    """Reads the model's config with only the view's modules. ValueError when a run lacks a module."""
+    """Reads the model's config with only the view's modules.
+
+    ValueError when a run lacks a module.
+    """
     return view.model(functools.partial(model_config, store))

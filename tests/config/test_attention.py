@@ -20,7 +20,9 @@ from gram_platform.config.layout import (
 )
 from tests.refused import refused
 
-FAST = dict.fromkeys(("50M", "100M", "200M", "400M", "800M"), FLASH) | dict.fromkeys(("2B", "5B"), EFFICIENT)
+FAST = dict.fromkeys(("50M", "100M", "200M", "400M", "800M"), FLASH) | dict.fromkeys(
+    ("2B", "5B"), EFFICIENT
+)
 
 
 @pytest.mark.parametrize("size", PAPER_SIZES.values(), ids=PAPER_SIZES)
@@ -30,7 +32,9 @@ def test_every_size_of_the_ladder_has_a_fast_kernel(size):
     assert model_kernel("cuda", 2, masked) == model_kernel("cuda", 4, size.dense()) == EFFICIENT
 
 
-@pytest.mark.parametrize("size", [*DEMO_SIZES.values(), *SMOKE_SIZES.values(), *STORIES_SIZES.values()])
+@pytest.mark.parametrize(
+    "size", [*DEMO_SIZES.values(), *SMOKE_SIZES.values(), *STORIES_SIZES.values()]
+)
 def test_no_small_size_needs_plain_products(size):
     for num_bytes in (2, 4):
         require_fast_attention(model_kernel("cuda", num_bytes, size.dense()), size.dense())

@@ -16,13 +16,12 @@ from gram_platform.config import (
     ModuleSpec,
     OptimizerConfig,
     RoutingConfig,
-    RunConfig,
     TokenLosses,
     View,
     evaluation_from_plain,
     run_from_plain,
 )
-from gram_platform.config.identity import canonical_json, to_plain
+from gram_platform.config.identity import canonical_json
 from tests import tiny
 from tests.refused import refused
 
@@ -49,14 +48,16 @@ def changed(value, path, new):
 
 # a valid other value for every field of the tiny run, so that none can be forgotten
 OTHERS = {
-    "num_layers": 3, "d_model": 32, "num_heads": 2, "num_kv_heads": 1, "d_mlp": 48, "vocab_size": 65, "seq_len": 17,
-    "width": 9, "kind": None, "domain": "nuclear", "rope_theta": 1e5, "norm_eps": 1e-6, "init_std": 0.03,
-    "data_id": "other", "name": "cyber", "num_sequences": 23, "num_draws": None, "p_core_robust": 0.4,
-    "p_aux_spread": 0.2, "accumulation": "uniform", "peak_lr": 1e-3, "warmup_fraction": 0.1, "decay_fraction": 0.1,
-    "beta1": 0.8, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.0, "clip_norm": 2.0, "clip_scope": None,
-    "batch_size": 16, "micro_batch": 4, "num_points": 1, "domains": None, "seed": 1, "precision": "bfloat16",
-    "objective": None, "start": View("abc"), "freeze_core": None, "patience": None, "first": 1, "forget": None,
-    "retain_weight": 2.0, "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",
+    "num_layers": 3, "d_model": 32, "num_heads": 2, "num_kv_heads": 1, "d_mlp": 48,
+    "vocab_size": 65, "seq_len": 17, "width": 9, "kind": None, "domain": "nuclear",
+    "rope_theta": 1e5, "norm_eps": 1e-6, "init_std": 0.03, "data_id": "other", "name": "cyber",
+    "num_sequences": 23, "num_draws": None, "p_core_robust": 0.4, "p_aux_spread": 0.2,
+    "accumulation": "uniform", "peak_lr": 1e-3, "warmup_fraction": 0.1, "decay_fraction": 0.1,
+    "beta1": 0.8, "beta2": 0.99, "eps": 1e-9, "weight_decay": 0.0, "clip_norm": 2.0,
+    "clip_scope": None, "batch_size": 16, "micro_batch": 4, "num_points": 1, "domains": None,
+    "seed": 1, "precision": "bfloat16", "objective": None, "start": View("abc"),
+    "freeze_core": None, "patience": None, "first": 1, "forget": None, "retain_weight": 2.0,
+    "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",
     "steered_layers": None, "steering": None, "responses_after": " Response:",
     "companions": "subset", "p_aux_companion": 0.5, "num_probes": None,
 }  # fmt: skip
@@ -74,17 +75,11 @@ def test_every_field_that_changes_a_result_changes_the_id():
     assert len(seen) >= 40
 
 
-def test_ids_are_the_same_in_another_process_and_for_any_order():
+def test_ids_are_the_same_in_another_process():
     run = tiny.run_config()
     code = "from tests import tiny; print(tiny.run_config().run_id)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == run.run_id
-    data = dataclasses.replace(run.data, domains=run.data.domains[::-1])
-    model = dataclasses.replace(run.model, modules=run.model.modules[::-1])
-    points = dataclasses.replace(run.eval_points, domains=run.eval_points.domains[::-1])
-    assert dataclasses.replace(run, data=data, model=model, eval_points=points).run_id == run.run_id
-    shuffled = dict(reversed(to_plain(run).items()))
-    assert canonical_json(shuffled) == canonical_json(run)
 
 
 def test_integers_in_real_fields_are_the_same_number():
@@ -111,18 +106,17 @@ def test_canonical_json_refuses_what_it_does_not_know():
         canonical_json({"x": float("nan")})
 
 
-def test_configs_come_back_from_json():
-    run = dataclasses.replace(tiny.run_config(), start=View.of("abc", {"lisp": 0.5}, sources=(("lisp", "def"),)))
-    assert run_from_plain(json.loads(canonical_json(run))) == run
-    for evaluation in evaluations_of(run.start):
-        assert evaluation_from_plain(json.loads(canonical_json(evaluation))) == evaluation
+def test_an_unknown_measure_is_refused():
     with refused("evaluation.measure", "other"):
         evaluation_from_plain({"measure": "other"})
 
 
 def evaluations_of(view):
     """One of each kind, with the fields that they share equal."""
-    losses, tokens = Evaluation(view, "data", tiny.DOMAINS, 4), TokenLosses(view, "data", tiny.DOMAINS, 4)
+    losses, tokens = (
+        Evaluation(view, "data", tiny.DOMAINS, 4),
+        TokenLosses(view, "data", tiny.DOMAINS, 4),
+    )
     return losses, tokens, Continuations(view, "data", tiny.DOMAINS, (1, 0), 4, 8)
 
 
@@ -130,9 +124,18 @@ def test_evaluations_of_every_kind_have_ids_of_their_own():
     evaluation = Evaluation(View.of("abc", {"lisp": 1.0}), "d" * 12, ("core", "lisp"), 4)
     assert evaluation.eval_id == "2aa62899bf33"  # as it was before there were other kinds
     losses, tokens, samples = evaluations_of(evaluation.view)
-    others = [dataclasses.replace(tokens, num_sequences=5), dataclasses.replace(tokens, precision="float32")]
-    others += [dataclasses.replace(samples, **{name: 3}) for name in ("num_prompt_tokens", "num_tokens", "seed")]
-    others += [dataclasses.replace(samples, documents=(0,)), dataclasses.replace(samples, temperature=0.5)]
+    others = [
+        dataclasses.replace(tokens, num_sequences=5),
+        dataclasses.replace(tokens, precision="float32"),
+    ]
+    others += [
+        dataclasses.replace(samples, **{name: 3})
+        for name in ("num_prompt_tokens", "num_tokens", "seed")
+    ]
+    others += [
+        dataclasses.replace(samples, documents=(0,)),
+        dataclasses.replace(samples, temperature=0.5),
+    ]
     assert len({e.eval_id for e in (losses, tokens, samples, *others)}) == 3 + len(others)
     assert dataclasses.replace(samples, documents=(0, 1)).eval_id == samples.eval_id
 
@@ -140,7 +143,11 @@ def test_evaluations_of_every_kind_have_ids_of_their_own():
 def test_views_drop_zeros_and_answer_by_their_rule():
     assert View.of("run", {"lisp": 0.0}) == View("run")
     assert View.of("run", {"b": 1, "a": 0.5}).weights == (("a", 0.5), ("b", 1.0))
-    assert View.of("run", {"lisp": 0.0}).view_id == View("run").view_id != View.of("run", {"lisp": 0.1}).view_id
+    assert (
+        View.of("run", {"lisp": 0.0}).view_id
+        == View("run").view_id
+        != View.of("run", {"lisp": 0.1}).view_id
+    )
     granted = View.of("run", {"lisp": 1.0}, rule="by_domain")
     assert granted.active("lisp") == {"lisp": 1.0}
     assert granted.active("virology") == {"core": 1.0}
@@ -155,7 +162,9 @@ RUN, HALF = tiny.run_config(), tiny.run_config(data=tiny.HALF_LABELLED)
 WRONG = {
     "token_losses.num_sequences": lambda: TokenLosses(View("abc"), "data", ("core",), 0),
     "continuations.documents": lambda: Continuations(View("abc"), "data", ("core",), (1, 1), 4, 8),
-    "continuations.temperature": lambda: Continuations(View("abc"), "data", ("core",), (0,), 4, 8, 0.0),
+    "continuations.temperature": lambda: Continuations(
+        View("abc"), "data", ("core",), (0,), 4, 8, 0.0
+    ),
     "routing.p_core_robust": lambda: RoutingConfig(p_core_robust=1.5),
     "routing.p_aux_spread": lambda: RoutingConfig(p_aux_spread=float("nan")),
     "routing.accumulation": lambda: RoutingConfig(accumulation="mixed"),
@@ -168,7 +177,9 @@ WRONG = {
     "micro_batch": lambda: dataclasses.replace(RUN, micro_batch=3),
     "data.domains[lisp].num_draws": lambda: tiny.run_config(draws=(64, 15, 16)),
     "data.domains": lambda: tiny.run_config(draws=(66, 16, 16)),
-    "eval_points.num_points": lambda: dataclasses.replace(RUN, eval_points=EvalPoints(100, 4, ("core",))),
+    "eval_points.num_points": lambda: dataclasses.replace(
+        RUN, eval_points=EvalPoints(100, 4, ("core",))
+    ),
     "eval_points.num_probes": lambda: dataclasses.replace(RUN, eval_points=probes(2)),
     "eval_points.num_sequences": lambda: dataclasses.replace(HALF, eval_points=probes(1, 1)),
     "seed": lambda: dataclasses.replace(RUN, seed=-1),
@@ -193,10 +204,3 @@ def test_probes_beyond_the_steps_and_doubled_domains_are_refused():
         View("run", (("lisp", 1.0),), (("lisp", "a"), ("lisp", "b")))
     with refused("data.domains", ["a", "a"]):
         DataConfig("x", (DomainBudget("a", 1, 1), DomainBudget("a", 1, 1)))
-
-
-def test_a_run_is_hashable_and_frozen():
-    assert len({RUN, tiny.run_config()}) == 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        RUN.seed = 1
-    assert isinstance(RUN, RunConfig)

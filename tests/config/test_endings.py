@@ -53,7 +53,12 @@ def ended(error: BaseException, has_begun: bool = False) -> int:
         (Stopped("gone"), True, 1, "error: gone"),
         (Unavailable("away"), False, 1, "error: away"),
         (Unavailable("away"), True, 1, "error: away. Submit again."),
-        (OSError(errno.EDQUOT, "quota"), True, 1, "error: a disk .*: [Errno 122] quota. Submit again."),
+        (
+            OSError(errno.EDQUOT, "quota"),
+            True,
+            1,
+            "error: a disk .*: [Errno 122] quota. Submit again.",
+        ),
         (KeyboardInterrupt(), False, 130, "interrupted. Submit again."),
         (SystemExit(128 + signal.SIGTERM), True, 143, "terminated. Submit again."),
     ],
@@ -87,7 +92,8 @@ def test_a_user_without_a_home_is_told_so(monkeypatch, capsys):
 IMPATIENT = """
 import atexit, os, signal, sys
 from gram_platform.config.endings import exit_codes
-signal.signal(signal.SIGINT, signal.default_int_handler)  # which a script's background process ignores
+# A background process of a script ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(os.kill, os.getpid(), signal.SIGINT)
 with exit_codes("Submit again."):
     os.kill(os.getpid(), signal.SIGINT)
@@ -95,7 +101,9 @@ with exit_codes("Submit again."):
 
 
 def test_a_second_ctrl_c_ends_what_is_left_without_a_traceback():
-    done = subprocess.run([sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted. Submit again.\n")
 
 
@@ -116,21 +124,31 @@ def test_sigterm_ends_a_block_and_its_handler_is_restored(capsys):
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"), [((), 0), ((0, 3), 3), ((3, 1, 0), 1), ((0, 0), 0), ((1, 2), 2), ((0, 130), 130)]
+    ("codes", "code"),
+    [((), 0), ((0, 3), 3), ((3, 1, 0), 1), ((0, 0), 0), ((1, 2), 2), ((0, 130), 130)],
 )
 def test_a_failure_outweighs_the_end_of_the_time(codes, code):
     assert worst(*codes) == code
 
 
-# -------------------------------------------------------------------------------------------------------------- output
+# ------------------------------------------------------------------------------------------ output
 
 
-def run(tmp_path: Path, redirect: str = "", stdout: int = subprocess.PIPE, **variables: str) -> tuple[bytes, bytes]:
-    """Runs `PRINTING` in a shell; its output and errors. AssertionError if it has not gone on to its end."""
+def run(
+    tmp_path: Path, redirect: str = "", stdout: int = subprocess.PIPE, **variables: str
+) -> tuple[bytes, bytes]:
+    """Runs `PRINTING` in a shell; its output and errors. AssertionError if it has not gone on to
+    its end."""
     (tmp_path / "printing.py").write_text(PRINTING)
-    command = ["bash", "-c", f"'{sys.executable}' '{tmp_path}/printing.py' '{tmp_path}/done' {redirect}"]
+    command = [
+        "bash",
+        "-c",
+        f"'{sys.executable}' '{tmp_path}/printing.py' '{tmp_path}/done' {redirect}",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
-    done = subprocess.run(command, env=environment, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        command, env=environment, stdout=stdout, stderr=subprocess.PIPE, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "done").read_text() == "done", done.stderr
     return done.stdout, done.stderr
@@ -145,7 +163,10 @@ def test_a_letter_that_the_terminal_cannot_spell_is_escaped(tmp_path):
 def test_work_goes_on_when_nobody_reads_its_output(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
-    assert run(tmp_path, stdout=writing)[1] == b"standard output takes no more (Broken pipe): going on without it\n"
+    assert (
+        run(tmp_path, stdout=writing)[1]
+        == b"standard output takes no more (Broken pipe): going on without it\n"
+    )
 
 
 @pytest.mark.parametrize("redirect", ["> /dev/full", "> /dev/full 2>&1", ">&-", ">&- 2>&-"])
@@ -155,14 +176,19 @@ def test_work_goes_on_when_its_output_takes_no_more(tmp_path, redirect):
 
 
 def test_a_file_name_that_the_locale_cannot_spell_is_an_error_with_a_remedy(tmp_path):
-    code = "from gram_platform.config.endings import exit_codes\nwith exit_codes(): open('/tmp/\\u30a6', 'w')"
+    code = (
+        "from gram_platform.config.endings import exit_codes\nwith exit_codes():"
+        " open('/tmp/\\u30a6', 'w')"
+    )
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
         "LC_ALL": "POSIX",
     }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     remedy = "PYTHONUTF8=1 or LC_ALL=C.UTF-8"
     assert re.fullmatch(rf"error: .*\bascii\b.*'/tmp/\\u30a6': set {remedy}\n", done.stderr)

@@ -42,7 +42,11 @@ def test_parameter_counts_of_the_ladder(name):
     with torch.device("meta"):
         dense = Transformer(size.dense())
         modular = Transformer(size.modular(("core", "virology")))
-    assert sum(p.numel() for p in dense.parameters()) == total_parameters(size.dense()) == PARAMETERS[name]
+    assert (
+        sum(p.numel() for p in dense.parameters())
+        == total_parameters(size.dense())
+        == PARAMETERS[name]
+    )
     extra = sum(p.numel() for p in modular.parameters()) - PARAMETERS[name]
     assert extra == module_parameters(size.modular(("core", "virology")), "virology")
     if name in MODULE_MILLIONS:
@@ -79,7 +83,9 @@ def test_hardware_flops_equal_torchs_counter(architecture, case, kind, backward)
         if backward:
             loss.backward()
     modules = [d for d in tiny.DOMAINS if module_set(d) in trained]
-    counted = hardware_flops(config, 2, active, SHARED in trained, CORE_MLP in trained, modules, backward)
+    counted = hardware_flops(
+        config, 2, active, SHARED in trained, CORE_MLP in trained, modules, backward
+    )
     assert counted == counter.get_total_flops()
 
 
@@ -93,8 +99,13 @@ def test_compute_units_are_tokens_times_active_parameters():
 
 
 def test_modules_of_unequal_width_are_counted_by_their_own():
-    """2 layers of width 16: an MLP of w units has 2 x (2 x 16 w + w + 16), LoRAs of rank w on 32 units 2 x 2 w x 48."""
-    modules = (ModuleSpec("art", "mlp", 8), ModuleSpec("lisp", "mlp", 24), ModuleSpec("maths", "lora", 3))
+    """2 layers of width 16: an MLP of w units has 2 x (2 x 16 w + w + 16), LoRAs of rank w on 32
+    units 2 x 2 w x 48."""
+    modules = (
+        ModuleSpec("art", "mlp", 8),
+        ModuleSpec("lisp", "mlp", 24),
+        ModuleSpec("maths", "lora", 3),
+    )
     config = dataclasses.replace(tiny.model_config(), modules=modules)
     counts = {"art": 2 * (256 + 24), "lisp": 2 * (768 + 40), "maths": 4 * 3 * 48}
     assert {domain: module_parameters(config, domain) for domain in counts} == counts
@@ -103,9 +114,13 @@ def test_modules_of_unequal_width_are_counted_by_their_own():
 
 
 def test_shares_of_companions():
-    """Of two modules a random subset holds each in half of the cases, and in half of the quarter that is empty."""
+    """Of two modules a random subset holds each in half of the cases, and in half of the quarter
+    that is empty."""
     modules = ("lisp", "virology")
     one = lambda **parts: companion_shares(RoutingConfig(0.5, 0.3, **parts), modules)
     assert one() == {"lisp": 0.5, "virology": 0.5}
-    assert one(companion_weights=(("lisp", 1.0), ("virology", 3.0))) == {"lisp": 0.25, "virology": 0.75}
+    assert one(companion_weights=(("lisp", 1.0), ("virology", 3.0))) == {
+        "lisp": 0.25,
+        "virology": 0.75,
+    }
     assert one(companions="subset") == {"lisp": 0.625, "virology": 0.625}

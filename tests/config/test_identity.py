@@ -16,7 +16,13 @@ from gram_platform.config import (
     TokenLosses,
     View,
 )
-from gram_platform.config.identity import added, canonical_json, printable, require_tellable, to_plain
+from gram_platform.config.identity import (
+    added,
+    canonical_json,
+    printable,
+    require_tellable,
+    to_plain,
+)
 from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints
 from gram_platform.corpora import resolve
 from tests import tiny
@@ -29,7 +35,9 @@ PINNED = {
     "a routed run": (lambda: tiny.run_config().run_id, "8d61ee03a219"),
     "a dense run": (lambda: tiny.run_config(modular=False, seed=3).run_id, "a1e2b8421963"),
     "uniform accumulation": (
-        lambda: tiny.run_config(routing=RoutingConfig(0.2, 0.5, "uniform"), draws=(64, 16, 16)).run_id,
+        lambda: (
+            tiny.run_config(routing=RoutingConfig(0.2, 0.5, "uniform"), draws=(64, 16, 16)).run_id
+        ),
         "8e14309bbd0f",
     ),
     "a branch": (
@@ -37,7 +45,9 @@ PINNED = {
             tiny.run_config(
                 draws=(0, 16, 0),
                 routing=RoutingConfig(1.0, 0.0, freeze_core=True),
-                model=dataclasses.replace(tiny.model_config(False), modules=(ModuleSpec("lisp", "lora", 4),)),
+                model=dataclasses.replace(
+                    tiny.model_config(False), modules=(ModuleSpec("lisp", "lora", 4),)
+                ),
                 start=View("abc123abc123"),
             ).run_id
         ),
@@ -46,7 +56,11 @@ PINNED = {
     "an attack": (
         lambda: (
             tiny.run_config(
-                False, (0, 16, 0), eval_points=EvalPoints(2, 4, ("lisp",), 5), start=BRANCH, precision="bfloat16"
+                False,
+                (0, 16, 0),
+                eval_points=EvalPoints(2, 4, ("lisp",), 5),
+                start=BRANCH,
+                precision="bfloat16",
             ).run_id
         ),
         "b3a4ee847793",
@@ -65,7 +79,9 @@ PINNED = {
     "partial labels": (
         lambda: (
             tiny.run_config(
-                data=DataConfig("tiny", (DomainBudget("core", 24, 64), DomainBudget("lisp", 24, 16), UNLABELLED))
+                data=DataConfig(
+                    "tiny", (DomainBudget("core", 24, 64), DomainBudget("lisp", 24, 16), UNLABELLED)
+                )
             ).run_id
         ),
         "72bc050beff8",
@@ -79,7 +95,10 @@ PINNED = {
         ),
         "7c4a3222025dfeef04de1ff6",
     ),
-    "generated text": (lambda: resolve("stories-smoke", seq_len=64, vocab_size=1024).data_id, "ad1858ee685a"),
+    "generated text": (
+        lambda: resolve("stories-smoke", seq_len=64, vocab_size=1024).data_id,
+        "ad1858ee685a",
+    ),
 }
 
 
@@ -95,7 +114,8 @@ def test_terminals_get_no_commands():
 
 
 @pytest.mark.parametrize(
-    "sign", ["\U000e0041", "\ufe0f", "\u3164", "\u034f", "\u2800", "\ufff9", "\u2028", "\u115f", "\u2065"]
+    "sign",
+    ["\U000e0041", "\ufe0f", "\u3164", "\u034f", "\u2800", "\ufff9", "\u2028", "\u115f", "\u2065"],
 )
 def test_signs_that_show_nothing_are_escaped_and_in_no_label(sign):
     assert printable(f"a{sign}b") == f"a{ascii(sign)[1:-1]}b"
@@ -105,7 +125,10 @@ def test_signs_that_show_nothing_are_escaped_and_in_no_label(sign):
 
 @pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "\u2009", "\u202f"])
 def test_blanks_that_are_no_spaces_show_and_are_in_no_label(blank):
-    assert printable(f"a{blank}b \u00e4\u75c5\U0001f600\u0301\u0e33") == f"a{blank}b \u00e4\u75c5\U0001f600\u0301\u0e33"
+    assert (
+        printable(f"a{blank}b \u00e4\u75c5\U0001f600\u0301\u0e33")
+        == f"a{blank}b \u00e4\u75c5\U0001f600\u0301\u0e33"
+    )
     require_tellable("label", ["a b", "\u00e4\u75c5\U0001f600\u0e33", "man-pages (roff)"])
     with refused("label", f"a{blank}b"):
         require_tellable("label", [f"a{blank}b"])

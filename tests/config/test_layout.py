@@ -11,7 +11,8 @@ from tests import tiny
 
 
 def test_the_batch_of_an_evaluation_is_what_it_was():
-    """Rounding depends on it, so another batch gives other losses: 64 MiB of float32 logits on a CPU, or 2 GiB."""
+    """Rounding depends on it, so another batch gives other losses: 64 MiB of float32 logits on a
+    CPU, or 2 GiB."""
     model = tiny.model_config()  # 16 tokens, 64 entries: 4 KiB a sequence
     assert [evaluation_batch(model, device) for device in ("cpu", "cuda", "cuda:3", "meta")] == [
         16_384,
@@ -39,7 +40,9 @@ def test_small_models_stay_gathered_and_large_ones_reduce_in_every_pass():
     for precision, smallest_apart in (("bfloat16", "800M"), ("float32", "400M")):
         kept = [name for name, model in dense.items() if shared(model, precision).keeps_gathered]
         assert kept == list(dense)[: list(dense).index(smallest_apart)]
-        assert [name for name, model in dense.items() if shared(model, precision).reduces_every_pass] == ["2B", "5B"]
+        assert [
+            name for name, model in dense.items() if shared(model, precision).reduces_every_pass
+        ] == ["2B", "5B"]
     with_lora = PAPER_SIZES["50M"].modular(("core", "lisp"), "lora")
     assert shared(with_lora, "bfloat16").reduces_every_pass
     assert not shared(with_lora, "float32").reduces_every_pass

@@ -14,7 +14,13 @@ from gram_platform.config import RunConfig
 from gram_platform.config.identity import InvalidField, canonical_json, require_choice
 from gram_platform.config.plain import from_plain, name_of, overlaid, parse_json, steps_of
 from gram_platform.config.training import OptimizerConfig
-from gram_platform.config.written import assignments, read_assignment, read_json, read_toml, together
+from gram_platform.config.written import (
+    assignments,
+    read_assignment,
+    read_json,
+    read_toml,
+    together,
+)
 from tests import tiny
 from tests.refused import refused
 
@@ -54,7 +60,9 @@ def readings(text: str, tmp_path) -> Iterator[OptimizerConfig | InvalidField]:
     for read in (
         lambda: from_plain(OptimizerConfig, overlaid(START, json.loads(json.dumps(plain)))),
         lambda: read_toml("preset", path).build(OptimizerConfig, START),
-        lambda: together(list(map(read_assignment, assignments(plain)))).build(OptimizerConfig, START),
+        lambda: together(list(map(read_assignment, assignments(plain)))).build(
+            OptimizerConfig, START
+        ),
     ):
         try:
             yield read()
@@ -87,11 +95,19 @@ def test_a_table_changes_what_it_names_and_a_built_value_stays():
     assert changed == tiny.run_config(optimizer=OptimizerConfig(1.0, 0.2, 0.2))
     assert changed.model is run.model
     assert changes == {"optimizer": {"peak_lr": 1}, "start": False}
-    assert overlaid({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {"a": {"b": 3, "c": 2}, "d": 4}
+    assert overlaid({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}, "d": 4}) == {
+        "a": {"b": 3, "c": 2},
+        "d": 4,
+    }
 
 
 @pytest.mark.parametrize(
-    ("steps", "name"), [(("sizes", "0.6M", "peak_lr"), "sizes[0.6M].peak_lr"), (("a", "b"), "a.b"), (("a b",), "[a b]")]
+    ("steps", "name"),
+    [
+        (("sizes", "0.6M", "peak_lr"), "sizes[0.6M].peak_lr"),
+        (("a", "b"), "a.b"),
+        (("a b",), "[a b]"),
+    ],
 )
 def test_a_name_spells_steps(steps, name):
     assert name_of(steps) == name
@@ -111,7 +127,8 @@ def changed_values(plain, place=()) -> Iterator[tuple]:
 
 
 def test_json_with_any_wrong_value_is_refused_by_name_or_read():
-    """A stored config may be damaged or foreign: whatever stands in a field, it is read or it is bad input."""
+    """A stored config may be damaged or foreign: whatever stands in a field, it is read or it is
+    bad input."""
     run = tiny.run_config()
     plain = json.loads(canonical_json(run))
     num_refused = 0

@@ -1,4 +1,5 @@
-"""Which code a process says that it has: of a checkout, changed or not, of an upload and by the environment."""
+"""Which code a process says that it has: of a checkout, changed or not, of an upload and by the
+environment."""
 
 import os
 import shutil
@@ -22,9 +23,19 @@ from gram_platform.config.provenance import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK = "from gram_platform.config.provenance import code_of_process as c; print(c().commit or '-', c().sources)"
+ASK = (
+    "from gram_platform.config.provenance import code_of_process as c; print(c().commit or '-',"
+    " c().sources)"
+)
 NEWEST = Provenance(
-    "2026-11-26T20:00:00+00:00", "python a.py", "abc", "123", "", {"Python": "3.11"}, "this process on 2 cores", 0.5
+    "2026-11-26T20:00:00+00:00",
+    "python a.py",
+    "abc",
+    "123",
+    "",
+    {"Python": "3.11"},
+    "this process on 2 cores",
+    0.5,
 )
 
 
@@ -33,13 +44,17 @@ def code_at(folder: Path, **environment: str) -> list[str]:
     clean = {name: value for name, value in os.environ.items() if name != COMMIT_VARIABLE}
     command = [sys.executable, "-c", ASK]
     settings = clean | environment | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=folder, env=settings, capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
 def git(folder: Path, *arguments: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    return subprocess.run(["git", *who, *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout
 
 
 @pytest.fixture
@@ -56,7 +71,9 @@ def test_a_checkout_has_its_commit_and_says_that_it_was_changed(checkout):
     commit, sources = code_at(checkout)
     assert git(checkout, "rev-parse", "HEAD").startswith(commit)
     assert sources == code_of_process().sources
-    (checkout / "gram_platform/note.txt").write_text("untracked files are no change, but part of the sources")
+    (checkout / "gram_platform/note.txt").write_text(
+        "untracked files are no change, but part of the sources"
+    )
     assert code_at(checkout)[0] == commit
     with (checkout / "gram_platform/config/view.py").open("a") as file:
         file.write("# changed")
@@ -82,14 +99,20 @@ def test_the_command_has_no_password(monkeypatch):
     """Reports are shared."""
     command = ["experiments/scaling.py", "--tracking-uri", "postgresql://user:word@host/mlflow"]
     monkeypatch.setattr("sys.argv", command)
-    assert provenance("a machine").command == "experiments/scaling.py --tracking-uri postgresql://***@host/mlflow"
+    assert (
+        provenance("a machine").command
+        == "experiments/scaling.py --tracking-uri postgresql://***@host/mlflow"
+    )
 
 
 def test_records_keep_the_first_submission_and_the_newest():
     rows = ()
     for hour in range(NUM_KEPT + 5):
         rows = replace(NEWEST, started=f"2026-11-26T{hour:02d}", node_hours=1.0).after(rows)
-    assert [row["started"][-2:] for row in rows] == ["00", *(f"{hour:02d}" for hour in range(6, NUM_KEPT + 5))]
+    assert [row["started"][-2:] for row in rows] == [
+        "00",
+        *(f"{hour:02d}" for hour in range(6, NUM_KEPT + 5)),
+    ]
     assert from_plain(Submissions, {"submissions": list(rows)})["submissions"] == list(rows)
 
 
@@ -97,7 +120,14 @@ def test_the_text_has_the_newest_submission_and_other_code_of_earlier_ones():
     assert submissions_text(()) == ""
     alone = submissions_text(NEWEST.after(()))
     assert all(
-        part in alone for part in (NEWEST.started, f"`{NEWEST.command}`", "commit abc", NEWEST.machine, "0.5 node")
+        part in alone
+        for part in (
+            NEWEST.started,
+            f"`{NEWEST.command}`",
+            "commit abc",
+            NEWEST.machine,
+            "0.5 node",
+        )
     )
     both = submissions_text(NEWEST.after(replace(NEWEST, commit="", node_hours=1.0).after(())))
     assert "sources 123" in both

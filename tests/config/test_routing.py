@@ -32,14 +32,23 @@ def test_keyed_permutation_is_a_permutation(size):
 
 
 def test_keyed_permutations_look_random_and_differ_by_key():
-    first, second = (permuted(10_000, np.full(10_000, key, np.uint64), np.arange(10_000)) for key in (1, 2))
+    first, second = (
+        permuted(10_000, np.full(10_000, key, np.uint64), np.arange(10_000)) for key in (1, 2)
+    )
     assert abs(np.corrcoef(first, np.arange(10_000))[0, 1]) < 0.05
     assert (first == second).sum() < 20
 
 
 def test_counters_are_hashed_as_published():
-    """The first numbers of SplitMix64 from the seed 1234567, as in the algorithm's published test vectors."""
-    first = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    """The first numbers of SplitMix64 from the seed 1234567, as in the algorithm's published test
+    vectors."""
+    first = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert hash_counters(1234567, np.arange(5)).tolist() == first
     assert hash_counters(np.full(5, 1234567, np.uint64), np.arange(5)).tolist() == first
     assert uniforms(1234567, np.arange(5)).tolist() == [(number >> 11) / 2**53 for number in first]
@@ -52,14 +61,21 @@ ROUTINGS = {
         RoutingConfig(0.4, 0.5, companion_weights=(("virology", 3.0), ("lisp", 1.0))),
         "004e1afe043381c8",
     ),
-    "subsets": (RoutingConfig(0.5, 0.4, companions="subset", p_aux_companion=0.5), "8f15f4e2b9a6dd13"),
-    "a rate of one domain": (RoutingConfig(0.5, 0.5, p_aux_spread_of=(("lisp", 0.125),)), "a3725e856162ef66"),
+    "subsets": (
+        RoutingConfig(0.5, 0.4, companions="subset", p_aux_companion=0.5),
+        "8f15f4e2b9a6dd13",
+    ),
+    "a rate of one domain": (
+        RoutingConfig(0.5, 0.5, p_aux_spread_of=(("lisp", 0.125),)),
+        "a3725e856162ef66",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_a_plan_of_the_first_version_stays(name):
-    """Equal configs have equal plans in every version: another plan needs a higher RECIPE_VERSION."""
+    """Equal configs have equal plans in every version: another plan needs a higher
+    RECIPE_VERSION."""
     routing, fingerprint = ROUTINGS[name]
     assert plan_of((64, 16, 16), routing=routing).fingerprint == fingerprint
 
@@ -67,7 +83,9 @@ def test_a_plan_of_the_first_version_stays(name):
 def test_other_plans_of_the_first_version_stay():
     assert Plan(tiny.run_config(data=tiny.HALF_LABELLED)).fingerprint == "d0843a2ce0cec8a8"
     objective = Objective("maxent_kl", ("lisp",), 1.0)
-    stage = Plan(tiny.run_config(False, draws=(160, 160, 0), objective=objective, start=View.of("start")))
+    stage = Plan(
+        tiny.run_config(False, draws=(160, 160, 0), objective=objective, start=View.of("start"))
+    )
     assert stage.fingerprint == "d9cc6bf7b7f67b39"
     assert [stage[t].domain for t in range(len(stage))] == ["lisp", "core"] * 80
 
@@ -77,8 +95,12 @@ def test_draws_of_the_first_version_stay():
     assert order == [3, 8, 0, 1, 7, 9, 4, 11, 6, 2, 5, 10]
     of_16 = domain_permutation("tiny", "lisp", 16)(np.arange(16)).tolist()  # fills four bits
     assert of_16 == [3, 8, 0, 14, 12, 9, 4, 11, 6, 2, 5, 10, 7, 13, 15, 1]
-    budget, drawn = DomainBudget("lisp", 6, 20), [5, 3, 0, 1, 4, 2, 0, 2, 5, 3, 1, 4, 4, 0, 2, 5, 3, 1]
-    assert draw_positions(0, budget, 0, 18).tolist() == drawn  # three passes, each in an order of its own
+    budget, drawn = (
+        DomainBudget("lisp", 6, 20),
+        [5, 3, 0, 1, 4, 2, 0, 2, 5, 3, 1, 4, 4, 0, 2, 5, 3, 1],
+    )
+    # Three passes, each in an order of its own.
+    assert draw_positions(0, budget, 0, 18).tolist() == drawn
     for first, count in ((5, 9), (6, 6), (11, 2), (17, 1)):
         assert draw_positions(0, budget, first, count).tolist() == drawn[first : first + count]
 
@@ -99,7 +121,11 @@ def test_counts_match_the_mixture_exactly(accumulation):
 def test_every_draw_happens_once_and_nothing_repeats_within_a_pass(accumulation):
     config = tiny.run_config(draws=(64, 24, 24), routing=RoutingConfig(0.5, 0.3, accumulation))
     data = DataConfig(
-        "tiny", tuple(DomainBudget(d, n, m) for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True))
+        "tiny",
+        tuple(
+            DomainBudget(d, n, m)
+            for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True)
+        ),
     )
     config = dataclasses.replace(config, data=data)
     plan = Plan(config)
@@ -125,11 +151,16 @@ def test_a_permutation_and_its_inverse(size):
 def test_permuted_arrays_need_the_first_rows_alone():
     """The same tokens as from all rows in their first order."""
     config = tiny.run_config(draws=(64, 24, 24))
-    budgets = (DomainBudget(d, n, m) for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True))
+    budgets = (
+        DomainBudget(d, n, m)
+        for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True)
+    )
     config = dataclasses.replace(config, data=DataConfig("tiny", tuple(budgets)))
     arrays, firsts, plan = tiny.arrays(), {}, Plan(config)
     for budget in config.data.domains:
-        order = domain_permutation("tiny", budget.name, len(arrays[budget.name]))(np.arange(budget.num_sequences))
+        order = domain_permutation("tiny", budget.name, len(arrays[budget.name]))(
+            np.arange(budget.num_sequences)
+        )
         firsts[budget.name] = arrays[budget.name][order]
     whole, first = PlanReader(config, arrays), PlanReader(config, firsts, permuted=True)
     for number in range(len(plan)):
@@ -140,7 +171,9 @@ def test_training_sets_are_nested_prefixes_for_every_seed():
     pools = []
     for seed, size in ((0, 8), (1, 16)):
         config = tiny.run_config(draws=(64, 16, 16), seed=seed)
-        data = DataConfig("tiny", tuple(dataclasses.replace(d, num_sequences=size) for d in config.data.domains))
+        data = DataConfig(
+            "tiny", tuple(dataclasses.replace(d, num_sequences=size) for d in config.data.domains)
+        )
         config = dataclasses.replace(config, data=data)
         plan = Plan(config)
         reader = PlanReader(config, tiny.arrays())
@@ -152,7 +185,8 @@ def test_training_sets_are_nested_prefixes_for_every_seed():
 
 @pytest.mark.parametrize("p_aux_companion", [0.0, 0.5])
 def test_micro_batches_of_one_route_are_merged(p_aux_companion):
-    """Whatever their places in the window and their domains, in groups of 8, 4, 2 and 1, and never more than asked.
+    """Whatever their places in the window and their domains, in groups of 8, 4, 2 and 1, and never
+    more than asked.
 
     One a pass they keep their order.
     """
@@ -196,7 +230,9 @@ def test_routes_follow_the_paper():
     core_batches = [m for m in batches if m.domain == "core"]
     aux_batches = [m for m in batches if m.domain != "core"]
     assert share(core_batches, lambda m: bool(m.route.active)) == pytest.approx(0.5, abs=0.03)
-    assert share(core_batches, lambda m: m.route.active == (("lisp", 1.0),)) == pytest.approx(0.25, abs=0.03)
+    assert share(core_batches, lambda m: m.route.active == (("lisp", 1.0),)) == pytest.approx(
+        0.25, abs=0.03
+    )
     assert share(aux_batches, lambda m: SHARED in m.route.trained) == pytest.approx(0.3, abs=0.04)
 
 
@@ -207,7 +243,9 @@ def test_counts_of_routes_are_those_of_the_plan(accumulation):
         counted = collections.Counter((m.domain, m.route) for m in (plan[t] for t in range(num)))
         assert plan.route_counts(num) == counted
     assert plan.route_counts() == plan.route_counts(10**9) == counted
-    dense = plan_of((64, 0, 0), routing=RoutingConfig(0.0, 0.0), model=tiny.model_config(modular=False))
+    dense = plan_of(
+        (64, 0, 0), routing=RoutingConfig(0.0, 0.0), model=tiny.model_config(modular=False)
+    )
     assert plan_counts(dense) == [("core", 64 // dense.config.micro_batch)]
 
 
@@ -217,7 +255,9 @@ def plan_counts(plan):
 
 def test_the_plan_depends_on_the_seed_and_not_on_the_way_there():
     plan, same, other = plan_of((64, 16, 16)), plan_of((64, 16, 16)), plan_of((64, 16, 16), seed=1)
-    assert [same[t] for t in reversed(range(len(same)))][::-1] == [plan[t] for t in range(len(plan))]
+    assert [same[t] for t in reversed(range(len(same)))][::-1] == [
+        plan[t] for t in range(len(plan))
+    ]
     assert plan.fingerprint == same.fingerprint != other.fingerprint
 
 
@@ -230,7 +270,7 @@ def test_reader_splits_a_micro_batch_over_ranks():
         assert (np.concatenate(parts) == whole.tokens(plan[t]).numpy()).all()
 
 
-# ----------------------------------------------------------------------- what the published settings do otherwise
+# -------------------------------------------------------- what the published settings do otherwise
 
 
 def counted(plan) -> collections.Counter:
@@ -240,7 +280,11 @@ def counted(plan) -> collections.Counter:
 def long_run(routing, accumulation="heterogeneous"):
     routing = dataclasses.replace(routing, accumulation=accumulation)
     data = DataConfig(
-        "tiny", tuple(DomainBudget(d, 40, n) for d, n in zip(tiny.DOMAINS, (16_000, 4_000, 4_000), strict=True))
+        "tiny",
+        tuple(
+            DomainBudget(d, 40, n)
+            for d, n in zip(tiny.DOMAINS, (16_000, 4_000, 4_000), strict=True)
+        ),
     )
     return tiny.run_config(data=data, routing=routing, micro_batch=2, batch_size=8)
 
@@ -251,9 +295,13 @@ def test_a_domain_can_train_the_core_at_a_rate_of_its_own(accumulation):
     plan = Plan(long_run(routing, accumulation))
     counts = plan.route_counts()
     for domain, rate in (("lisp", 0.125), ("virology", 0.5)):
-        trains_core = sum(n for (d, route), n in counts.items() if d == domain and CORE_MLP in route.trained)
+        trains_core = sum(
+            n for (d, route), n in counts.items() if d == domain and CORE_MLP in route.trained
+        )
         units = 2_000 if accumulation == "heterogeneous" else 500
-        assert trains_core / 2_000 == pytest.approx(rate, abs=3.5 * (rate * (1 - rate) / units) ** 0.5)
+        assert trains_core / 2_000 == pytest.approx(
+            rate, abs=3.5 * (rate * (1 - rate) / units) ** 0.5
+        )
     assert counts == counted(plan)
 
 
@@ -261,11 +309,16 @@ def test_companions_can_be_drawn_in_proportion():
     routing = RoutingConfig(0.4, 0.5, companion_weights=(("virology", 3.0), ("lisp", 1.0)))
     plan = Plan(long_run(routing))
     counts = plan.route_counts()
-    beside = {d: sum(n for (c, r), n in counts.items() if (c, r.active) == ("core", ((d, 1.0),))) for d in tiny.DOMAINS}
+    beside = {
+        d: sum(n for (c, r), n in counts.items() if (c, r.active) == ("core", ((d, 1.0),)))
+        for d in tiny.DOMAINS
+    }
     assert beside["virology"] / 8_000 == pytest.approx(0.3, abs=0.02)
     assert beside["lisp"] / 8_000 == pytest.approx(0.1, abs=0.015)
     assert counts == counted(plan)
-    even = Plan(long_run(RoutingConfig(0.4, 0.5, companion_weights=(("virology", 2.0), ("lisp", 2.0)))))
+    even = Plan(
+        long_run(RoutingConfig(0.4, 0.5, companion_weights=(("virology", 2.0), ("lisp", 2.0))))
+    )
     assert even.config.run_id != Plan(long_run(RoutingConfig(0.4, 0.5))).config.run_id
 
 
@@ -275,7 +328,10 @@ def test_companion_weights_name_every_module():
 
 
 def test_an_unlabelled_batch_of_one_domain_has_everything_on():
-    budgets = (DomainBudget("core", 24, 64), DomainBudget("unlabelled:lisp", 8, 8, (Slice("lisp", 24, 8),)))
+    budgets = (
+        DomainBudget("core", 24, 64),
+        DomainBudget("unlabelled:lisp", 8, 8, (Slice("lisp", 24, 8),)),
+    )
     plan = Plan(tiny.run_config(data=DataConfig("tiny", budgets)))
     (route,) = {r for (domain, r) in plan.route_counts() if domain == "unlabelled:lisp"}
     assert route.active == (("lisp", 1.0), ("virology", 1.0))
@@ -283,15 +339,17 @@ def test_an_unlabelled_batch_of_one_domain_has_everything_on():
 
 
 def test_random_subsets_of_companions():
-    """Each module is on beside about half of the core batches that have companions, two at once beside a quarter; all
-    active sets are trained there, and beside a domain's batch its own module alone."""
+    """Each module is on beside about half of the core batches that have companions, two at once
+    beside a quarter; all active sets are trained there, and beside a domain's batch its own module
+    alone."""
     routing = RoutingConfig(0.5, 0.4, companions="subset", p_aux_companion=0.5)
     plan = Plan(long_run(routing))
     counts = plan.route_counts()
     core = {tuple(d for d, _ in r.active): n / 8_000 for (c, r), n in counts.items() if c == "core"}
     assert core[()] == pytest.approx(0.5, abs=0.02)
     assert core["lisp", "virology"] == pytest.approx(0.125, abs=0.015)
-    for alone in (("lisp",), ("virology",)):  # a quarter of the subsets, and half of the quarter that is empty
+    # A quarter of the subsets, and half of the quarter that is empty.
+    for alone in (("lisp",), ("virology",)):
         assert core[alone] == pytest.approx(0.5 * 0.375, abs=0.02)
     for domain, route in counts:
         active = {d for d, _ in route.active}

@@ -87,7 +87,11 @@ WRONG = {
     "name = 'a'\nfront = {radius = 0}": (2, "wheel.radius", 0.0),
     "name = 'a'\ngears = [1, 2.5]\nfront.radius = 2": (2, "gears[1]", 2.5),
     "name = 'a'\nfront.radius = 2\nspan = [1]": (3, "span", [1]),
-    "name = 'a'\nfront.radius = 2\n[[rows]]\nradius = 1\n[[rows]]\nradius = -3": (6, "wheel.radius", -3.0),
+    "name = 'a'\nfront.radius = 2\n[[rows]]\nradius = 1\n[[rows]]\nradius = -3": (
+        6,
+        "wheel.radius",
+        -3.0,
+    ),
     "name = 'a'\nfront.radius = 2\n[wheels.\"0.6M\"]\nradius = ''": (4, "wheels[0.6M].radius", ""),
 }
 
@@ -98,7 +102,11 @@ def test_an_error_names_file_line_and_field(text, tmp_path):
     with pytest.raises(InvalidField) as caught:
         document(tmp_path, text).build(Bike)
     error = caught.value
-    assert (error.place, error.field, error.value) == (f"{tmp_path}/bike.toml, line {line}", field_name, value)
+    assert (error.place, error.field, error.value) == (
+        f"{tmp_path}/bike.toml, line {line}",
+        field_name,
+        value,
+    )
 
 
 def test_a_file_that_is_not_toml(tmp_path):
@@ -121,16 +129,22 @@ def test_assignments_say_the_same_as_the_document(tmp_path):
     assert "wheels[0.6M].radius=7" in assignments(tomllib.loads(text))
 
 
-@pytest.mark.parametrize("text", ["\n### Response:\n", "a\tb\r\x00", 'say "b"', "a\\nb\\", "\\\x7f", "\u2028 é 😀"])
+@pytest.mark.parametrize(
+    "text", ["\n### Response:\n", "a\tb\r\x00", 'say "b"', "a\\nb\\", "\\\x7f", "\u2028 é 😀"]
+)
 def test_a_text_of_an_assignment_is_the_same_after_a_round_trip(text):
     (one,) = assignments({"name": text})
     assert read_assignment(one).plain == {"name": text}
 
 
-@pytest.mark.parametrize("value", [("2e-3", 2e-3), (".5", 0.5), ("7", 7), ("word", "word"), ("[1, 2]", [1, 2])])
+@pytest.mark.parametrize(
+    "value", [("2e-3", 2e-3), (".5", 0.5), ("7", 7), ("word", "word"), ("[1, 2]", [1, 2])]
+)
 def test_values_of_an_assignment(value):
     text, found = value
-    assert read_assignment(f"sizes[0.6M].peak_lr={text}").plain == {"sizes": {"0.6M": {"peak_lr": found}}}
+    assert read_assignment(f"sizes[0.6M].peak_lr={text}").plain == {
+        "sizes": {"0.6M": {"peak_lr": found}}
+    }
 
 
 @pytest.mark.parametrize("text", ["peak_lr", "=3", "a..b=3", "a b=3", "sizes[x=1"])
@@ -147,5 +161,7 @@ def test_of_several_places_the_last_one_counts_and_is_named(tmp_path):
         together([*parts, read_assignment("front.radius=-2")]).build(Bike)
     assert (caught.value.place, caught.value.value) == ("--set front.radius=-2", -2.0)
     with pytest.raises(InvalidField) as caught:
-        together([document(tmp_path, "name = 'a'\n[front]\nradius = 1\nspokes = 'no'"), *parts[1:]]).build(Bike)
+        together(
+            [document(tmp_path, "name = 'a'\n[front]\nradius = 1\nspokes = 'no'"), *parts[1:]]
+        ).build(Bike)
     assert (caught.value.place, caught.value.value) == (f"{tmp_path}/bike.toml, line 4", "no")

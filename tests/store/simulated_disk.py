@@ -1,8 +1,9 @@
-"""A disk in memory that loses what was not synced when the power fails, and whose clients may see stale absent names.
+"""A disk in memory that loses what was not synced when the power fails, and whose clients may see
+stale absent names.
 
-A power failure leaves each folder with one of the lists of names that it had since it was last synced, and each file
-that was never synced with a part of its bytes; what is older than `WRITTEN_BACK_S` is on the disk without that. POSIX
-promises no more, and most file systems do.
+A power failure leaves each folder with one of the lists of names that it had since it was last
+synced, and each file that was never synced with a part of its bytes; what is older than
+`WRITTEN_BACK_S` is on the disk without that. POSIX promises no more, and most file systems do.
 """
 
 import errno
@@ -21,7 +22,8 @@ class File:
 
 class Directory:
     def __init__(self) -> None:
-        self.versions: list[tuple[float, Names]] = [(0.0, {})]  # (since when, its names), since it was last synced
+        # (since when, its names), since it was last synced.
+        self.versions: list[tuple[float, Names]] = [(0.0, {})]
 
     @property
     def names(self) -> "Names":
@@ -29,7 +31,9 @@ class Directory:
 
     def change(self, now: float, changes: "dict[str, File | Directory | None]") -> None:
         names = {**self.names, **changes}
-        self.versions.append((now, {name: node for name, node in names.items() if node is not None}))
+        self.versions.append(
+            (now, {name: node for name, node in names.items() if node is not None})
+        )
 
 
 Names = dict[str, File | Directory]
@@ -40,7 +44,8 @@ def error(number: int, path: str) -> OSError:
 
 
 class Disk:
-    """Files and folders by absolute path. `machine` is the client that asks; only its cache knows stale names."""
+    """Files and folders by absolute path. `machine` is the client that asks; only its cache knows
+    stale names."""
 
     def __init__(self, rng: random.Random) -> None:
         self.root, self.rng = Directory(), rng
@@ -49,7 +54,7 @@ class Disk:
         self.absent: dict[tuple[str, str], float] = {}  # (machine, path) -> until when
         self.num_stale = self.num_lost = 0
 
-    # ------------------------------------------------------------------------------------------------ names
+    # --------------------------------------------------------------------------------------- names
 
     def find(self, path: str) -> File | Directory:
         node: File | Directory = self.root
@@ -75,11 +80,14 @@ class Disk:
             raise
 
     def open_folder(self, machine: str, path: str) -> Directory:
-        """Opens a folder: its client then knows the folder's names as they are (close-to-open consistency, nfs(5))."""
+        """Opens a folder: its client then knows the folder's names as they are (close-to-open
+        consistency, nfs(5))."""
         node = self.look_up(machine, path)
         if not isinstance(node, Directory):
             raise error(errno.ENOTDIR, path)
-        for place in [key for key in self.absent if key[0] == machine and key[1].rpartition("/")[0] == path]:
+        for place in [
+            key for key in self.absent if key[0] == machine and key[1].rpartition("/")[0] == path
+        ]:
             del self.absent[place]
         return node
 
@@ -98,7 +106,8 @@ class Disk:
         return folder, name
 
     def add(self, machine: str, path: str, node: File | Directory, replace: bool = True) -> None:
-        """Names a node; the client that asked knows the name from now on, also when it was there."""
+        """Names a node; the client that asked knows the name from now on, also when it was
+        there."""
         folder, name = self.folder_of(machine, path)
         self.absent.pop((machine, path), None)
         if name in folder.names and not replace:
@@ -106,7 +115,10 @@ class Disk:
         folder.change(self.now, {name: node})
 
     def rename(self, machine: str, old: str, new: str) -> None:
-        (folder, name), (target, new_name) = self.folder_of(machine, old), self.folder_of(machine, new)
+        (folder, name), (target, new_name) = (
+            self.folder_of(machine, old),
+            self.folder_of(machine, new),
+        )
         node = self.look_up(machine, old)
         assert folder is target, "the store renames within one folder"
         if isinstance(target.names.get(new_name), Directory):
@@ -135,7 +147,7 @@ class Disk:
             return SimpleNamespace(st_mode=0o040755, st_size=0, st_mtime=0.0)
         return SimpleNamespace(st_mode=0o100644, st_size=len(node.data), st_mtime=node.modified)
 
-    # ------------------------------------------------------------------------------------------------ power
+    # --------------------------------------------------------------------------------------- power
 
     def sync(self, path: str) -> None:
         node = self.find(path)
@@ -151,7 +163,9 @@ class Disk:
 
     def _lose(self, node: File | Directory) -> None:
         if isinstance(node, Directory):
-            old = [i for i, (time, _) in enumerate(node.versions) if time < self.now - WRITTEN_BACK_S]
+            old = [
+                i for i, (time, _) in enumerate(node.versions) if time < self.now - WRITTEN_BACK_S
+            ]
             time, kept = self.rng.choice(node.versions[max(old, default=0) :])
             self.num_lost += kept.keys() != node.names.keys()
             node.versions = [(time, kept)]

@@ -1,4 +1,5 @@
-"""What the operating system is to the store's code in a simulated world: files, clocks, threads and processes."""
+"""What the operating system is to the store's code in a simulated world: files, clocks, threads and
+processes."""
 
 import builtins
 import contextlib
@@ -21,7 +22,17 @@ from unittest import mock
 import safetensors.torch
 
 from gram_platform.config import crash_safe
-from gram_platform.store import attempts, directories, files, folders, leases, root, runs, shards, tensors
+from gram_platform.store import (
+    attempts,
+    directories,
+    files,
+    folders,
+    leases,
+    root,
+    runs,
+    shards,
+    tensors,
+)
 from tests.store import training
 from tests.store.simulated_disk import Directory, File, error
 from tests.store.simulated_world import ROOT, World
@@ -34,13 +45,15 @@ class System:
         self.world, self.disk = world, world.disk
         self.descriptors: dict[int, str] = {}
         self.numbers = itertools.count(10**6)
-        self.really = SimpleNamespace(fsync=os.fsync, close=os.close, getpid=os.getpid, glob=pathlib.Path.glob)
+        self.really = SimpleNamespace(
+            fsync=os.fsync, close=os.close, getpid=os.getpid, glob=pathlib.Path.glob
+        )
 
     @property
     def machine(self) -> str:
         return self.world.current.process.machine.name
 
-    # ------------------------------------------------------------------------------------------------- files
+    # --------------------------------------------------------------------------------------- files
 
     def open(self, path: str, mode: str) -> Any:
         if "r" in mode:
@@ -70,18 +83,28 @@ class System:
         return self.world.operation("stat", path, lambda: self.disk.stat(self.machine, path))
 
     def lstat(self, path: str) -> SimpleNamespace:
-        """No operation of its own: it is asked just before one on the same path, and there are no links here."""
-        return SimpleNamespace(st_mode=0o040755 if isinstance(self.disk.find(path), Directory) else 0o100644)
+        """No operation of its own: it is asked just before one on the same path, and there are no
+        links here."""
+        return SimpleNamespace(
+            st_mode=0o040755 if isinstance(self.disk.find(path), Directory) else 0o100644
+        )
 
     def list(self, path: str) -> list[str]:
-        return self.world.operation("list", path, lambda: list(self.disk.open_folder(self.machine, path).names))
+        return self.world.operation(
+            "list", path, lambda: list(self.disk.open_folder(self.machine, path).names)
+        )
 
     @contextlib.contextmanager
     def scan(self, path: str) -> Iterator["Sequence[_Entry]"]:
-        yield [_Entry(name, isinstance(self.disk.find(f"{path}/{name}"), Directory)) for name in self.list(path)]
+        yield [
+            _Entry(name, isinstance(self.disk.find(f"{path}/{name}"), Directory))
+            for name in self.list(path)
+        ]
 
     def mkdir(self, path: str, *_) -> None:
-        self.change("mkdir", lambda: self.disk.add(self.machine, path, Directory(), replace=False), path)
+        self.change(
+            "mkdir", lambda: self.disk.add(self.machine, path, Directory(), replace=False), path
+        )
 
     def link(self, old: str, new: str) -> None:
         node = lambda: self.disk.look_up(self.machine, old)
@@ -137,7 +160,7 @@ class System:
         with self.open(path, "wb") as file:
             file.write(safetensors.torch.save(values))
 
-    # ------------------------------------------------------------------------------------- processes and locks
+    # ------------------------------------------------------------------------- processes and locks
 
     def lock(self, file: "_File", *_) -> None:
         locks = file.process.machine.locks
@@ -260,12 +283,17 @@ class _Tensors:
 
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[None]:
-    """Puts the simulated disk under paths of `ROOT`, and the simulated clocks, processes and threads into the store."""
+    """Puts the simulated disk under paths of `ROOT`, and the simulated clocks, processes and
+    threads into the store."""
     system = System(world)
 
     def under(function: Callable, ours: Callable) -> Callable:
         def called(path, *args, **kwargs):
-            return ours(os.fspath(path), *args) if is_simulated(path) else function(path, *args, **kwargs)
+            return (
+                ours(os.fspath(path), *args)
+                if is_simulated(path)
+                else function(path, *args, **kwargs)
+            )
 
         return called
 
@@ -277,12 +305,17 @@ def installed(world: World) -> Iterator[None]:
     clocks.CLOCK_BOOTTIME, clocks.clock_gettime = 7, lambda clock: world.now
     tokens = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
     today = SimpleNamespace(now=lambda zone: datetime.datetime.fromtimestamp(world.clock(), zone))
-    threads = SimpleNamespace(Event=functools.partial(_Event, world), Lock=functools.partial(_Mutex, world))
+    threads = SimpleNamespace(
+        Event=functools.partial(_Event, world), Lock=functools.partial(_Mutex, world)
+    )
     threads.Thread = lambda target, **_: _Thread(world, target)
     timed = (attempts, directories, files, folders, leases, runs, shards, training)
     open_file = lambda path, mode="r", *_: system.open(path, mode)
     patches: list[tuple[object, str, Any]] = [
-        *((os, name, under(getattr(os, name), getattr(system, name))) for name in ("stat", "mkdir", "link", "unlink")),
+        *(
+            (os, name, under(getattr(os, name), getattr(system, name)))
+            for name in ("stat", "mkdir", "link", "unlink")
+        ),
         *((os, name, under(getattr(os, name), system.rename)) for name in ("rename", "replace")),
         (os, "lstat", under(os.lstat, system.lstat)),
         (os, "scandir", under(os.scandir, system.scan)),
@@ -298,7 +331,6 @@ def installed(world: World) -> Iterator[None]:
         (files, "random", SimpleNamespace(uniform=world.rng.uniform)),
         (runs, "datetime", SimpleNamespace(datetime=today, UTC=datetime.UTC)),
         (tensors, "save_file", system.save_tensors),
-        (tensors, "load_file", lambda path: reading(path).tensors),
         (tensors, "safe_open", reading),
         (leases, "threading", threads),
         (leases, "this_place", lambda: system.machine),

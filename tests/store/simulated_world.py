@@ -1,6 +1,8 @@
-"""Processes, machines and clocks in one thread at a time: a seeded scheduler switches at every file operation.
+"""Processes, machines and clocks in one thread at a time: a seeded scheduler switches at every file
+operation.
 
-`World.run` lets processes of the store's real code work on a simulated disk. The same seed gives the same history.
+`World.run` lets processes of the store's real code work on a simulated disk. The same seed gives
+the same history.
 """
 
 import collections
@@ -62,12 +64,16 @@ class Task:
 
 
 class World:
-    """Machines, processes and one disk. `plan`: what goes wrong, by the number of the operation at which it does.
+    """Machines, processes and one disk. `plan`: what goes wrong, by the number of the operation at
+    which it does.
 
-    An entry of the plan may also be (a name, a number): the operation of this number on a file of this name.
+    An entry of the plan may also be (a name, a number): the operation of this number on a file of
+    this name.
     """
 
-    def __init__(self, seed: int, plan: Plan, num_machines: int, trace: Callable[[str], None] | None = None):
+    def __init__(
+        self, seed: int, plan: Plan, num_machines: int, trace: Callable[[str], None] | None = None
+    ):
         self.rng = random.Random(seed)
         self.disk = Disk(self.rng)
         self.disk.add("", ROOT, Directory())
@@ -75,7 +81,8 @@ class World:
         self.machines = [Machine(f"machine-{i}") for i in range(num_machines)]
         self.plan, self.trace = plan, trace
         self.counts: collections.Counter[str] = collections.Counter()
-        self.num_on: collections.Counter[str] = collections.Counter()  # operations by the file's name
+        # Operations by the file's name.
+        self.num_on: collections.Counter[str] = collections.Counter()
         self.stickiness = self.rng.choice([0.0, 0.5, 0.9])
         self.full_until = 0.0
         self.num_operations, self.pids = 0, itertools.count(100)
@@ -83,11 +90,12 @@ class World:
         self.current: Task | None = None
         self.threads: set[int] = set()
         self.ended, self.failure = threading.Semaphore(0), ""
-        self.after_power_loss: Callable[[Machine], None] = lambda machine: None
 
-    # -------------------------------------------------------------------------------------------- scheduling
+    # ---------------------------------------------------------------------------------- scheduling
 
-    def start(self, name: str, machine: Machine, work: Callable[[], None], after_s: float = 0.0) -> Process:
+    def start(
+        self, name: str, machine: Machine, work: Callable[[], None], after_s: float = 0.0
+    ) -> Process:
         process = Process(name, machine, next(self.pids))
         self.spawn(process, work).wakes = self.now + after_s
         return process
@@ -155,10 +163,13 @@ class World:
             for name in [n for n, holder in process.machine.locks.items() if holder is process]:
                 del process.machine.locks[name]
 
-    # ------------------------------------------------------------------------------------------------ faults
+    # -------------------------------------------------------------------------------------- faults
 
-    def operation(self, what: str, path: str, effect: Callable[[], Any], writes: bool = False) -> Any:
-        """One file operation of the current process: others may work before it, and something may go wrong."""
+    def operation(
+        self, what: str, path: str, effect: Callable[[], Any], writes: bool = False
+    ) -> Any:
+        """One file operation of the current process: others may work before it, and something may
+        go wrong."""
         self.pause()
         process = self.current.process
         self.now += self.rng.expovariate(1 / OPERATION_S)
@@ -168,7 +179,9 @@ class World:
             self.failure = self.failure or "the history does not end"
             self.kill(*(task.process for task in self.tasks))
         if self.trace:
-            self.trace(f"{self.now - 1.6e9:10.2f} {process.name:12} {what} {path.removeprefix(ROOT)}")
+            self.trace(
+                f"{self.now - 1.6e9:10.2f} {process.name:12} {what} {path.removeprefix(ROOT)}"
+            )
         self._go_wrong(process, path.rpartition("/")[2])
         if process.is_dead:
             raise Killed
@@ -185,7 +198,9 @@ class World:
 
     def _go_wrong(self, process: Process, name: str) -> None:
         self.num_on[name] += 1
-        kind = self.plan.pop(self.num_operations, None) or self.plan.pop((name, self.num_on[name]), None)
+        kind = self.plan.pop(self.num_operations, None) or self.plan.pop(
+            (name, self.num_on[name]), None
+        )
         rng = self.rng
         if kind is None:
             return
@@ -194,12 +209,16 @@ class World:
         if kind == "clock":
             process.machine.clock += rng.choice([-1, 1]) * rng.uniform(0.5, 6) * HOUR
         elif kind == "suspension":
-            process.sleeps_until = self.now + rng.choice([rng.uniform(1, 100), rng.uniform(0.5, 6) * HOUR])
+            process.sleeps_until = self.now + rng.choice(
+                [rng.uniform(1, 100), rng.uniform(0.5, 6) * HOUR]
+            )
             self.counts[kind] += 1
             self.pause()
             return
         elif kind == "error":  # counted where it is seen
-            process.machine.fails_until = self.now + rng.choice([0.05, rng.uniform(0.1, 20), rng.uniform(1, 600)])
+            process.machine.fails_until = self.now + rng.choice(
+                [0.05, rng.uniform(0.1, 20), rng.uniform(1, 600)]
+            )
             return
         elif kind == "full":
             self.full_until = self.now + rng.uniform(0.1, 100)
@@ -212,10 +231,9 @@ class World:
             before = self.disk.num_lost
             self.disk.lose_unsynced()
             self.counts["lost sync"] += self.disk.num_lost > before
-            self.after_power_loss(machine)
         self.counts[kind] += 1
 
-    # ------------------------------------------------------------------------------------------------ questions
+    # ----------------------------------------------------------------------------------- questions
 
     def clock(self) -> float:
         return self.now + self.current.process.machine.clock

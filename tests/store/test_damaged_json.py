@@ -1,4 +1,5 @@
-"""Every JSON file of a storage, damaged in every way: it counts as absent or damaged, and no run ends or differs."""
+"""Every JSON file of a storage, damaged in every way: it counts as absent or damaged, and no run
+ends or differs."""
 
 import itertools
 import json
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gram_platform.cli import main
+from gram_platform.cli.storage import status_command
 from gram_platform.config import Evaluation, View, run_from_plain
 from gram_platform.config.identity import InvalidField
 from gram_platform.store import Store
@@ -36,7 +37,9 @@ def finished(tmp_path_factory) -> Path:
     place = store.evaluation(EVALUATION.eval_id)
     place.ensure_config(EVALUATION)
     place.complete({"losses": {"core": 2.5}}, {"elapsed_s": 1.0}, {"means": torch.ones(2)})
-    store.run(HALF.run_id).record_failure(store.run(HALF.run_id).attempts.list()[-1], "killed", {"step": 4})
+    store.run(HALF.run_id).record_failure(
+        store.run(HALF.run_id).attempts.list()[-1], "killed", {"step": 4}
+    )
     return root
 
 
@@ -56,15 +59,32 @@ def damaged_texts(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_forged(relative: Path, what: str) -> bool:
-    """Whether it is a result with other numbers and a right seal, which only a writer of the storage can make."""
+    """Whether it is a result with other numbers and a right seal, which only a writer of the
+    storage can make."""
     return relative.name == "result.json" and what.split()[0] in ("without", "other", "another")
 
 
 def read_everything(store: Store) -> None:
-    """All that status, pages and the mirror read; only a config, which nothing replaces, and weights may be refused."""
+    """All that status, pages and the mirror read; only a config, which nothing replaces, and
+    weights may be refused."""
     for run in map(store.run, store.list_runs()):
-        run.status(), run.progress(), run.tags(), run.result(), run.records(), run.last_step(), run.committed_step()
-        assert run.timing().keys() <= {"elapsed_s", "tokens_per_second", "attempt", "started", "ended", "host"}
+        (
+            run.status(),
+            run.progress(),
+            run.tags(),
+            run.result(),
+            run.records(),
+            run.last_step(),
+            run.committed_step(),
+        )
+        assert run.timing().keys() <= {
+            "elapsed_s",
+            "tokens_per_second",
+            "attempt",
+            "started",
+            "ended",
+            "host",
+        }
         assert run.failure() is None or run.failure()["message"]
     for place in map(store.evaluation, store.list_evaluations()):
         place.status(), place.timing(), place.tags()
@@ -76,12 +96,22 @@ def test_no_damaged_json_ends_or_changes_anything(finished, tmp_path, capsys, on
     expected = {run.run_id: train(str(tmp_path / "expected"), run) for run in (DONE, HALF)}
     relatives = sorted(path.relative_to(finished) for path in finished.rglob("*.json"))
     assert {path.name for path in relatives} == {
-        *("config.json", "tags.json", "result.json", "timing.json", "lease.json", "complete.json", "manifest.json"),
+        *(
+            "config.json",
+            "tags.json",
+            "result.json",
+            "timing.json",
+            "lease.json",
+            "complete.json",
+            "manifest.json",
+        ),
         *("layout.json", "state.json", "failure.json", "store.json"),
     }
     wrong, number = [], 0
     for place, relative in enumerate(relatives):
-        for what, text in itertools.islice(damaged_texts(finished / relative), place % one_in, None, one_in):
+        for what, text in itertools.islice(
+            damaged_texts(finished / relative), place % one_in, None, one_in
+        ):
             number += 1
             root = tmp_path / str(number)
             shutil.copytree(finished, root)
@@ -89,7 +119,7 @@ def test_no_damaged_json_ends_or_changes_anything(finished, tmp_path, capsys, on
             try:
                 with warnings.catch_warnings(action="ignore"):
                     read_everything(Store(root))
-                    main(["status", "--storage", str(root)])
+                    status_command(str(root))
                     found = {run.run_id: train(str(root), run) for run in (DONE, HALF)}
                     Store(root).run(DONE.run_id).weights()
                     Store(root).evaluation(EVALUATION.eval_id).status()
@@ -111,7 +141,9 @@ def test_a_stray_folder_among_the_attempts_is_none(tmp_path):
     (tmp_path / "runs" / HALF.run_id / "attempts" / "lost").mkdir()
     assert Store(tmp_path).run(HALF.run_id).status() == "interrupted"
     assert train(str(tmp_path), HALF)["run_id"] == HALF.run_id
-    assert [r["step"] for r in Store(tmp_path).run(HALF.run_id).records()] == [record(s)["step"] for s in range(1, 9)]
+    assert [r["step"] for r in Store(tmp_path).run(HALF.run_id).records()] == [
+        record(s)["step"] for s in range(1, 9)
+    ]
 
 
 def test_a_wrong_field_of_a_config_is_named_with_its_file(finished, tmp_path):

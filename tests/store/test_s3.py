@@ -17,7 +17,11 @@ def test_storage_on_s3(root, tmp_path):
     store = Store(root).open_for_writing()
     folder = store.study_dir("some")
     assert [folder.create("first.json", b"1"), folder.create("first.json", b"2")] == [True, False]
-    assert (folder.read("first.json"), folder.size("first.json"), folder.list()) == (b"1", 1, ["first.json"])
+    assert (folder.read("first.json"), folder.size("first.json"), folder.list()) == (
+        b"1",
+        1,
+        ["first.json"],
+    )
     assert folder.address("first.json") == f"{root}/studies/some/first.json"
     folder.rename("first.json", "second.json")
     folder.remove("absent.json")
@@ -29,7 +33,10 @@ def test_storage_on_s3(root, tmp_path):
 
     run = run_config(8)
     assert train(root, run, last=4) is None
-    assert (store.run(run.run_id).status(), store.run(run.run_id).committed_step()) == ("interrupted", 4)
+    assert (store.run(run.run_id).status(), store.run(run.run_id).committed_step()) == (
+        "interrupted",
+        4,
+    )
     assert train(root, run) == train(str(tmp_path), run)
     assert store.run(run.run_id).status() == "complete"
     assert [record["step"] for record in store.run(run.run_id).records()] == list(range(1, 9))

@@ -1,4 +1,5 @@
-"""Checkpoints in shards: written by some ranks, read by others; what is missing, altered or not finished."""
+"""Checkpoints in shards: written by some ranks, read by others; what is missing, altered or not
+finished."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +9,13 @@ import torch
 
 from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.store import Store
-from gram_platform.store.checkpoints import SHARDS, WEIGHTS, has_weights, list_checkpoints, step_name
+from gram_platform.store.checkpoints import (
+    SHARDS,
+    WEIGHTS,
+    has_weights,
+    list_checkpoints,
+    step_name,
+)
 from gram_platform.store.files import CorruptFile
 from gram_platform.store.shards import checkpoint_folder, read_checkpoint, write_shard
 from gram_platform.store.tensors import hash_tensors
@@ -20,7 +27,8 @@ STEP = 3
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    """Every shape that a checkpoint has: more rows than ranks, fewer, none, a scalar, and something every rank has."""
+    """Every shape that a checkpoint has: more rows than ranks, fewer, none, a scalar, and something
+    every rank has."""
     generator = torch.Generator().manual_seed(0)
     return {
         "model.matrix": torch.randn(11, 3, generator=generator),
@@ -45,7 +53,9 @@ def held(rank: int, num_ranks: int) -> dict[str, Piece]:
     pieces = {}
     for name, tensor in tensors().items():
         first, stop = rows_of(rank, num_ranks)(name, tuple(tensor.shape))
-        pieces[name] = Piece(tensor[first:stop] if tensor.dim() else tensor, first, tuple(tensor.shape))
+        pieces[name] = Piece(
+            tensor[first:stop] if tensor.dim() else tensor, first, tuple(tensor.shape)
+        )
     return pieces
 
 
@@ -54,7 +64,9 @@ def write(attempt, num_ranks: int, step: int = STEP) -> None:
     files = {}
     for rank in range(num_ranks):
         files |= write_shard(folder, held(rank, num_ranks), rank, num_ranks)
-    attempt.commit_shards(step, files, {"position": step}, [record(s) for s in range(step - 1, step + 1)])
+    attempt.commit_shards(
+        step, files, {"position": step}, [record(s) for s in range(step - 1, step + 1)]
+    )
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -76,12 +88,17 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(directory, num_writers,
         assert resumed.pieces.keys() == expected.keys()
         for name, piece in expected.items():
             got = resumed.pieces[name]
-            assert (got.first_row, got.shape, got.rows.dtype) == (piece.first_row, piece.shape, piece.rows.dtype), name
+            assert (got.first_row, got.shape, got.rows.dtype) == (
+                piece.first_row,
+                piece.shape,
+                piece.rows.dtype,
+            ), name
             assert torch.equal(got.rows, piece.rows), name
 
 
 def test_as_many_ranks_read_their_own_shards_alone(tmp_path):
-    """Also what every shard has, as the optimizers' steps: a rank need not open another's file for it."""
+    """Also what every shard has, as the optimizers' steps: a rank need not open another's file for
+    it."""
     directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
     with directory.start_attempt("a") as attempt:
         write(attempt, 3)
@@ -102,7 +119,10 @@ def test_a_spoilt_shard_sets_the_checkpoint_aside(tmp_path, name, damage):
     with directory.start_attempt("a") as attempt:
         write(attempt, 2)
         write(attempt, 2, step=6)
-    path = tmp_path / f"runs/{RUN.run_id}/attempts/{attempt.attempt_id}/checkpoints/{step_name(6)}/{name}"
+    path = (
+        tmp_path
+        / f"runs/{RUN.run_id}/attempts/{attempt.attempt_id}/checkpoints/{step_name(6)}/{name}"
+    )
     data = path.read_bytes()
     path.unlink() if damage == "remove" else path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with directory.start_attempt("b") as attempt, pytest.warns(RuntimeWarning, match=step_name(6)):
@@ -111,7 +131,8 @@ def test_a_spoilt_shard_sets_the_checkpoint_aside(tmp_path, name, damage):
 
 
 def test_shards_without_a_manifest_are_no_checkpoint(directory):
-    """As a rank's kill leaves them: the one before stays in force, and the next attempt clears them away."""
+    """As a rank's kill leaves them: the one before stays in force, and the next attempt clears them
+    away."""
     with directory.start_attempt("a") as attempt:
         write(attempt, 2)
         folder = directory.attempts.child(attempt.attempt_id)
@@ -145,12 +166,17 @@ def test_a_layout_is_plain_json(tmp_path):
 
 
 def finish_in_shards(directory, owner: str = "a", ranks: Sequence[int] = (0, 1)):
-    """An attempt that ends with weights of these of two ranks; returns (attempt, result, weights)."""
+    """An attempt that ends with weights of these of two ranks; returns (attempt, result,
+    weights)."""
     weights = {n.removeprefix("model."): t for n, t in tensors().items() if n.startswith("model.")}
     with directory.start_attempt(owner, lease_seconds=0.0) as attempt:
         folder, files = directory.attempts.child(attempt.attempt_id, SHARDS), {}
         for rank in ranks:
-            pieces = {n.removeprefix("model."): p for n, p in held(rank, 2).items() if n.startswith("model.")}
+            pieces = {
+                n.removeprefix("model."): p
+                for n, p in held(rank, 2).items()
+                if n.startswith("model.")
+            }
             files |= write_shard(folder, pieces, rank, 2)
         result = attempt.complete_shards(final_fields(RUN), files, hash_tensors(weights))
     return attempt, result, weights
@@ -167,7 +193,10 @@ def test_weights_in_shards_are_the_same_result(directory, tmp_path):
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weights[name]) for name in weights)
     finish_in_shards(directory, "second")  # its own are superfluous
-    assert [has_weights(directory.attempts.child(i)) for i in directory.attempts.list()] == [True, False]
+    assert [has_weights(directory.attempts.child(i)) for i in directory.attempts.list()] == [
+        True,
+        False,
+    ]
     assert directory.drop_weights() > 0
     with refused("run_id", RUN.run_id):
         directory.weights()

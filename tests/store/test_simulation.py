@@ -1,6 +1,8 @@
-"""Seeded histories of two or three attempts and `gram gc` on one storage, with everything that can go wrong.
+"""Seeded histories of two or three attempts and `gram gc` on one storage, with everything that can
+go wrong.
 
-A failing seed is printed; `python -m tests.store.test_simulation SEED` prints each of its file operations.
+A failing seed is printed; `python -m tests.store.test_simulation SEED` prints each of its file
+operations.
 """
 
 import collections
@@ -46,19 +48,28 @@ class History:
         """Lives the history; returns how often each fault happened."""
         rng = random.Random(f"history {self.seed}")
         is_mounted = rng.random() < 0.6  # by several machines; else one machine has the disk
-        kinds = [kind for kind in self.faults if kind not in (("power",) if is_mounted else ("stale",))]
+        kinds = [
+            kind for kind in self.faults if kind not in (("power",) if is_mounted else ("stale",))
+        ]
         times = [rng.randint(1, rng.choice([200, 1000])) for _ in range(rng.randint(0, 5))]
         planned = [kind for kind in kinds if kind != "stale"]
         plan: Plan = {time: rng.choice(planned) for time in times}
-        for _ in range(rng.choice([0, 0, 1, 2])):  # about the moments at which something begins to count
+        # Some lie about the moments at which something begins to count.
+        for _ in range(rng.choice([0, 0, 1, 2])):
             plan[rng.choice(COUNTING_FILES), rng.randint(1, 20)] = rng.choice(planned)
-        self.world = world = World(self.seed, plan, rng.choice([2, 3]) if is_mounted else 1, self.trace)
+        self.world = world = World(
+            self.seed, plan, rng.choice([2, 3]) if is_mounted else 1, self.trace
+        )
         world.disk.remembers_absent = "stale" in kinds and rng.random() < 0.5
         if "clock" in kinds and rng.random() < 0.3:
             rng.choice(world.machines).clock = rng.uniform(-6, 6) * HOUR
         self.removes_weights = rng.random() < 0.2
         for number in range(rng.choice([2, 2, 3])):
-            self._drive(f"driver-{number}", rng.choice(world.machines), rng.choice([0.0, rng.uniform(0, 60)]))
+            self._drive(
+                f"driver-{number}",
+                rng.choice(world.machines),
+                rng.choice([0.0, rng.uniform(0, 60)]),
+            )
         if rng.random() < 0.7:
             self._collect("gc", rng.choice(world.machines), rng.uniform(0, 60))
         with installed(world), warnings.catch_warnings():
@@ -75,7 +86,7 @@ class History:
         world.counts["stale"] = world.disk.num_stale
         return world.counts
 
-    # ------------------------------------------------------------------------------------------------- drivers
+    # ------------------------------------------------------------------------------------- drivers
 
     def _drive(self, name: str, machine: Machine, after_s: float) -> None:
         """A driver: starts the run's process until the run has a result."""
@@ -120,7 +131,8 @@ class History:
         self.world.start(name, machine, self._collect_garbage, after_s)
 
     def _collect_garbage(self) -> None:
-        """As `gram gc`, a few times; in some histories it removes the weights of the finished run."""
+        """As `gram gc`, a few times; in some histories it removes the weights of the finished
+        run."""
         for _ in range(4):
             try:
                 directory = Store(ROOT).open_for_writing(min_free_bytes=0).run(RUN.run_id)
@@ -139,7 +151,7 @@ class History:
         folder = f"{ROOT}/runs/{RUN.run_id}"
         return any(".corrupt-" in name for name in self.world.disk.find(folder).names)
 
-    # ------------------------------------------------------------------------------------------------- the end
+    # ------------------------------------------------------------------------------------- the end
 
     def _check(self) -> None:
         directory = Store(ROOT).run(RUN.run_id)
@@ -160,7 +172,9 @@ class History:
 
 def is_of_the_disk(error: BaseException | None) -> bool:
     """Whether the error says that the disk failed or is full, in these words or in a user's."""
-    return error is not None and (getattr(error, "errno", 0) in STORAGE_ERRORS or is_of_the_disk(error.__cause__))
+    return error is not None and (
+        getattr(error, "errno", 0) in STORAGE_ERRORS or is_of_the_disk(error.__cause__)
+    )
 
 
 REFERENCE: dict[str, dict] = {}
@@ -171,8 +185,11 @@ def reference(tmp_path_factory) -> None:
     REFERENCE["result"] = train(str(tmp_path_factory.mktemp("reference")), RUN)
 
 
-def live(seeds: range, faults: tuple[str, ...] = FAULTS) -> tuple[collections.Counter, dict[int, list[str]]]:
-    """Lives the histories of all seeds; returns how often each fault happened, and what was wrong by seed."""
+def live(
+    seeds: range, faults: tuple[str, ...] = FAULTS
+) -> tuple[collections.Counter, dict[int, list[str]]]:
+    """Lives the histories of all seeds; returns how often each fault happened, and what was wrong
+    by seed."""
     counts: collections.Counter[str] = collections.Counter()
     wrong = {}
     for seed in seeds:
@@ -184,7 +201,8 @@ def live(seeds: range, faults: tuple[str, ...] = FAULTS) -> tuple[collections.Co
 
 
 @pytest.mark.parametrize(
-    "num_histories", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "num_histories",
+    [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_no_history_breaks_a_promise(num_histories):
     counts, wrong = live(range(num_histories))

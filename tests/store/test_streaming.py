@@ -1,4 +1,5 @@
-"""Training sequences that are fetched from an object store as a run reads them: the right ones, once."""
+"""Training sequences that are fetched from an object store as a run reads them: the right ones,
+once."""
 
 import dataclasses
 import errno
@@ -75,7 +76,9 @@ def read_all(url: str, data_id: str) -> None:
 
 def a_run(packed):
     """A run of 20 or more sequences of each domain."""
-    budgets = (DomainBudget(domain, 20 + number, 40) for number, domain in enumerate(packed.domains))
+    budgets = (
+        DomainBudget(domain, 20 + number, 40) for number, domain in enumerate(packed.domains)
+    )
     model, points = ModelConfig(1, 16, 2, 1, 64, 320, 32), EvalPoints(1, 2, packed.domains)
     data = DataConfig(packed.data_id, tuple(budgets))
     return dataclasses.replace(run_config(), model=model, data=data, eval_points=points)
@@ -87,7 +90,12 @@ def test_rows_are_fetched_when_they_are_read(stored, packed):
     assert (len(rows), corpus.fingerprint) == (len(expected), packed.fingerprint)
     assert np.array_equal(corpus.validation("core"), packed.validation("core"))
     assert times_fetched(stored, packed) == 0
-    for wanted, number in ((slice(0, 10), 1), (np.array([3, 7]), 1), (np.array([45]), 2), (np.array([300, 8]), 3)):
+    for wanted, number in (
+        (slice(0, 10), 1),
+        (np.array([3, 7]), 1),
+        (np.array([45]), 2),
+        (np.array([300, 8]), 3),
+    ):
         assert np.array_equal(rows[wanted], expected[wanted])
         assert times_fetched(stored, packed) == number
     assert np.array_equal(rows[:], expected[:])
@@ -116,7 +124,8 @@ def test_the_first_rows_are_fetched_ahead(stored, packed):
     assert times_fetched(stored, packed) == 2
     open_corpus(Store(stored.url), packed.data_id, {"core": 10**9})
     wait_for_what_is_fetched_ahead()
-    assert times_fetched(stored, packed) == num_blocks(packed)  # those of before are not fetched again
+    # Those of before are not fetched again.
+    assert times_fetched(stored, packed) == num_blocks(packed)
 
 
 def test_processes_of_one_machine_fetch_each_block_once(stored, packed):
@@ -124,7 +133,9 @@ def test_processes_of_one_machine_fetch_each_block_once(stored, packed):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
-    assert [times_fetched(stored, packed, d) for d in packed.domains] == [num_blocks(packed, d) for d in packed.domains]
+    assert [times_fetched(stored, packed, d) for d in packed.domains] == [
+        num_blocks(packed, d) for d in packed.domains
+    ]
 
 
 def test_a_damaged_block_is_fetched_again(stored, packed):
@@ -133,10 +144,14 @@ def test_a_damaged_block_is_fetched_again(stored, packed):
     corpus.train("core")[:]
     path = corpus.path / "train" / "core.bin"
     path.write_bytes(bytes(10) + path.read_bytes()[10:])
-    assert np.array_equal(open_corpus(Store(stored.url), packed.data_id).train("core")[:], packed.train("core"))
+    assert np.array_equal(
+        open_corpus(Store(stored.url), packed.data_id).train("core")[:], packed.train("core")
+    )
     assert times_fetched(stored, packed) == num_blocks(packed) + 1
     path.write_bytes(path.read_bytes()[:BLOCK_BYTES])
-    assert np.array_equal(open_corpus(Store(stored.url), packed.data_id).train("core")[:], packed.train("core"))
+    assert np.array_equal(
+        open_corpus(Store(stored.url), packed.data_id).train("core")[:], packed.train("core")
+    )
 
 
 def test_damaged_validation_data_are_fetched_again(stored, packed):
@@ -144,7 +159,8 @@ def test_damaged_validation_data_are_fetched_again(stored, packed):
     (corpus.path / "validation" / "core.bin").write_bytes(b"?")
     again = open_corpus(Store(stored.url), packed.data_id)
     assert np.array_equal(again.validation("core"), packed.validation("core"))
-    assert np.array_equal(corpus.train("core")[:5], packed.train("core")[:5])  # who reads meanwhile is not disturbed
+    # Who reads meanwhile is not disturbed.
+    assert np.array_equal(corpus.train("core")[:5], packed.train("core")[:5])
 
 
 def test_a_damaged_storage_is_refused(stored, packed):
@@ -156,13 +172,16 @@ def test_a_damaged_storage_is_refused(stored, packed):
     with refused("storage"):
         corpus.train("core")[:1]
     manifest = file.parent / "manifest.json"
-    manifest.write_text(json.dumps(packed.manifest | {"blocks": {"num_bytes": BLOCK_BYTES, "files": {}}}))
+    manifest.write_text(
+        json.dumps(packed.manifest | {"blocks": {"num_bytes": BLOCK_BYTES, "files": {}}})
+    )
     with refused("storage"):
         open_corpus(Store(stored.url), packed.data_id)
 
 
 def test_two_corpora_of_one_data_id_do_not_share_blocks(stored, packed):
-    """As when a storage was emptied and filled anew: each manifest gets its own content, whichever came first."""
+    """As when a storage was emptied and filled anew: each manifest gets its own content, whichever
+    came first."""
     file, texts = file_of(stored, packed), [json.dumps(packed.manifest)]
     content = bytes(10) + file.read_bytes()[10:]
     digest = hashlib.sha256(content).hexdigest()
@@ -178,7 +197,8 @@ def test_two_corpora_of_one_data_id_do_not_share_blocks(stored, packed):
 
 
 def test_a_manifest_with_fewer_rows_cuts_no_file_that_a_process_has_mapped(stored, packed):
-    """A process that reads beyond the end of a mapped file is killed (SIGBUS), in whatever run it is."""
+    """A process that reads beyond the end of a mapped file is killed (SIGBUS), in whatever run it
+    is."""
     rows = open_corpus(Store(stored.url), packed.data_id).train("core")
     size, manifest = rows.path.stat().st_size, json.loads(json.dumps(packed.manifest))
     manifest["domains"]["core"]["train"]["num_sequences"] = 40
@@ -188,10 +208,18 @@ def test_a_manifest_with_fewer_rows_cuts_no_file_that_a_process_has_mapped(store
     with refused("storage"):
         open_corpus(Store(stored.url), packed.data_id)
     other = file_of(stored, packed)
-    other.write_bytes(other.read_bytes()[:2640])  # the stored file too: another copy on this machine, not a shorter one
+    # The stored file is cut too: there is another copy on this machine then, not a shorter one.
+    other.write_bytes(other.read_bytes()[:2640])
     open_corpus(Store(stored.url), packed.data_id)
     assert rows.path.stat().st_size == size
-    FetchedRows(rows.path, (40, 33), np.dtype("<u2"), BLOCK_BYTES, blocks["train/core.bin"], lambda start, stop: b"")
+    FetchedRows(
+        rows.path,
+        (40, 33),
+        np.dtype("<u2"),
+        BLOCK_BYTES,
+        blocks["train/core.bin"],
+        lambda start, stop: b"",
+    )
     assert rows.path.stat().st_size == size
 
 
@@ -209,8 +237,12 @@ def test_a_full_disk_says_what_to_do(stored, packed, monkeypatch):
 
 def test_writes_that_are_cut_short_are_continued(stored, packed, monkeypatch):
     pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, start: pwrite(descriptor, data[:1_000], start))
-    assert np.array_equal(open_corpus(Store(stored.url), packed.data_id).train("core")[:], packed.train("core"))
+    monkeypatch.setattr(
+        os, "pwrite", lambda descriptor, data, start: pwrite(descriptor, data[:1_000], start)
+    )
+    assert np.array_equal(
+        open_corpus(Store(stored.url), packed.data_id).train("core")[:], packed.train("core")
+    )
 
 
 def test_a_reader_does_not_wait_for_what_is_fetched_ahead(stored, packed, monkeypatch):
@@ -233,7 +265,8 @@ def test_a_reader_does_not_wait_for_what_is_fetched_ahead(stored, packed, monkey
 
 
 def test_a_run_begins_before_its_data_are_here(stored, packed, monkeypatch):
-    """Its first micro-batch waits for a block that holds its rows, and no other; a store that throttles delays it."""
+    """Its first micro-batch waits for a block that holds its rows, and no other; a store that
+    throttles delays it."""
     monkeypatch.setattr("gram_platform.store.data.fetch_ahead", lambda *_: None)
     monkeypatch.setattr(files, "_last_warned", -files.SILENCE_S)
     run = a_run(packed)
@@ -242,7 +275,8 @@ def test_a_run_begins_before_its_data_are_here(stored, packed, monkeypatch):
     with pytest.warns(RuntimeWarning, match="the storage fails"):
         reader.tokens(plan[0])
     fetched = {domain: times_fetched(stored, packed, domain) for domain in packed.domains}
-    assert fetched == {domain: 3 * (domain == plan[0].domain) for domain in packed.domains}  # two of three calls failed
+    # Two of three calls failed.
+    assert fetched == {domain: 3 * (domain == plan[0].domain) for domain in packed.domains}
 
 
 def test_a_run_has_the_result_of_one_whose_machine_has_all_data(stored, packed, tmp_path):

@@ -1,4 +1,5 @@
-"""A run small enough to kill a hundred times, through the store's real code: the state of step s follows from s - 1."""
+"""A run small enough to kill a hundred times, through the store's real code: the state of step s
+follows from s - 1."""
 
 import multiprocessing
 import os
@@ -27,13 +28,21 @@ START = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 def run_config(num_steps: int = 8, seed: int = 0) -> RunConfig:
     """A valid config of `num_steps` steps of two sequences from two domains."""
     model = ModelConfig(1, 16, 2, 1, 64, 50, 8, modules=(ModuleSpec("virology", "mlp", 4),))
-    data = DataConfig("d" * 12, (DomainBudget("core", 99, num_steps), DomainBudget("virology", 99, num_steps)))
+    data = DataConfig(
+        "d" * 12, (DomainBudget("core", 99, num_steps), DomainBudget("virology", 99, num_steps))
+    )
     points = EvalPoints(1, 2, ("core", "virology"))
-    return RunConfig(model, data, RoutingConfig(), OptimizerConfig(1e-3, 0.1, 0.1), 2, 1, points, seed)
+    return RunConfig(
+        model, data, RoutingConfig(), OptimizerConfig(1e-3, 0.1, 0.1), 2, 1, points, seed
+    )
 
 
 def record(step: int, first_time: float = 1.5e9) -> dict:
-    metrics = {"train/loss": 1.0 / step, "validation/loss/core": 2.0 / step, "validation/loss/virology": 3.0 / step}
+    metrics = {
+        "train/loss": 1.0 / step,
+        "validation/loss/core": 2.0 / step,
+        "validation/loss/virology": 3.0 / step,
+    }
     return {"step": step, "time": first_time + step, "metrics": metrics}
 
 
@@ -53,7 +62,8 @@ def train(
     step_s: Callable[[], float] = lambda: 0.0,
     lease_seconds: float = 30.0,
 ) -> dict | None:
-    """Continue the run to its end, or with `last` commit that step and stop there; returns the result."""
+    """Continue the run to its end, or with `last` commit that step and stop there; returns the
+    result."""
     directory = Store(root).open_for_writing(min_free_bytes=0).run(run.run_id)
     directory.ensure_config(run)
     if directory.result() is not None:
@@ -62,7 +72,9 @@ def train(
         if directory.result() is not None:
             return directory.result()
         resumed = attempt.resume()
-        weights, first = (START, 1) if resumed is None else (resumed.pieces["weights"].rows, resumed.step + 1)
+        weights, first = (
+            (START, 1) if resumed is None else (resumed.pieces["weights"].rows, resumed.step + 1)
+        )
         assert resumed is None or resumed.state == {"position": resumed.step}
         records = []
         for step in range(first, run.num_steps + 1):
@@ -73,7 +85,9 @@ def train(
             if step == run.num_steps:
                 return attempt.complete(final_fields(run), {"weights": weights}, records)
             if step % commit_every == 0 or step == last:
-                attempt.commit(step, {"weights": weights, "moments": weights * 2}, {"position": step}, records)
+                attempt.commit(
+                    step, {"weights": weights, "moments": weights * 2}, {"position": step}, records
+                )
                 records = []
             if step == last:
                 return None
@@ -83,10 +97,20 @@ def train(
 def final_fields(run: RunConfig) -> dict:
     """The deterministic fields of a result, apart from those that the store adds."""
     last = record(run.num_steps)["metrics"]
-    best = {name.replace("validation", "best"): 0.9 * loss for name, loss in last.items() if "validation" in name}
+    best = {
+        name.replace("validation", "best"): 0.9 * loss
+        for name, loss in last.items()
+        if "validation" in name
+    }
     sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 1234}
     costs = {"compute_units": plan_compute_units(run), "hardware_flops": 7.25e12}
-    return {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": last | best, **sizes, **costs}
+    return {
+        "data_fingerprint": "f" * 64,
+        "plan_sha256": "a" * 64,
+        "final": last | best,
+        **sizes,
+        **costs,
+    }
 
 
 def in_process(target, *args) -> multiprocessing.Process:
