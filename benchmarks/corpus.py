@@ -5,8 +5,8 @@ import multiprocessing
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -127,27 +127,11 @@ def _memory(folder: Path, small: Path, large: Path) -> BenchmarkResult:
 
 def peak_mb(corpus: Path, tokenizer: Path, root: Path) -> float:
     """Returns the peak resident memory, in MB, of a process that prepares the corpus."""
-    return in_own_process(_prepare_apart, corpus, tokenizer, root)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(_prepare_apart, corpus, tokenizer, root).result()
 
 
-def in_own_process(function: Callable, *arguments: Path) -> Any:
-    """Calls `function(*arguments, sender)` in a new process; returns what it sends."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=function, args=(*arguments, sender))
-    process.start()
-    sender.close()
-    sent = receiver.recv()
-    process.join()
-    return sent
-
-
-def _prepare_apart(corpus: Path, tokenizer: Path, root: Path, sender) -> None:
+def _prepare_apart(corpus: Path, tokenizer: Path, root: Path) -> float:
     prepare(recipe_of(corpus, tokenizer), root)
-    sender.send(peak_of_this_process())
-
-
-def peak_of_this_process() -> float:
-    """Returns the peak resident memory of this process, in MB."""
     status = Path("/proc/self/status").read_text()  # getrusage's maximum includes the parent's memory
     return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) / 1024

@@ -110,8 +110,6 @@ def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measur
     return Measured(units, known, domains, deviations, len(deviations) - len(parts))
 
 
-# ------------------------------------------------------------------------------------------------- the true curves
-
 Shape = Callable[[Unit, np.ndarray], np.ndarray]  # the true log loss at steps
 
 
@@ -125,19 +123,6 @@ def drop(unit: Unit, steps: np.ndarray) -> np.ndarray:
     return power_law(unit, steps) + np.log(1.0 - 0.04 * share)
 
 
-def stairs(unit: Unit, steps: np.ndarray) -> np.ndarray:
-    """Falls in steps, one for each doubling: up to 10% of the steps before and behind the power law."""
-    waves = 2.0 * np.pi / math.log(2.0)
-    logs = np.log(steps)
-    return power_law(unit, np.exp(logs + 0.9 / waves * np.sin(waves * logs)))
-
-
-def floor(unit: Unit, steps: np.ndarray) -> np.ndarray:
-    """Falls to half of the last loss, with the power law's loss and slope at the last step."""
-    last = unit.curve.loss(unit.curve.last_step)
-    return np.log(last) + np.log(0.5 + 0.5 * (unit.curve.loss(steps) / last) ** 2)
-
-
 def misfit(unit: Unit, steps: np.ndarray) -> np.ndarray:
     """Bends the power law as the measured curves are bent."""
     return power_law(unit, steps) + np.interp(steps, unit.steps, unit.misfit)
@@ -146,12 +131,8 @@ def misfit(unit: Unit, steps: np.ndarray) -> np.ndarray:
 SHAPES: Mapping[str, Shape] = {
     POWER_LAW: power_law,
     "4% drop in the last tenth": drop,
-    "steps": stairs,
-    "floor": floor,
     "the measured misfit": misfit,
 }
-
-# ------------------------------------------------------------------------------------------------ planted studies
 
 
 class Planted:
@@ -264,8 +245,6 @@ class Seeds:
         return Seeds(self.values - other.values, self.pseudo - other.pseudo)
 
 
-# -------------------------------------------------------------------------------------------------------- coverage
-
 
 def coverage(planted: Planted) -> pd.DataFrame:
     """Returns a row per row of the table and per difference: the share of intervals that hold the planted ratio."""
@@ -283,8 +262,7 @@ def coverage(planted: Planted) -> pd.DataFrame:
     for name, (seeds, truth) in quantities.items():
         fixed = [t_interval(values) for values in seeds.values]
         ours = [t_interval(*both) for both in zip(seeds.values, seeds.pseudo, strict=True)]
-        moved = [t_interval(pseudo) for pseudo in seeds.pseudo]
-        line = {"quantity": name, "jackknife": held(ours, truth), "around the pseudo-values": held(moved, truth)}
+        line = {"quantity": name, "jackknife": held(ours, truth)}
         line |= {"curve fixed": held(fixed, truth)}
         line |= {"half-width": float(np.mean([i.high - i.low for i in ours]) / 2.0)}
         line |= {"bias": float((seeds.values.mean(axis=1) - truth).mean())}
@@ -296,8 +274,6 @@ def held(intervals: Sequence[Interval], truth: np.ndarray) -> float:
     """Returns the share of intervals that hold the truth [studies]."""
     return float(np.mean([i.low <= true <= i.high for i, true in zip(intervals, truth, strict=True)]))
 
-
-# ---------------------------------------------------------------------------------------------------------- claims
 
 
 def verdicts(planted: Planted, profile: str) -> pd.DataFrame:
@@ -391,8 +367,6 @@ def agreed(judgements: Sequence[Judgement]) -> float:
     return float(np.mean([found.verdict == AGREE for found in judgements]))
 
 
-# ---------------------------------------------------------------------------------------------------- the command
-
 
 @dataclass(frozen=True)
 class CoverageFlags:
@@ -406,12 +380,8 @@ class CoverageFlags:
     rng_seed: int = 0
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(flags: CoverageFlags) -> int:
     """Prints the tables."""
-    exit_with(lambda: _print_all(tyro.cli(CoverageFlags, args=arguments)))
-
-
-def _print_all(flags: CoverageFlags) -> int:
     store = Store(flags.storage)
     record = load_record(store, flags.study)
     results = read_results(record, store)
@@ -428,4 +398,4 @@ def _print_all(flags: CoverageFlags) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(lambda: main(tyro.cli(CoverageFlags)))

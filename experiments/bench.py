@@ -1,6 +1,6 @@
 """Measures speed against the alternatives, in the same run.
 
-    python experiments/bench.py                 # 2 CPU cores, 4 to 5 minutes
+    python experiments/bench.py                 # 2 CPU cores, at most 5 minutes
     python experiments/bench.py --full          # the same at full length
     python experiments/bench.py --only training frame
     python experiments/bench.py --only frame --tracking-uri postgresql+psycopg://user@host/empty_database
@@ -37,8 +37,6 @@ from gram_platform.engine.machine import num_cpus
 
 BENCHMARKS = (  # modules of benchmarks
     "training",
-    "evaluation",
-    "serving",
     "corpus",
     "frame",
     "driver",  # from here on Ray's processes run beside the measured work

@@ -38,7 +38,13 @@ from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
 from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import CONFIG, import_checkpoint, read_config
-from gram_platform.release.serving.policy import Policy, followed, parse_policy, token_digest, token_entry
+from gram_platform.release.serving.policy import (
+    Policy,
+    followed,
+    parse_policy,
+    token_digest,
+    token_entry,
+)
 from gram_platform.release.serving.requests import Refusal, parse_request
 from gram_platform.release.stock_config import native_config
 from gram_platform.store import Store
@@ -161,9 +167,6 @@ def fuzz(parser: Parser, folder: Path, numbers: Sequence[int], seconds: float = 
         shutil.rmtree(place)
         done += 1
     return done, finds
-
-
-# -------------------------------------------------------------------------------------------------------- the parsers
 
 
 def read_request(data: bytes, _: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "gram_platform"
-BASES = (ROOT, ROOT / PACKAGE)
 
 # Five layers, from the bottom to the top: a room imports only from rooms above its own line, and beyond the standard
 # library only what stands beside it. A room is a folder of the package.
@@ -183,10 +182,6 @@ def test_training_core_needs_torch_and_numpy_only():
     assert not wrong, "\n".join(wrong)
 
 
-def test_training_core_imports_where_nothing_else_is_installed():
-    require_imports([module_name(path) for path in core_files()], NOT_IN_CORE)
-
-
 def test_a_node_is_executed_where_ray_is_not_installed():
     """Nor MLflow, Optuna, tyro, rich, pandas, pyarrow, datasets, plotly, psutil."""
     names = tuple(f"{PACKAGE}.{name}" for name in WITHOUT_RAY)
@@ -290,11 +285,3 @@ def test_nothing_of_a_storage_is_unpickled():
         if modules & UNPICKLING or calls & EXECUTING or arguments & SWITCHES:
             found.add(str(path.relative_to(ROOT)))
     assert found == {"gram_platform/engine/ray_private.py"}
-
-
-def test_files_that_docstrings_name_exist():
-    """`train/loop.py` in a text is a file of the package or of the checkout; `test_documents.py` reads the pages."""
-    texts = python_files(PACKAGE, "experiments", "benchmarks", "tests")
-    named = {(p, m) for p in texts for m in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", p.read_text())}
-    absent = sorted((str(p.relative_to(ROOT)), m) for p, m in named if not any((b / m).exists() for b in BASES))
-    assert not absent

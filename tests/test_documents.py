@@ -40,9 +40,6 @@ EXPERIMENT = re.compile(r"python (?:/opt/gram/)?experiments/(\w+)\.py(.*)")
 COMMAND = re.compile(r"(?:(?<=`)|^ *)gram ([a-z]+\b.*)")
 
 
-# -------------------------------------------------------------------------------------- links and paths
-
-
 def anchors(path: Path) -> set[str]:
     """The fragments of a page's headings, as code hosts make them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.MULTILINE)
@@ -97,9 +94,6 @@ def test_the_rooms_are_those_of_the_import_rule():
     section = DOCUMENTS["README.md"].split("## The rooms")[1].split("Beside the package")[0]
     rooms = re.findall(r"(?:\| |· )`(\w+)` ", section)
     assert rooms == [room for room, _ in rows] == list(ROOMS)
-
-
-# ----------------------------------------------------------------------------------------------- commands
 
 
 def code_of(text: str) -> list[str]:
@@ -190,9 +184,6 @@ def test_make_targets_exist():
     lines = [line for text in DOCUMENTS.values() for line in code_of(text)]
     asked = {word for line in lines for word in re.findall(r"(?:^ *|`|&& )make ([a-z-]+)", line)}
     assert {"demo", "test", "setup"} <= asked <= targets
-
-
-# ------------------------------------------------------------------------------------ examples
 
 
 def test_the_example_of_a_corpus_can_be_opened(monkeypatch):

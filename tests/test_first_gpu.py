@@ -86,4 +86,8 @@ def test_nodes_from_here_and_back(home):
     ],
 )
 def test_the_other_steps(home, title, codes, shown):
-    assert re.search(shown, step(home, title, codes))
+    printed = step(home, title, codes)
+    assert re.search(shown, printed)
+    missed = [line for line in printed.splitlines() if line.endswith(" missed")]
+    # These rows compare speeds, and this machine may be busy.
+    assert all(line.startswith(("training ", "2 small runs", "4 small runs")) for line in missed), missed

@@ -90,9 +90,6 @@ def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     assert "example" not in names
 
 
-# ------------------------------------------------------------------------------------------------------ mistakes
-
-
 @pytest.fixture
 def packaged(tmp_path, monkeypatch):
     """Writes a package with one entry point; returns its folder, which is on the path."""

@@ -7,7 +7,7 @@ heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share a key-val
 import torch
 import torch.nn.functional as F
 
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import invalid
 from gram_platform.model.kernels import rotated
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Block, Transformer
@@ -17,12 +17,10 @@ class RowReader:
     """A model with a cache of keys and values for `num_rows` sequences, each as long as the model's context.
 
     A row sees only keys and values of the positions that it has read, of a model whose attention ends with a document
-    only those of the current one. Takes over `model`: moves its auxiliary modules
-    into stacks.
+    only those of the current one. Takes over `model`: moves its auxiliary modules into stacks.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
-        require_int("num_rows", num_rows, 1)
         kinds = {module.kind for module in model.config.modules}
         if len(kinds) > 1:
             raise invalid("model.modules", sorted(kinds), "modules of one kind")

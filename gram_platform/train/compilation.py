@@ -24,15 +24,15 @@ class Compilation:
     Ranks decide each for itself, since a compiled function communicates with no other.
     """
 
-    def __init__(self, backend: str | Callable = BACKEND, max_graphs: int = MAX_GRAPHS):
-        """`max_graphs` bounds the graphs of one function; torch then runs the function itself.
+    def __init__(self, backend: str | Callable = BACKEND):
+        """Bounds the graphs of one function; beyond the bound torch runs the function itself.
 
         torch keeps one bound and one cache for the whole process: drops the graphs of earlier runs, which would count
         for this one.
         """
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        torch._dynamo.config.recompile_limit = max_graphs
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
         # compiles a backward pass with its forward pass: an error in the middle of a backward pass could not be met
         if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):  # some versions of torch lack it
             torch._functorch.config.force_non_lazy_backward_lowering = True
@@ -98,8 +98,6 @@ def num_graphs() -> int:
     """Counts the graphs that were compiled since the last `Compilation` began."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
-
-# ------------------------------------------------------------------------------------------------------------ the loss
 
 # logits_BTV, targets_BT, their weights_BT
 TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

@@ -109,12 +109,25 @@ def profile_losses(
     """Returns `domain_losses` of every profile, bit for bit; computes the first layer's trunk once for all profiles."""
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[torch.Tensor]] = [[] for _ in profiles]
-    with shared_first_trunk(model) as clear_cache:
+    first, uncached, kept = model.blocks[0], model.blocks[0].trunk, []
+
+    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]], mask_BTT: torch.Tensor | None):
+        # LoRAs change the core MLP.
+        if loras:
+            return uncached(x_BTD, rotary, loras, mask_BTT)
+        if not kept:
+            kept.append(uncached(x_BTD, rotary, loras, mask_BTT))
+        return kept[0]
+
+    first.trunk = trunk
+    try:
         for domain, rows in batches:
             tokens_BT = tokens_of(rows, model.device)
             for of_profile, active in zip(losses, profiles, strict=True):
                 of_profile.append(cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:]))
-            clear_cache()
+            kept.clear()
+    finally:
+        del first.trunk
     return [_means(batches, torch.stack(of_profile).tolist()) for of_profile in losses]
 
 
@@ -207,9 +220,6 @@ def draw(
     return tokens_B1[:, 0], -log_p_BV.gather(1, tokens_B1)[:, 0]
 
 
-# ------------------------------------------------------------------------------ work shared by forward passes
-
-
 class CachedAttention(nn.Module):
     """Attends over the tokens of all calls so far: any number in the first call, one in each later call.
 
@@ -233,7 +243,7 @@ class CachedAttention(nn.Module):
 
 
 @contextlib.contextmanager
-def kv_cache(model: Transformer) -> Iterator[Transformer]:
+def kv_cache(model: Transformer) -> Iterator[None]:
     """Gives the model a cache of keys and values inside the `with` block, so that each call continues the one before.
 
     A further token then costs one token's forward pass and its attention to earlier tokens.
@@ -242,35 +252,7 @@ def kv_cache(model: Transformer) -> Iterator[Transformer]:
     for block in model.blocks:
         block.attn = CachedAttention(block.attn)
     try:
-        yield model
+        yield
     finally:
         for block, attention in zip(model.blocks, uncached, strict=True):
             block.attn = attention
-
-
-@contextlib.contextmanager
-def shared_first_trunk(model: Transformer) -> Iterator[Callable[[], None]]:
-    """Computes the first layer's attention and core MLP once for several calls inside the `with` block.
-
-    All calls must have the same tokens until the yielded function, which clears the cache, is called. Calls with LoRAs,
-    which change the core MLP, do not share. Logits are the same bit for bit. Not for training.
-    """
-    block, uncached = model.blocks[0], model.blocks[0].trunk
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]], *mask: torch.Tensor | None):
-        if loras:
-            return uncached(x_BTD, rotary, loras, *mask)
-        if not kept:
-            kept.append(uncached(x_BTD, rotary, loras, *mask))
-        return kept[0]
-
-    was_set = "trunk" in vars(block)  # set by torch.compile
-    block.trunk = trunk
-    try:
-        yield kept.clear
-    finally:
-        if was_set:
-            block.trunk = uncached
-        else:
-            del block.trunk

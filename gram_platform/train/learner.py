@@ -106,8 +106,6 @@ class Learner:
         frozen = type(self)(replace(self.config, model=model, objective=Objective()), self.device, layers)
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
-    # ------------------------------------------------------------------------------------------ one window
-
     def passes(self, *of_sequences: torch.Tensor) -> Iterator[tuple]:
         """Yields (is_last, *tensors): a micro-batch's tensors, a row for each sequence, in `num_passes` equal parts."""
         parts = zip(*(rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences), strict=True)
@@ -176,8 +174,6 @@ class Learner:
             with torch.no_grad():
                 torch._foreach_copy_([copy for copy, _ in pairs], [master for _, master in pairs])
 
-    # ---------------------------------------------------------------------------------------------- state
-
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of every tensor of the state to the CPU, without communication.
 
@@ -193,9 +189,8 @@ class Learner:
 
     def weight_pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the float32 weights, by name, to the CPU."""
-        masters = {name: p.detach() for name, p in self.masters.items()}
-        copies = {name: self._local(value).to("cpu", copy=True) for name, value in masters.items()}
-        return {name: self._piece(f"model.{name}", value, copies[name]) for name, value in masters.items()}
+        rows = {name: self._local(p.detach()).to("cpu", copy=True) for name, p in self.masters.items()}
+        return {name: self._piece(f"model.{name}", p, rows[name]) for name, p in self.masters.items()}
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
         """Returns [first, stop), this process's rows of a tensor of the state, by the tensor's name and full shape."""
@@ -254,7 +249,7 @@ class Learner:
 
 
 def starting_weights(
-    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable = all_rows
+    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) of every parameter: the rows that `rows_of` asks for if `start` has the name, else
     all rows, drawn from the seed.

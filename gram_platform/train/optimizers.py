@@ -94,13 +94,11 @@ def gradient_norms(sets: Sets) -> dict[str, float]:
 
 def weight_norms(sets: Sets) -> dict[str, float]:
     """Measures the norm of every set's weights; see `gradient_norms` for sharded parameters."""
-    return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items() if named})
+    return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
 def _norms(groups: dict[str, Sequence[torch.Tensor]]) -> dict[str, float]:
     """Computes one norm per tensor with a single transfer from the device, then combines the numbers by group."""
-    if not groups:
-        return {}
     left = iter(_tensor_norms([tensor for tensors in groups.values() for tensor in tensors]).tolist())
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
 

@@ -143,8 +143,7 @@ class ShardedLearner(Learner):
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Gathers the full weights one by one; returns them on rank 0, on the CPU, and {} on all other ranks."""
-        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if self.rank == 0)
-        return dict(kept)
+        return {name: full.to("cpu", copy=True) for name, full in self.each_weight() if self.rank == 0}
 
     def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, full weight), sorted by name. Every rank must take all of them: each one is an all-gather."""

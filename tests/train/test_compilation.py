@@ -13,7 +13,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.utils import fresh_cache
 
 from gram_platform.config import ModuleSpec, RoutingConfig
-from gram_platform.train import learner
+from gram_platform.train import compilation, learner
 from gram_platform.train.compilation import Compilation, compile_blocks
 from gram_platform.train.learner import Learner
 from tests import tiny
@@ -48,12 +48,13 @@ def no_graphs_before():
 
 @pytest.mark.parametrize("max_graphs", [16, 1])
 @pytest.mark.parametrize("kind", ["mlp", "lora"])
-def test_graphs_are_bounded_and_change_nothing(kind, max_graphs):
+def test_graphs_are_bounded_and_change_nothing(kind, max_graphs, monkeypatch):
     """With every route of GRAM and an evaluation after every step."""
+    monkeypatch.setattr(compilation, "MAX_GRAPHS", max_graphs)
     modules = tuple(ModuleSpec(domain, kind, 4) for domain in tiny.DOMAINS[1:])
     config = tiny.run_config(model=dataclasses.replace(tiny.model_config(), modules=modules))
     plain, compiled, backend = Learner(config), Learner(config), CountingBackend()
-    compile_blocks(compiled.model, Compilation(backend, max_graphs))
+    compile_blocks(compiled.model, Compilation(backend))
     assert train(plain, config) == train(compiled, config)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
     assert 0 < backend.num_graphs <= NUM_COMPILED * max_graphs
@@ -75,7 +76,7 @@ def test_merged_passes_have_four_sizes():
     """So their graphs stay below the bound, beyond which layers would run without one."""
     config = tiny.run_config(model=tiny.model_config(num_layers=1), **EIGHT)
     plain, compiled, backend = Learner(config, num_merged=8), Learner(config, num_merged=8), CountingBackend()
-    compile_blocks(compiled.model, Compilation(backend, max_graphs=16))
+    compile_blocks(compiled.model, Compilation(backend))
     assert train(plain, config) == train(compiled, config)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
     assert backend.num_graphs < 2 * 16
@@ -122,15 +123,15 @@ RECOMPUTED = ("later", "backward", "once")
 )
 def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatch):
     """The run has the eager one's bits, and one warning. Recomputed layers run as they ran before."""
-    config, compilation = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
+    config, failing = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
     plain = Learner(config, activation_checkpointing=checkpointing, num_merged=8)
-    monkeypatch.setattr(learner, "Compilation", lambda: compilation)
-    monkeypatch.setattr(learner, "fused_cross_entropy", lambda compilation: None)
+    monkeypatch.setattr(learner, "Compilation", lambda: failing)
+    monkeypatch.setattr(learner, "fused_cross_entropy", lambda _: None)
     compiled = Learner(config, activation_checkpointing=checkpointing, compiled=True, num_merged=8)
     with pytest.warns(RuntimeWarning) as given:
         found = train(compiled, config, stop=2)
     assert len([warning for warning in given if "--compile" in str(warning.message)]) == 1
-    assert compilation.has_failed
+    assert failing.has_failed
     assert found == train(plain, config, stop=2)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
 
@@ -152,10 +153,10 @@ def test_errors_of_the_function_itself_rise(error):
     def function(x):
         raise error
 
-    compilation = Compilation("eager")
+    eager = Compilation("eager")
     with pytest.raises(type(error)):
-        compilation.compiled(function)(torch.ones(2))
-    assert not compilation.has_failed
+        eager.compiled(function)(torch.ones(2))
+    assert not eager.has_failed
 
 
 @pytest.mark.slow

@@ -10,7 +10,12 @@ from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfi
 from gram_platform.config.routing import Plan
 from gram_platform.config.training import LLAMA
 from gram_platform.train.data import PlanReader
-from gram_platform.train.evaluate import domain_losses, evaluation_batch, progress_losses, validation_losses
+from gram_platform.train.evaluate import (
+    domain_losses,
+    evaluation_batch,
+    progress_losses,
+    validation_losses,
+)
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.sharding import ShardedLearner
@@ -50,7 +55,6 @@ def method_configs() -> dict:
         "gram": tiny.run_config(draws=(64, 16, 16), **sizes),
         "gram, bfloat16": tiny.run_config(draws=(64, 16, 16), precision="bfloat16", **sizes),
         "gram, Llama": tiny.run_config(model=dataclasses.replace(tiny.model_config(), architecture=LLAMA), **sizes),
-        "gram, uniform": tiny.run_config(draws=(64, 16, 16), routing=RoutingConfig(0.5, 0.3, "uniform"), **sizes),
         "gram_lora": tiny.run_config(draws=(64, 16, 16), model=loras, **sizes),
         "gram_lora, bfloat16": tiny.run_config(draws=(64, 16, 16), model=loras, precision="bfloat16", **sizes),
         "ft_lora": tiny.run_config(draws=(32, 64, 0), model=adapter, routing=frozen, **sizes),
@@ -58,17 +62,6 @@ def method_configs() -> dict:
         "rmu": tiny.run_config(False, draws=(48, 24, 24), objective=misdirection, start=View.of("start"), **sizes),
         "demix": tiny.run_config(draws=(64, 16, 16), model=experts, routing=RoutingConfig(), **sizes),
     }
-
-
-def test_the_routes_compared_are_the_hard_ones():
-    """Micro-batches of one window differ in what is active and trained, and some sets get no gradient in it."""
-    plan = Plan(method_configs()["gram"])
-    windows = [plan.window(step) for step in range(method_configs()["gram"].num_steps)]
-    assert any(len({m.route for m in window}) > 2 for window in windows)
-    trained = [frozenset().union(*(m.route.trained for m in window)) for window in windows]
-    every = frozenset().union(*trained)
-    assert any(sets < every for sets in trained)
-    assert any(not m.route.trained >= {"shared"} for window in windows for m in window)
 
 
 # bytes kept gathered, activation checkpointing, parameters from which on a module has a group: modules apart, or not
@@ -157,31 +150,21 @@ def stop_and_resume(rank, num_ranks, config, folder):
     if rank == 0:
         same = equal(state, straight) and equal(third, straight)
         same &= straight_losses == resumed_losses == losses[HALF * 4 :]
-        torch.save({"losses": losses, "state": state, "half": half, "resumed_exactly": same}, folder / "out.pt")
+        torch.save({"state": state, "half": half, "resumed_exactly": same}, folder / "out.pt")
 
 
-@pytest.mark.parametrize(
-    ("precision", "num_ranks"), [("float32", 2), ("bfloat16", 2), pytest.param("float32", 4, marks=pytest.mark.slow)]
-)
-def test_ranks_train_like_one_process(tmp_path, precision, num_ranks):
-    """They resume bit for bit, from full tensors and from their own rows; one process continues what they began."""
-    config = tiny.run_config(precision=precision, micro_batch=4, batch_size=16, draws=(128, 32, 32))
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_resume_bit_for_bit(tmp_path, num_ranks):
+    """From full tensors and from their own rows; one process continues what they began."""
+    config = tiny.run_config(micro_batch=4, batch_size=16, draws=(128, 32, 32))
     run_ranks(num_ranks, stop_and_resume, config, tmp_path)
     out = torch.load(tmp_path / "out.pt")
-    alone = Learner(config)
-    losses = train(alone, config)
-    assert out["losses"][: len(losses)] == pytest.approx(losses, abs=TOLERANCES[precision])
-    reference = tiny.full_state(alone)
-    assert out["state"].keys() == reference.keys()  # the same sets stepped
-    errors = [(out["state"][n] - reference[n]).abs().max().item() for n in reference if n.startswith("model.")]
-    assert max(errors) < TOLERANCES[precision]
     assert out["resumed_exactly"]
-    if precision == "float32":
-        continued = Learner(config)
-        continued.load_state(out["half"])
-        train(continued, config, HALF)
-        state = tiny.full_state(continued)
-        assert max((out["state"][n] - state[n]).abs().max().item() for n in state) < TOLERANCES["float32"]
+    continued = Learner(config)
+    continued.load_state(out["half"])
+    train(continued, config, HALF)
+    state = tiny.full_state(continued)
+    assert max((out["state"][n] - state[n]).abs().max().item() for n in state) < TOLERANCES["float32"]
 
 
 class Collectives(TorchDispatchMode):
