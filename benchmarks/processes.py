@@ -1,4 +1,5 @@
-"""Runs iterators in their own processes, each with its own core, memory allocator or process group."""
+"""Runs iterators in their own processes, each with its own core, memory allocator or process
+group."""
 
 import contextlib
 import multiprocessing

@@ -27,7 +27,8 @@ def interleaved(
 ) -> dict[str, tuple[float, ...]]:
     """Returns the seconds of every action in every round, after an untimed call of each.
 
-    Every second round runs the actions in reverse, so that a machine that becomes slower or faster favours none.
+    Every second round runs the actions in reverse, so that a machine that becomes slower or faster
+    favours none.
     """
     for action in actions.values():
         action()

@@ -52,13 +52,21 @@ WORKLOAD = Workload(TINY, num_micro_batches=2, num_rounds=2)
 
 
 def test_ratios_are_of_neighbouring_rounds():
-    """A machine that becomes three times slower leaves the ratio alone; a ratio of medians or means would not."""
-    measured = BenchmarkResult("m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0))
+    """A machine that becomes three times slower leaves the ratio alone; a ratio of medians or means
+    would not."""
+    measured = BenchmarkResult(
+        "m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0)
+    )
     assert (measured.ratio, measured.spread, measured.holds) == (2.0, (1.0, 2.0), True)
     alone = BenchmarkResult("alone", "s", (4.0,), (), "nothing", Aim("at most", 3.0, "value"))
     assert (alone.ratio, alone.spread, alone.holds) == (None, None, False)
     plain = json.loads(measured.line())
-    assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == ("m", 2.5, "s", 2.5)
+    assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == (
+        "m",
+        2.5,
+        "s",
+        2.5,
+    )
 
 
 def test_rounds_are_interleaved():
@@ -84,27 +92,37 @@ def test_compared_runs_are_what_they_are_called():
 
 
 def test_the_peer_is_our_model():
-    """With our weights Hugging Face's model has our loss, and our parameters but for its attention biases."""
+    """With our weights Hugging Face's model has our loss, and our parameters but for its attention
+    biases."""
     pytest.importorskip("transformers")
     config = dataclasses.replace(TINY.dense(), num_heads=4, num_kv_heads=2)
     weights = dict(initial_weights(config, 0))
     weights = {
-        n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) for n, w in weights.items()
+        n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
+        for n, w in weights.items()
     }
     peer = peers.starcoder2(config).eval()
     peer.load_state_dict(dict(foreign_weights(config, weights, {})))
-    tokens_BT = torch.from_numpy(random_tokens(compared_runs(WORKLOAD)[DENSE])["core"][:4].astype(np.int64))
+    tokens_BT = torch.from_numpy(
+        random_tokens(compared_runs(WORKLOAD)[DENSE])["core"][:4].astype(np.int64)
+    )
     with torch.no_grad():
         ours = cross_entropy(build(config, weights.items())(tokens_BT[:, :-1]), tokens_BT[:, 1:])
         assert float(peers.peer_loss(peer, tokens_BT)) == pytest.approx(float(ours), rel=1e-5)
-    biases = sum(p.numel() for name, p in peer.named_parameters() if name.endswith("_proj.bias") and "attn" in name)
+    biases = sum(
+        p.numel()
+        for name, p in peer.named_parameters()
+        if name.endswith("_proj.bias") and "attn" in name
+    )
     assert sum(p.numel() for p in peer.parameters()) - biases == total_parameters(config)
 
 
 @pytest.mark.slow
 def test_training():
     measured = {m.name: m for m in training.compare(WORKLOAD, with_peer=not peers.why_no_peer())}
-    ours = {f"{GRAM} tiny", f"{GRAM_FROZEN} tiny"} | ({"CPU code tiny"} if cpu.has_fast_code() else set())
+    ours = {f"{GRAM} tiny", f"{GRAM_FROZEN} tiny"} | (
+        {"CPU code tiny"} if cpu.has_fast_code() else set()
+    )
     assert len(measured) == len(ours) + 2 * (not peers.why_no_peer())
     assert ours <= measured.keys()
     assert all(min(m.values) > 0 for m in measured.values())
@@ -121,8 +139,11 @@ def test_corpus(tmp_path):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_study_overhead(tmp_path, ray_cluster):
-    (measured,) = study_overhead.measure(BenchmarkSettings(str(tmp_path)), num_runs=8, num_tokens=64 * 160)
-    assert measured.ratio > 0.9  # runs of a tenth of a second: what was ahead of the clock is not known exactly
+    (measured,) = study_overhead.measure(
+        BenchmarkSettings(str(tmp_path)), num_runs=8, num_tokens=64 * 160
+    )
+    # Runs of a tenth of a second: what was ahead of the clock is not known exactly.
+    assert measured.ratio > 0.9
 
 
 @pytest.mark.slow
@@ -135,16 +156,22 @@ def test_the_drivers_time_for_a_node_does_not_grow_with_the_study(tmp_path, ray_
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
-    """On the CPU at the smallest size; every other library is absent, also from the processes that it starts."""
+    """On the CPU at the smallest size; every other library is absent, also from the processes that
+    it starts."""
     missing = sorted(NOT_IN_CORE | {"transformers"})
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n"
+    )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     flags = "--gpu --device cpu --sizes tiny --rounds 1 --eager"
     command = [sys.executable, "experiments/bench.py", *flags.split()]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
-    assert [re.sub(r"\D", "", line["name"]) for line in lines] == ["", "8", "4"]  # of micro-batches and of runs
+    # Of micro-batches and of runs.
+    assert [re.sub(r"\D", "", line["name"]) for line in lines] == ["", "8", "4"]
     assert all(line["name"].endswith(" cpu") for line in lines)
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
     assert lines[1]["losses apart, nats"] < 0.05
@@ -171,12 +198,18 @@ def test_a_rank_whose_losses_are_others_misses():
     assert to_one.endswith(f"resumed from {name}")
 
 
-NO_GPU = pytest.param("--check --device cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU"))
+NO_GPU = pytest.param(
+    "--check --device cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+)
 
 
-@pytest.mark.parametrize("flags", ["--device gpu", "--rounds 0", "--check --ranks 0", "--check --ranks 3", NO_GPU])
+@pytest.mark.parametrize(
+    "flags", ["--device gpu", "--rounds 0", "--check --ranks 0", "--check --ranks 3", NO_GPU]
+)
 def test_flags_that_would_measure_nothing_are_refused(flags, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", *flags.split()])
+    monkeypatch.setattr(
+        sys, "argv", ["bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", *flags.split()]
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "experiments/bench.py"), run_name="__main__")
@@ -195,4 +228,6 @@ def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch):
     assert workloads.stories_26m() == STORIES_SIZES["26M"]
     monkeypatch.setattr(workloads, "bfloat16_share", lambda: 0.004)
     size = STORIES_SIZES["26M"]
-    assert workloads.stories_26m() == dataclasses.replace(size, precision="float32", micro_batch=size.micro_batch // 2)
+    assert workloads.stories_26m() == dataclasses.replace(
+        size, precision="float32", micro_batch=size.micro_batch // 2
+    )

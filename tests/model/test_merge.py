@@ -16,20 +16,26 @@ from tests import tiny
 def randomised(config: ModelConfig):
     """A model without a zero in it, so that a forgotten term would show; weights and model."""
     generator = torch.Generator().manual_seed(1)
-    weights = {n: torch.randn(w.shape, generator=generator) * 0.2 for n, w in initial_weights(config, 0)}
+    weights = {
+        n: torch.randn(w.shape, generator=generator) * 0.2 for n, w in initial_weights(config, 0)
+    }
     return weights, build(config, weights.items()).eval()
 
 
 def config_of(*kinds: str, architecture: str = ModelConfig.architecture) -> ModelConfig:
     widths = {"mlp": 8, "lora": 3}
-    modules = tuple(ModuleSpec(d, kind, widths[kind]) for d, kind in zip(("a", "b", "c"), kinds, strict=False))
+    modules = tuple(
+        ModuleSpec(d, kind, widths[kind]) for d, kind in zip(("a", "b", "c"), kinds, strict=False)
+    )
     return dataclasses.replace(tiny.model_config(False), modules=modules, architecture=architecture)
 
 
 ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 2.0, "c": 1.0}]
 
 
-@pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")])
+@pytest.mark.parametrize(
+    "kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")]
+)
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
@@ -74,7 +80,9 @@ def test_a_fresh_lora_changes_nothing(architecture):
     assert torch.equal(model(tokens, {"a": 1.0}), model(tokens))
 
 
-@pytest.mark.parametrize("kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")])
+@pytest.mark.parametrize(
+    "kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")]
+)
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_merged_rows_are_the_merged_tensors_rows(architecture, kinds, active):
@@ -90,4 +98,6 @@ def test_merged_rows_are_the_merged_tensors_rows(architecture, kinds, active):
         for num_ranks in (1, 3, 50) if ".mlp." in name else ():
             for rank in range(num_ranks):
                 first, stop = rank_rows(len(merged), rank, num_ranks)
-                assert torch.equal(merged_rows(config, read, active, name, first, stop), merged[first:stop]), name
+                assert torch.equal(
+                    merged_rows(config, read, active, name, first, stop), merged[first:stop]
+                ), name

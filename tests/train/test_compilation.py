@@ -1,4 +1,5 @@
-"""Compiled layers compute what eager ones do, with a bounded number of graphs, and eager ones follow a failure.
+"""Compiled layers compute what eager ones do, with a bounded number of graphs, and eager ones
+follow a failure.
 
 On a CPU, mostly by the eager backend.
 """
@@ -20,7 +21,8 @@ from tests import tiny
 from tests.train.test_sharding import HALF, equal, train
 
 NUM_COMPILED = 2  # functions with separate graphs: a block's trunk and an auxiliary MLP
-EIGHT = {"micro_batch": 2, "batch_size": 16, "draws": (80, 40, 40)}  # micro-batches a step, in 10 steps
+# Micro-batches a step, in 10 steps.
+EIGHT = {"micro_batch": 2, "batch_size": 16, "draws": (80, 40, 40)}
 
 
 class CountingBackend:
@@ -38,7 +40,10 @@ class CountingBackend:
 
 @pytest.fixture(autouse=True)
 def no_graphs_before():
-    limit, lazily = torch._dynamo.config.recompile_limit, torch._functorch.config.force_non_lazy_backward_lowering
+    limit, lazily = (
+        torch._dynamo.config.recompile_limit,
+        torch._functorch.config.force_non_lazy_backward_lowering,
+    )
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -61,7 +66,8 @@ def test_graphs_are_bounded_and_change_nothing(kind, max_graphs, monkeypatch):
 
 
 def test_layers_share_their_graphs():
-    """As many graphs for six layers as for two: one for each combination of trained sets and gradient mode."""
+    """As many graphs for six layers as for two: one for each combination of trained sets and
+    gradient mode."""
     counts = []
     for num_layers in (2, 6):
         config = tiny.run_config(model=tiny.model_config(num_layers=num_layers))
@@ -75,7 +81,11 @@ def test_layers_share_their_graphs():
 def test_merged_passes_have_four_sizes():
     """So their graphs stay below the bound, beyond which layers would run without one."""
     config = tiny.run_config(model=tiny.model_config(num_layers=1), **EIGHT)
-    plain, compiled, backend = Learner(config, num_merged=8), Learner(config, num_merged=8), CountingBackend()
+    plain, compiled, backend = (
+        Learner(config, num_merged=8),
+        Learner(config, num_merged=8),
+        CountingBackend(),
+    )
     compile_blocks(compiled.model, Compilation(backend))
     assert train(plain, config) == train(compiled, config)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
@@ -88,11 +98,14 @@ def failing_backward(graph, inputs):
     def backward(*_):
         raise ModuleNotFoundError("triton")
 
-    return aot_autograd(fw_compiler=lambda module, _: module.forward, bw_compiler=backward)(graph, inputs)
+    return aot_autograd(fw_compiler=lambda module, _: module.forward, bw_compiler=backward)(
+        graph, inputs
+    )
 
 
 def failing_once():
-    """Cannot compile the first graph; later ones save fewer tensors than the functions themselves, as inductor's do."""
+    """Cannot compile the first graph; later ones save fewer tensors than the functions themselves,
+    as inductor's do."""
     failing = CountingBackend(1)
 
     def compiled(module, inputs):
@@ -101,7 +114,9 @@ def failing_once():
     def backend(graph, inputs):
         failing(graph, inputs)
         return aot_autograd(
-            fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
+            fw_compiler=compiled,
+            bw_compiler=compiled,
+            partition_fn=min_cut_rematerialization_partition,
         )(graph, inputs)
 
     return backend
@@ -119,10 +134,14 @@ RECOMPUTED = ("later", "backward", "once")
 
 @pytest.mark.parametrize(
     ("failure", "checkpointing"),
-    [*((name, False) for name in FAILURES if name != "once"), *((name, True) for name in RECOMPUTED)],
+    [
+        *((name, False) for name in FAILURES if name != "once"),
+        *((name, True) for name in RECOMPUTED),
+    ],
 )
 def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatch):
-    """The run has the eager one's bits, and one warning. Recomputed layers run as they ran before."""
+    """The run has the eager one's bits, and one warning. Recomputed layers run as they ran
+    before."""
     config, failing = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
     plain = Learner(config, activation_checkpointing=checkpointing, num_merged=8)
     monkeypatch.setattr(learner, "Compilation", lambda: failing)
@@ -162,12 +181,19 @@ def test_errors_of_the_function_itself_rise(error):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_inductor_with_merged_passes_follows_eager(precision):
-    """One dense layer and the loss, and eight micro-batches in a pass: each graph costs a C++ compiler some seconds."""
+    """One dense layer and the loss, and eight micro-batches in a pass: each graph costs a C++
+    compiler some seconds."""
     model = tiny.model_config(False, num_layers=1)
-    config = tiny.run_config(False, routing=RoutingConfig(), precision=precision, model=model, **EIGHT)
-    plain, compiled = (Learner(config, compiled=compiled, num_merged=8) for compiled in (False, True))
+    config = tiny.run_config(
+        False, routing=RoutingConfig(), precision=precision, model=model, **EIGHT
+    )
+    plain, compiled = (
+        Learner(config, compiled=compiled, num_merged=8) for compiled in (False, True)
+    )
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[precision]
-    assert train(compiled, config, stop=2) == pytest.approx(train(plain, config, stop=2), abs=tolerance)
+    assert train(compiled, config, stop=2) == pytest.approx(
+        train(plain, config, stop=2), abs=tolerance
+    )
     assert not compiled.compilation.has_failed
 
 
@@ -183,5 +209,6 @@ def test_inductor_on_a_gpu_follows_eager(num_merged):
 def train_on_gpu(config, compiled, num_merged) -> list[float]:
     learner = Learner(config, "cuda", compiled=compiled, num_merged=num_merged)
     forward = learner.forward
-    learner.forward = lambda tokens_BT, active: forward(tokens_BT.cuda(), active)  # `train` evaluates on CPU tokens
+    # `train` evaluates on CPU tokens.
+    learner.forward = lambda tokens_BT, active: forward(tokens_BT.cuda(), active)
     return train(learner, config)

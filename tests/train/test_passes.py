@@ -1,4 +1,5 @@
-"""A micro-batch in several passes, and several in one: the gradient of one pass each, up to rounding."""
+"""A micro-batch in several passes, and several in one: the gradient of one pass each, up to
+rounding."""
 
 import pytest
 
@@ -16,8 +17,17 @@ RUNS = {
     "gram": {},
     "gram in bfloat16": {"precision": "bfloat16"},
     "loras": {"model": tiny.ModelConfig(2, 16, 4, 2, 32, tiny.VOCAB, tiny.SEQ_LEN, LORAS)},
-    "maxent": {"modular": False, "routing": RoutingConfig(), "objective": Objective("maxent_kl", ("lisp", "virology"))},
-    "rmu": {"modular": False, "routing": RoutingConfig(), "objective": STEERED, "start": View.of("start")},
+    "maxent": {
+        "modular": False,
+        "routing": RoutingConfig(),
+        "objective": Objective("maxent_kl", ("lisp", "virology")),
+    },
+    "rmu": {
+        "modular": False,
+        "routing": RoutingConfig(),
+        "objective": STEERED,
+        "start": View.of("start"),
+    },
 }
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 
@@ -29,7 +39,8 @@ def train(config, num_passes, num_merged=1):
 
 
 IN_PARTS = [(name, 4, 1) for name in RUNS]
-MERGED = [("gram", 1, 2), *((name, 1, 4) for name in RUNS if name != "rmu")]  # RMU: see `merged_within`
+# Passes of RMU are not merged: see `merged_within`.
+MERGED = [("gram", 1, 2), *((name, 1, 4) for name in RUNS if name != "rmu")]
 
 
 @pytest.mark.parametrize(("name", "num_passes", "num_merged"), [*IN_PARTS, *MERGED])
@@ -45,7 +56,9 @@ def test_passes_train_like_one(name, num_passes, num_merged):
     assert max((weights[n] - expected[n]).abs().max().item() for n in expected) < tolerance
     if config.model.modules:
         rows = tiny.arrays(seed=1)["lisp"]
-        assert probed_norms(many, rows) == pytest.approx(probed_norms(one, rows), rel=100 * tolerance)
+        assert probed_norms(many, rows) == pytest.approx(
+            probed_norms(one, rows), rel=100 * tolerance
+        )
 
 
 @pytest.mark.parametrize(("num_merged", "expected"), [(1, 4), (2, 2), (3, 2), (4, 1)])
