@@ -130,7 +130,7 @@ def test_training():
 
 def test_corpus(tmp_path):
     tokenizer = corpus.write_tokenizer(tmp_path / "tokenizer.json")
-    num_bytes = corpus.write_corpus(tmp_path / "stories", 2_000_000)
+    num_bytes = corpus.write_corpus(tmp_path / "stories", 500_000)
     rate = corpus.rate(tmp_path, tmp_path / "stories", tokenizer, num_bytes, num_rounds=1)
     assert 0 < rate.ratio < 2
     assert 50 < corpus.peak_mb(tmp_path / "stories", tokenizer, tmp_path / "apart") < 1000

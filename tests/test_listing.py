@@ -22,6 +22,7 @@ from tests.conftest import ROOT
 from tests.store.training import run_config
 
 SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
+SMALL += ["--set", "options.elicitation=false"]
 EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {
     "all",
     "bench",

@@ -13,8 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.many_runs import write_study
 from gram_platform import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.cli import main
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker
 from tests.cluster import files
 from tests.cluster.files import constraint
 from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files
@@ -97,20 +99,8 @@ def test_the_images_can_measure_a_gpus_utilisation():
 
 def test_results_are_read_where_torch_and_ray_are_missing(tmp_path):
     storage, uri = str(tmp_path), f"sqlite:///{tmp_path}/mlflow.db"
-    small = [
-        "--preset",
-        "smoke",
-        "--sizes",
-        "tiny",
-        "--seeds",
-        "1",
-        "--methods",
-        "gram",
-        "--in-process",
-    ]
-    with pytest.raises(SystemExit) as end:
-        main(["run", "scaling", *small, "--storage", storage])
-    assert end.value.code == 0
+    write_study(storage, num_runs=10, num_points=4)
+    Tracker(uri).sync(Store(storage))
     frames = [load_store(storage), load_store_curves(storage), load_runs(uri), load_curves(uri)]
     code = READ.format(absent=NOT_TO_READ, storage=storage, uri=uri)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -120,4 +110,4 @@ def test_results_are_read_where_torch_and_ray_are_missing(tmp_path):
     assert json.loads(done.stdout.splitlines()[-1]) == [
         frame.to_csv(index=False) for frame in frames
     ]
-    assert len(frames[0]) == len(frames[2]) == 12
+    assert len(frames[0]) == len(frames[2]) == 10 + 2 * 7

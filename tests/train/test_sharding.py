@@ -334,7 +334,7 @@ def evaluated_after_two_steps(config) -> dict:
 
 def evaluated_configs() -> dict:
     points = EvalPoints(1, NUM_EVALUATED, tiny.DOMAINS)
-    chosen = {name: method_configs()[name] for name in ("gram", "gram_lora, bfloat16", "demix")}
+    chosen = {name: method_configs()[name] for name in ("gram", "gram_lora, bfloat16")}
     return {
         name: dataclasses.replace(config, eval_points=points) for name, config in chosen.items()
     }
