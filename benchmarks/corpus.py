@@ -1,12 +1,13 @@
-"""Measures preparing a corpus against `tokenizers` encoding the same texts, and the memory that it takes."""
+"""Measures preparing a corpus against `tokenizers` encoding the same texts, and the memory that it
+takes."""
 
 import json
 import multiprocessing
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -24,7 +25,8 @@ FILE_DOCUMENTS = 2000
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
-    """Measures the rate at 12 MB (full: 120 MB), and peak memory at 4 and 12 MB (full: 40 MB and 1 GB)."""
+    """Measures the rate at 12 MB (full: 120 MB), and peak memory at 4 and 12 MB (full: 40 MB and 1
+    GB)."""
     folder, scale = Path(settings.storage), 10 if settings.full else 1
     tokenizer = write_tokenizer(folder / "tokenizer.json")
     large, small = folder / "large", folder / "small"
@@ -45,7 +47,8 @@ def write_tokenizer(path: Path) -> Path:
 
 
 def write_corpus(folder: Path, num_bytes: int) -> int:
-    """Writes stories as .jsonl files of `text` and `label` until they hold `num_bytes` of text; returns the bytes."""
+    """Writes stories as .jsonl files of `text` and `label` until they hold `num_bytes` of text;
+    returns the bytes."""
     folder.mkdir(exist_ok=True)
     source, written, index = stories_source(dict.fromkeys(TOPICS, 1), 64, 0.5), 0, 0
     while written < num_bytes:
@@ -62,8 +65,11 @@ def recipe_of(corpus: Path, tokenizer: Path) -> CorpusRecipe:
     return resolve(corpus, core_label=TOPICS[0], tokenizer=str(tokenizer), **SHAPE)
 
 
-def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds: int) -> BenchmarkResult:
-    """Times encoding the texts, then resolving and preparing the corpus from its files without a cache, each round."""
+def rate(
+    folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds: int
+) -> BenchmarkResult:
+    """Times encoding the texts, then resolving and preparing the corpus from its files without a
+    cache, each round."""
     texts = [text for path in sorted(corpus.iterdir()) for text in _texts(path)]
     batches, encoder = _batches(texts), load_tokenizer(tokenizer)
     ours, theirs, resolving = [], [], []
@@ -81,7 +87,11 @@ def rate(folder: Path, corpus: Path, tokenizer: Path, num_bytes: int, num_rounds
         references=tuple(num_bytes / spent / 1e6 for spent in theirs),
         against="tokenizers.encode_batch_fast alone, texts in memory",
         aim=Aim("at least", 0.8),
-        details={"num_bytes": num_bytes, "of which reading for the recipe, s": resolving, "in all, s": ours},
+        details={
+            "num_bytes": num_bytes,
+            "of which reading for the recipe, s": resolving,
+            "in all, s": ours,
+        },
     )
 
 
@@ -113,7 +123,10 @@ def _timed(call: Callable[[], object]) -> float:
 
 
 def _memory(folder: Path, small: Path, large: Path) -> BenchmarkResult:
-    peaks = [peak_mb(corpus, folder / "tokenizer.json", folder / f"packed-{corpus.name}") for corpus in (large, small)]
+    peaks = [
+        peak_mb(corpus, folder / "tokenizer.json", folder / f"packed-{corpus.name}")
+        for corpus in (large, small)
+    ]
     sizes = [sum(path.stat().st_size for path in corpus.iterdir()) for corpus in (large, small)]
     return BenchmarkResult(
         name="memory of preparing",
@@ -127,27 +140,12 @@ def _memory(folder: Path, small: Path, large: Path) -> BenchmarkResult:
 
 def peak_mb(corpus: Path, tokenizer: Path, root: Path) -> float:
     """Returns the peak resident memory, in MB, of a process that prepares the corpus."""
-    return in_own_process(_prepare_apart, corpus, tokenizer, root)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(_prepare_apart, corpus, tokenizer, root).result()
 
 
-def in_own_process(function: Callable, *arguments: Path) -> Any:
-    """Calls `function(*arguments, sender)` in a new process; returns what it sends."""
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=function, args=(*arguments, sender))
-    process.start()
-    sender.close()
-    sent = receiver.recv()
-    process.join()
-    return sent
-
-
-def _prepare_apart(corpus: Path, tokenizer: Path, root: Path, sender) -> None:
+def _prepare_apart(corpus: Path, tokenizer: Path, root: Path) -> float:
     prepare(recipe_of(corpus, tokenizer), root)
-    sender.send(peak_of_this_process())
-
-
-def peak_of_this_process() -> float:
-    """Returns the peak resident memory of this process, in MB."""
-    status = Path("/proc/self/status").read_text()  # getrusage's maximum includes the parent's memory
+    # The maximum of getrusage includes the parent's memory.
+    status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) / 1024

@@ -1,14 +1,17 @@
-"""Measures on planted studies how often intervals hold the true compute ratio, and how often claims are judged right.
+"""Measures on planted studies how often intervals hold the true compute ratio, and how often claims
+are judged right.
 
     python -m benchmarks.coverage --storage DIR --num-studies 1000
 
-Studies are planted from a finished study (default: scaling) of baseline, filtering and GRAM with attacks. Every domain
-of every size has a true curve: the power law that was fitted there, or that curve bent (SHAPES). The seeds' deviations
-from it, in log loss, are normal with the covariance that the finished study shows, pooled over its sizes: all points of
-all curves, the baselines' decayed ends and every loss of every method together.
+Studies are planted from a finished study (default: scaling) of baseline, filtering and GRAM with
+attacks. Every domain of every size has a true curve: the power law that was fitted there, or that
+curve bent (SHAPES). The seeds' deviations from it, in log loss, are normal with the covariance that
+the finished study shows, pooled over its sizes: all points of all curves, the baselines' decayed
+ends and every loss of every method together.
 
-Ratios are planted where they were measured, and claims at their boundaries, where left - right is the end of the range.
-Prints a table of coverages for each shape of the true curves, then one of verdicts.
+Ratios are planted where they were measured, and claims at their boundaries, where left - right is
+the end of the range. Prints a table of coverages for each shape of the true curves, then one of
+verdicts.
 """
 
 import math
@@ -35,10 +38,13 @@ from gram_platform.paper.verdicts import AGREE, Judgement, judge
 from gram_platform.store import Store
 
 NUM_SEEDS = (3, 5)
-Row = tuple[str, str, str]  # method, profile and class of a row of the table
-Run = tuple[str, str, str]  # method, variant and size of a claim's side
+# Method, profile and class of a row of the table.
+Row = tuple[str, str, str]
+# Method, variant and size of a claim's side.
+Run = tuple[str, str, str]
 POWER_LAW, POINT = "power law", "point "
-METHODS = ("filtering", "gram")  # whose losses are planted
+# The methods whose losses are planted.
+METHODS = ("filtering", "gram")
 
 
 @dataclass(frozen=True)
@@ -46,22 +52,29 @@ class Unit:
     """The baselines of one size on one domain, as they were measured."""
 
     curve: LearningCurve
-    steps: np.ndarray  # [T], of the curve's points
-    misfit: np.ndarray  # [T], mean residual over seeds, in log loss
-    end: float  # mean log loss of the baselines at their end
+    # The steps of the curve's points [T].
+    steps: np.ndarray
+    # The mean residual over seeds, in log loss [T].
+    misfit: np.ndarray
+    # Mean log loss of the baselines at their end.
+    end: float
 
 
 @dataclass(frozen=True)
 class Measured:
     """What planted studies are made from."""
 
-    units: Mapping[tuple[str, str], Unit]  # {(size, domain): unit}
-    ratios: Mapping[tuple[str, Row], float]  # {(size, row of the table): mean compute ratio}
-    domains: Mapping[Row, tuple[str, ...]]  # of each row
-    # log loss minus the mean over seeds: a row per size and seed, a column per point of a curve, `(domain, POINT)` with
-    # its number, and per loss, `(domain, name of the row)`
+    # By size and domain.
+    units: Mapping[tuple[str, str], Unit]
+    # The mean compute ratio by size and row of the table.
+    ratios: Mapping[tuple[str, Row], float]
+    # The domains of each row.
+    domains: Mapping[Row, tuple[str, ...]]
+    # Log loss minus the mean over seeds: a row per size and seed, a column per point of a curve,
+    # `(domain, POINT)` with its number, and per loss, `(domain, name of the row)`.
     deviations: pd.DataFrame
-    freedom: int  # degrees of freedom of the deviations
+    # Degrees of freedom of the deviations.
+    freedom: int
 
 
 def of_domains(source: Measured, domains: Sequence[str]) -> Measured:
@@ -73,15 +86,21 @@ def of_domains(source: Measured, domains: Sequence[str]) -> Measured:
 
 
 def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measured:
-    """Measures curves and deviations from the frames of a study: `size, seed, step, domain, loss`; `Analysis.ratios`.
+    """Measures curves and deviations from the frames of a study: `size, seed, step, domain, loss`;
+    `Analysis.ratios`.
 
-    `profile`: of core and one domain, whose rows are planted beside those of `all`. ValueError without these rows.
+    `profile`: of core and one domain, whose rows are planted beside those of `all`. ValueError
+    without these rows.
     """
-    rows = ratios[ratios["method"].isin([*METHODS, BASELINE]) & ratios["profile"].isin([profile, ALL])]
+    rows = ratios[
+        ratios["method"].isin([*METHODS, BASELINE]) & ratios["profile"].isin([profile, ALL])
+    ]
     found = rows[rows["profile"] == profile].groupby("size")["method"].agg(set)
     if any(set(METHODS) - found.get(size, set()) for size in dict.fromkeys(curves["size"])):
         names = ", ".join(sorted(set(ratios["profile"])))
-        raise invalid("profile", profile, f"one that {' and '.join(METHODS)} have at every size, of {names}")
+        raise invalid(
+            "profile", profile, f"one that {' and '.join(METHODS)} have at every size, of {names}"
+        )
     units, parts, domains = {}, {}, {}
     for size in dict.fromkeys(curves["size"]):
         of_size = {}
@@ -91,7 +110,8 @@ def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measur
             residuals = logs.sub(np.log(curve.loss(logs.index.to_numpy(float))), axis=0)
             misfit = residuals.mean(axis=1)
             of_size |= {
-                (domain, f"{POINT}{number}"): row for number, (_, row) in enumerate(residuals.sub(misfit, 0).iterrows())
+                (domain, f"{POINT}{number}"): row
+                for number, (_, row) in enumerate(residuals.sub(misfit, 0).iterrows())
             }
             here = rows[(rows["size"] == size) & (rows["domain"] == domain)]
             for key, group in here.groupby(["method", "profile", "class"]):
@@ -104,15 +124,20 @@ def measured(curves: pd.DataFrame, ratios: pd.DataFrame, profile: str) -> Measur
         parts[size] = pd.DataFrame(of_size)
     deviations = pd.concat(parts).dropna(axis="columns")
     means = rows.groupby(["size", "method", "profile", "class"])["compute_ratio"].mean()
-    domains = {row: tuple(d for d in of if (d, " ".join(row)) in deviations) for row, of in domains.items()}
+    domains = {
+        row: tuple(d for d in of if (d, " ".join(row)) in deviations) for row, of in domains.items()
+    }
     domains = {row: of for row, of in domains.items() if of}
-    known = {(size, tuple(row)): float(ratio) for (size, *row), ratio in means.items() if tuple(row) in domains}
+    known = {
+        (size, tuple(row)): float(ratio)
+        for (size, *row), ratio in means.items()
+        if tuple(row) in domains
+    }
     return Measured(units, known, domains, deviations, len(deviations) - len(parts))
 
 
-# ------------------------------------------------------------------------------------------------- the true curves
-
-Shape = Callable[[Unit, np.ndarray], np.ndarray]  # the true log loss at steps
+# The true log loss at steps.
+Shape = Callable[[Unit, np.ndarray], np.ndarray]
 
 
 def power_law(unit: Unit, steps: np.ndarray) -> np.ndarray:
@@ -125,19 +150,6 @@ def drop(unit: Unit, steps: np.ndarray) -> np.ndarray:
     return power_law(unit, steps) + np.log(1.0 - 0.04 * share)
 
 
-def stairs(unit: Unit, steps: np.ndarray) -> np.ndarray:
-    """Falls in steps, one for each doubling: up to 10% of the steps before and behind the power law."""
-    waves = 2.0 * np.pi / math.log(2.0)
-    logs = np.log(steps)
-    return power_law(unit, np.exp(logs + 0.9 / waves * np.sin(waves * logs)))
-
-
-def floor(unit: Unit, steps: np.ndarray) -> np.ndarray:
-    """Falls to half of the last loss, with the power law's loss and slope at the last step."""
-    last = unit.curve.loss(unit.curve.last_step)
-    return np.log(last) + np.log(0.5 + 0.5 * (unit.curve.loss(steps) / last) ** 2)
-
-
 def misfit(unit: Unit, steps: np.ndarray) -> np.ndarray:
     """Bends the power law as the measured curves are bent."""
     return power_law(unit, steps) + np.interp(steps, unit.steps, unit.misfit)
@@ -146,18 +158,17 @@ def misfit(unit: Unit, steps: np.ndarray) -> np.ndarray:
 SHAPES: Mapping[str, Shape] = {
     POWER_LAW: power_law,
     "4% drop in the last tenth": drop,
-    "steps": stairs,
-    "floor": floor,
     "the measured misfit": misfit,
 }
 
-# ------------------------------------------------------------------------------------------------ planted studies
-
 
 class Planted:
-    """Many studies of the same seeds' number, each with a true curve per domain, drawn baselines and their fits."""
+    """Many studies of the same seeds' number, each with a true curve per domain, drawn baselines
+    and their fits."""
 
-    def __init__(self, source: Measured, shape: Shape, num_studies: int, num_seeds: int, rng_seed: int = 0):
+    def __init__(
+        self, source: Measured, shape: Shape, num_studies: int, num_seeds: int, rng_seed: int = 0
+    ):
         self.source, self.shape, self.num_seeds = source, shape, num_seeds
         self.rng = np.random.default_rng(rng_seed)
         sizes = list(dict.fromkeys(size for size, _ in source.units))
@@ -168,7 +179,10 @@ class Planted:
         self.curves = curves
         self.references, notes = baseline_references(evaluations, curves, leave_out=True)
         assert not notes, notes
-        self.conversions = {domain: self._conversions(domain) for domain in dict.fromkeys(d for _, d in source.units)}
+        self.conversions = {
+            domain: self._conversions(domain)
+            for domain in dict.fromkeys(d for _, d in source.units)
+        }
 
     def draw(self) -> np.ndarray:
         """Draws deviations [studies, seeds, columns of `deviations`]."""
@@ -185,11 +199,14 @@ class Planted:
         return (BASELINE, ALL, CORE if domain == CORE else "retain")
 
     def log_losses(self, domain: str, row: Row, ratios: np.ndarray) -> np.ndarray:
-        """Returns the mean log losses [studies] at which a row's expected steps are `ratios` of the baselines'."""
+        """Returns the mean log losses [studies] at which a row's expected steps are `ratios` of the
+        baselines'."""
         found, sizes = np.zeros(len(self.sizes)), np.array(self.sizes)
         for size in dict.fromkeys(self.sizes):
             unit, here = self.source.units[size, domain], sizes == size
-            growth, of_end = (self._growth(unit, domain, which) for which in (row, self.end(domain)))
+            growth, of_end = (
+                self._growth(unit, domain, which) for which in (row, self.end(domain))
+            )
             s0 = unit.curve.s0
             reference = (unit.curve.step(math.exp(unit.end)) + s0) * of_end - s0
             found[here] = self.shape(unit, (ratios[here] * reference + s0) / growth - s0)
@@ -208,19 +225,33 @@ class Planted:
         for domain in dict.fromkeys(domain for _, domain in self.source.units):
             end, columns = self.end(domain), self.source.deviations.columns
             mean = self.log_losses(domain, end, np.ones(len(numbers)))[:, None]
-            losses[PREFIX + domain] = np.exp(mean + self.noise[:, :, self.column(domain, end)]).ravel()
-            points = [place for place, (d, key) in enumerate(columns) if d == domain and key.startswith(POINT)]
+            losses[PREFIX + domain] = np.exp(
+                mean + self.noise[:, :, self.column(domain, end)]
+            ).ravel()
+            points = [
+                place
+                for place, (d, key) in enumerate(columns)
+                if d == domain and key.startswith(POINT)
+            ]
             units = [self.source.units[size, domain] for size in self.sizes]
-            steps = np.array([unit.steps[: len(points)] for unit in units])  # [studies, T]
-            true = np.array([self.shape(unit, of_unit) for unit, of_unit in zip(units, steps, strict=True)])
+            # The shape is [studies, T].
+            steps = np.array([unit.steps[: len(points)] for unit in units])
+            true = np.array(
+                [self.shape(unit, of_unit) for unit, of_unit in zip(units, steps, strict=True)]
+            )
             logs = true[:, None, :] + self.noise[:, :, points]
-            frame = pd.DataFrame({"step": np.repeat(steps, self.num_seeds, 0).ravel(), "loss": np.exp(logs).ravel()})
-            curves.append(frame.set_index(names.repeat(len(points))).reset_index().assign(domain=domain))
+            frame = pd.DataFrame(
+                {"step": np.repeat(steps, self.num_seeds, 0).ravel(), "loss": np.exp(logs).ravel()}
+            )
+            curves.append(
+                frame.set_index(names.repeat(len(points))).reset_index().assign(domain=domain)
+            )
         evaluations = losses.reset_index().assign(method=BASELINE, profile=ALL)
         return evaluations, pd.concat(curves, ignore_index=True)
 
     def _conversions(self, domain: str) -> np.ndarray:
-        """Returns [5, studies, seeds + 1] numbers that turn log losses into ratios, last by the pooled reference."""
+        """Returns [5, studies, seeds + 1] numbers that turn log losses into ratios, last by the
+        pooled reference."""
         found = []
         for number in range(len(self.sizes)):
             reference = self.references[str(number), domain]
@@ -233,16 +264,21 @@ class Planted:
         return np.moveaxis(np.array(found), -1, 0)
 
     def row(self, row: Row, ratios: np.ndarray, noise: np.ndarray, shift: int = 0) -> "Seeds":
-        """Returns a row's values and pseudo-values at planted ratios [studies]; `shift`: by another study's curves.
+        """Returns a row's values and pseudo-values at planted ratios [studies]; `shift`: by another
+        study's curves.
 
         This is `ratios.pseudo_values` for studies without gaps, of all at once.
         """
         every = []
         for domain in self.source.domains[row]:
-            logs = self.log_losses(domain, row, np.roll(ratios, shift))[:, None] + noise[:, :, self.column(domain, row)]
+            logs = (
+                self.log_losses(domain, row, np.roll(ratios, shift))[:, None]
+                + noise[:, :, self.column(domain, row)]
+            )
             first, offset, log_first, alpha, reference = self.conversions[domain][:, :, None, :]
             steps = first + offset * np.expm1((log_first - logs[:, :, None]) / alpha)
-            every.append(steps / reference)  # [studies, seeds, seeds + 1]
+            # The shape is [studies, seeds, seeds + 1].
+            every.append(steps / reference)
         mean = np.mean(every, axis=0)
         values = mean[:, :, -1]
         changes = values[:, :, None] - mean[:, :, :-1]
@@ -264,11 +300,9 @@ class Seeds:
         return Seeds(self.values - other.values, self.pseudo - other.pseudo)
 
 
-# -------------------------------------------------------------------------------------------------------- coverage
-
-
 def coverage(planted: Planted) -> pd.DataFrame:
-    """Returns a row per row of the table and per difference: the share of intervals that hold the planted ratio."""
+    """Returns a row per row of the table and per difference: the share of intervals that hold the
+    planted ratio."""
     rows = [row for row in planted.source.domains if row[0] != BASELINE]
     truths = {row: planted.measured_ratios(row) for row in rows}
     found = {row: planted.row(row, truths[row], planted.noise) for row in rows}
@@ -283,8 +317,7 @@ def coverage(planted: Planted) -> pd.DataFrame:
     for name, (seeds, truth) in quantities.items():
         fixed = [t_interval(values) for values in seeds.values]
         ours = [t_interval(*both) for both in zip(seeds.values, seeds.pseudo, strict=True)]
-        moved = [t_interval(pseudo) for pseudo in seeds.pseudo]
-        line = {"quantity": name, "jackknife": held(ours, truth), "around the pseudo-values": held(moved, truth)}
+        line = {"quantity": name, "jackknife": held(ours, truth)}
         line |= {"curve fixed": held(fixed, truth)}
         line |= {"half-width": float(np.mean([i.high - i.low for i in ours]) / 2.0)}
         line |= {"bias": float((seeds.values.mean(axis=1) - truth).mean())}
@@ -294,25 +327,26 @@ def coverage(planted: Planted) -> pd.DataFrame:
 
 def held(intervals: Sequence[Interval], truth: np.ndarray) -> float:
     """Returns the share of intervals that hold the truth [studies]."""
-    return float(np.mean([i.low <= true <= i.high for i, true in zip(intervals, truth, strict=True)]))
-
-
-# ---------------------------------------------------------------------------------------------------------- claims
+    return float(
+        np.mean([i.low <= true <= i.high for i, true in zip(intervals, truth, strict=True)])
+    )
 
 
 def verdicts(planted: Planted, profile: str) -> pd.DataFrame:
-    """Returns a row per form of claim and end of its range: shares of "agree" among the planted studies.
+    """Returns a row per form of claim and end of its range: shares of "agree" among the planted
+    studies.
 
-    A form is what a claim compares: classes, methods, variants or sizes. GRAM's losses are planted as GRAM's were
-    measured, all other methods' as filtering's. `at the boundary`: left - right is the end; `with the curve fixed`: the
-    same judged by the t over seeds. `where equal`: left - right is 0. `where measured`: it is the finished study's
-    difference, for contrasts of its own rows. `detectable`: the median of the claims' column.
+    A form is what a claim compares: classes, methods, variants or sizes. GRAM's losses are planted
+    as GRAM's were measured, all other methods' as filtering's. `at the boundary`: left - right is
+    the end; `with the curve fixed`: the same judged by the t over seeds. `where equal`: left -
+    right is 0. `where measured`: it is the finished study's difference, for contrasts of its own
+    rows. `detectable`: the median of the claims' column.
     """
     forms: dict[tuple, list[Claim]] = {}
     for claim in (claim for claims in CLAIMS.values() for claim in claims):
-        if not {_row(side, profile) for side in claim.terms} <= planted.source.domains.keys():
-            continue  # the finished study has no such row
-        forms.setdefault(_form(claim, profile), []).append(claim)
+        # The finished study has not every row.
+        if {_row(side, profile) for side in claim.terms} <= planted.source.domains.keys():
+            forms.setdefault(_form(claim, profile), []).append(claim)
     table = []
     for alike in forms.values():
         claim = alike[0]
@@ -320,16 +354,24 @@ def verdicts(planted: Planted, profile: str) -> pd.DataFrame:
             trial = ClaimTrial(planted, claim, profile)
             at_end, gap = trial.judged(end), trial.difference
             line = {"claim": claim.text, "alike": len(alike), "at": end}
-            line |= {"boundary": agreed(at_end), "fixed": agreed(trial.judged(end, curve_fixed=True))}
+            line |= {
+                "boundary": agreed(at_end),
+                "fixed": agreed(trial.judged(end, curve_fixed=True)),
+            }
             line |= {"equal": agreed(trial.judged(0.0)) if end else math.nan}
             line |= {"difference": gap, "measured": agreed(trial.judged(gap))}
-            table.append(line | {"detectable": float(np.median([found.detectable for found in at_end]))})
+            table.append(
+                line | {"detectable": float(np.median([found.detectable for found in at_end]))}
+            )
     return pd.DataFrame(table)
 
 
 def _form(claim: Claim, profile: str) -> tuple:
     runs = list(dict.fromkeys(_run(side) for side in claim.terms))
-    sides = [side if side is None else (_row(side, profile), runs.index(_run(side))) for side, _ in _signed(claim)]
+    sides = [
+        side if side is None else (_row(side, profile), runs.index(_run(side)))
+        for side, _ in _signed(claim)
+    ]
     return (tuple(sides), claim.left.size, claim.within.left, claim.within.right)
 
 
@@ -351,11 +393,14 @@ def _signed(claim: Claim) -> list[tuple[Side | None, float]]:
 
 
 class ClaimTrial:
-    """A claim about planted studies at any true difference; every run on its sides has losses of its own."""
+    """A claim about planted studies at any true difference; every run on its sides has losses of
+    its own."""
 
     def __init__(self, planted: Planted, claim: Claim, profile: str):
         self.planted, self.claim = planted, claim
-        self.sides = [(side, sign, _row(side, profile)) for side, sign in _signed(claim) if side is not None]
+        self.sides = [
+            (side, sign, _row(side, profile)) for side, sign in _signed(claim) if side is not None
+        ]
         runs = list(dict.fromkeys(_run(side) for side, _, row in self.sides if row[0] != BASELINE))
         used = [next(row[0] for side, _, row in self.sides if _run(side) == run) for run in runs]
         self.noise = {
@@ -364,7 +409,8 @@ class ClaimTrial:
         }
         self.ratios = [planted.measured_ratios(row) for *_, row in self.sides]
         signed = zip(self.sides, self.ratios, strict=True)
-        self.difference = float(np.mean(sum(sign * ratios for (_, sign, _), ratios in signed)))  # as it was measured
+        # The difference as it was measured.
+        self.difference = float(np.mean(sum(sign * ratios for (_, sign, _), ratios in signed)))
         self.others = [self._seeds(place) for place in range(1, len(self.sides))]
 
     def _seeds(self, place: int) -> Seeds:
@@ -380,9 +426,13 @@ class ClaimTrial:
         for (_, sign, _), seeds in zip(self.sides[1:], self.others, strict=True):
             total = Seeds(total.values + sign * seeds.values, total.pseudo + sign * seeds.pseudo)
         found, zero = [], dict.fromkeys(self.planted.seeds, 0.0)
-        for values, pseudo in zip(total.values, total.values if curve_fixed else total.pseudo, strict=True):
+        for values, pseudo in zip(
+            total.values, total.values if curve_fixed else total.pseudo, strict=True
+        ):
             left, spread = (dict(zip(self.planted.seeds, v, strict=True)) for v in (values, pseudo))
-            found.append(judge(self.claim.text, left, zero, self.claim.within, pseudo=(spread, zero)))
+            found.append(
+                judge(self.claim.text, left, zero, self.claim.within, pseudo=(spread, zero))
+            )
         return found
 
 
@@ -391,27 +441,23 @@ def agreed(judgements: Sequence[Judgement]) -> float:
     return float(np.mean([found.verdict == AGREE for found in judgements]))
 
 
-# ---------------------------------------------------------------------------------------------------- the command
-
-
 @dataclass(frozen=True)
 class CoverageFlags:
     """Plants studies of 3 and of 5 seeds."""
 
-    storage: str  # with the finished study
+    # The storage of the finished study.
+    storage: str
     study: str = "scaling"
-    profile: str = "core+airport"  # of core and one domain
-    num_studies: int = 1000  # of each kind
+    # A profile of core and one domain.
+    profile: str = "core+airport"
+    # Studies of each kind.
+    num_studies: int = 1000
     shapes: tuple[str, ...] = tuple(SHAPES)
     rng_seed: int = 0
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(flags: CoverageFlags) -> int:
     """Prints the tables."""
-    exit_with(lambda: _print_all(tyro.cli(CoverageFlags, args=arguments)))
-
-
-def _print_all(flags: CoverageFlags) -> int:
     store = Store(flags.storage)
     record = load_record(store, flags.study)
     results = read_results(record, store)
@@ -428,4 +474,4 @@ def _print_all(flags: CoverageFlags) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    exit_with(lambda: main(tyro.cli(CoverageFlags)))

@@ -1,4 +1,5 @@
-"""Measures the driver's own time for each node of a large study, whose nodes are planted and train nothing."""
+"""Measures the driver's own time for each node of a large study, whose nodes are planted and train
+nothing."""
 
 import dataclasses
 import time
@@ -19,9 +20,11 @@ from gram_platform.store import Store
 from gram_platform.studies.live import LiveView
 from gram_platform.studies.session import connect
 
-NUM_NODES = 2_000  # full: 10,000; a tenth as many first
+# The full form has 10,000. A tenth as many run first.
+NUM_NODES = 2_000
 NUM_PROFILES = 3
-MOST_MS = 1.5  # a node, of the driver's CPU time
+# The bound of the driver's CPU time for a node.
+MOST_MS = 1.5
 
 
 @ray.remote
@@ -40,7 +43,8 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     connect()
     number = (5 if settings.full else 1) * NUM_NODES
     with mock.patch.object(slots, "Slot", EmptySlot):
-        _driver_s(settings, planted(100))  # Ray starts its processes
+        # Ray starts its processes.
+        _driver_s(settings, planted(100))
         few, many = (_driver_s(settings, planted(n)) / n for n in (number // 10, number))
     return [
         BenchmarkResult(
@@ -55,21 +59,25 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
 
 
 def planted(number: int) -> list[Node]:
-    """Plans runs, each with the evaluations of `NUM_PROFILES` profiles and an attack: `number` nodes in all."""
+    """Plans runs, each with the evaluations of `NUM_PROFILES` profiles and an attack: `number`
+    nodes in all."""
     nodes = []
     for seed in range(number // (NUM_PROFILES + 2)):
-        run, names = run_config(seed, 40), {"method": "gram", "size": "tiny", "seed": str(seed), "retained": ""}
+        run = run_config(seed, 40)
+        names = {"method": "gram", "size": "tiny", "seed": str(seed), "retained": ""}
         nodes.append(Node.of(run, {**names, "profile": "all"}))
         for profile in range(NUM_PROFILES):
             view = View.of(run.run_id, dict.fromkeys(DOMAINS[1 : 1 + profile], 1.0))
-            nodes.append(Node.of(Evaluation(view, run.data.data_id, DOMAINS, 4), {**names, "profile": str(profile)}))
+            evaluation = Evaluation(view, run.data.data_id, DOMAINS, 4)
+            nodes.append(Node.of(evaluation, {**names, "profile": str(profile)}))
         attack = dataclasses.replace(run, start=View.of(run.run_id, {}))
         nodes.append(Node.of(attack, {**names, "profile": "core", "elicited": DOMAINS[1]}))
     return nodes
 
 
 def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
-    """Returns the CPU seconds of this process, with its live view, from the first node's end to the last's."""
+    """Returns the CPU seconds of this process, with its live view, from the first node's end to the
+    last's."""
     store = Store(settings.storage).open_for_writing()
     view, starts = _SilentView(nodes, store, "planted"), []
 
@@ -78,7 +86,9 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
             starts.append(time.process_time())
         view.update(progress, node)
 
-    progress = run_graph(nodes, Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change)
+    progress = run_graph(
+        nodes, Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change
+    )
     assert len(progress.done) == len(nodes), progress.failed
     return time.process_time() - starts[0]
 

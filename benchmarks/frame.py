@@ -11,8 +11,10 @@ from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import LOSS, RUN_ID
 from gram_platform.tracking.frame import load_curves, load_runs
 
-NUM_RUNS, NUM_POINTS = 1000, 100  # points per domain
-NUM_MIRRORED = 10  # the rest are copies within the database: mirroring a thousand takes minutes
+# Runs, and points per domain.
+NUM_RUNS, NUM_POINTS = 1000, 100
+# The rest are copies within the database: mirroring a thousand takes minutes.
+NUM_MIRRORED = 10
 NUM_TIMES = 3
 TABLES = ("runs", "tags", "params", "metrics", "latest_metrics")
 
@@ -42,7 +44,8 @@ def measure(settings: BenchmarkSettings, num_runs: int = NUM_RUNS) -> list[Bench
 
 
 def fill(storage: str, tracking_uri: str, num_runs: int) -> None:
-    """Mirrors a few complete runs, then copies them within the database up to `num_runs` (a multiple of ten)."""
+    """Mirrors a few complete runs, then copies them within the database up to `num_runs` (a
+    multiple of ten)."""
     store = Store(storage).open_for_writing()
     for seed in range(NUM_MIRRORED):
         write_run(store, run_config(seed, NUM_POINTS), ends="complete")
@@ -63,14 +66,17 @@ def _copy(table: sql.Table, originals: list[str], number: int) -> sql.Insert:
     columns = {column.name: column for column in table.columns}
     columns["run_uuid"] = _renamed(table.c.run_uuid, 28, number)
     if table.name == "tags":
-        columns["value"] = sql.case((table.c.key == RUN_ID, _renamed(table.c.value, 8, number)), else_=table.c.value)
+        columns["value"] = sql.case(
+            (table.c.key == RUN_ID, _renamed(table.c.value, 8, number)), else_=table.c.value
+        )
     rows = sql.select(*columns.values()).where(table.c.run_uuid.in_(originals))
     return table.insert().from_select(list(columns), rows)
 
 
 def _renamed(column: sql.Column, num_kept: int, number: int) -> sql.ColumnElement[str]:
     """Builds a new id from the first characters of the old one and the copy's number."""
-    return sql.func.substr(column, 1, num_kept, type_=sql.String).concat(f"x{number:03d}")  # no hash has an x
+    # No hash has an x.
+    return sql.func.substr(column, 1, num_kept, type_=sql.String).concat(f"x{number:03d}")
 
 
 def _raw_points(tracking_uri: str) -> list:

@@ -1,4 +1,5 @@
-"""Measures training on a GPU against its dense rate and a compiled peer, merged passes, and runs that share a GPU.
+"""Measures training on a GPU against its dense rate and a compiled peer, merged passes, and runs
+that share a GPU.
 
 Needs only torch and numpy; without transformers it skips the peer and says so on stderr.
 """
@@ -24,17 +25,23 @@ from gram_platform.train.loop import StepRecord, training_steps
 PAPER = {name: PAPER_SIZES[name] for name in ("50M", "100M", "800M")}
 SIZES: dict[str, Size] = {**STORIES_SIZES, **PAPER, **SMOKE_SIZES}
 DEFAULT_SIZES = ("26M", "100M", "800M")
-SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}  # per micro-batch of one GPU: one rank's part of the size's micro-batch
+# Sequences of one GPU's micro-batch: one rank's part of the size's micro-batch.
+SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}
 NUM_MICRO_BATCHES = 2
-NUM_SHARING, STEPS_SHARING = 4, 20  # small runs on one GPU, steps of each
+# The small runs on one GPU, and the steps of each.
+NUM_SHARING, STEPS_SHARING = 4, 20
 
 
-def measure(device: str, names: Sequence[str], num_rounds: int, compiled: bool = True) -> Iterator[BenchmarkResult]:
+def measure(
+    device: str, names: Sequence[str], num_rounds: int, compiled: bool = True
+) -> Iterator[BenchmarkResult]:
     """Measures every size (`compiled`: by torch.compile) with its peers, then the small runs."""
     if reason := why_no_peer():
         print(reason, file=sys.stderr)
     for name in names:
-        yield from _size(single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason)
+        yield from _size(
+            single_gpu_workload(name, device, num_rounds, compiled), with_peer=not reason
+        )
         eager = as_studies_merge(single_gpu_workload(name, device, num_rounds, compiled=False))
         if eager.num_merged > 1:
             yield merging(eager)
@@ -48,29 +55,41 @@ def single_gpu_workload(name: str, device: str, num_rounds: int, compiled: bool)
     size = SIZES[name]
     sequences = min(SEQUENCES.get(name, size.micro_batch), size.micro_batch)
     return Workload(
-        replace(size, batch_size=sequences, micro_batch=sequences), NUM_MICRO_BATCHES, num_rounds, device, compiled
+        replace(size, batch_size=sequences, micro_batch=sequences),
+        NUM_MICRO_BATCHES,
+        num_rounds,
+        device,
+        compiled,
     )
 
 
 def machine_name(device: str) -> str:
     """Names a device as the planner's table does; by its own name where the table lacks it."""
-    found = "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(device).lower()
+    found = (
+        "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(device).lower()
+    )
     return next((name for name in MACHINES if name in found), found)
 
 
 def dense_flops_per_second(machine: str) -> float:
-    """Returns the dense rate of a machine in the planner's table: of all threads on a CPU; 0 if it is not there."""
+    """Returns the dense rate of a machine in the planner's table: of all threads on a CPU; 0 if it
+    is not there."""
     if machine not in MACHINES:
         return 0.0
     return MACHINES[machine].flops_per_second * (torch.get_num_threads() if machine == "cpu" else 1)
 
 
 def as_studies_merge(workload: Workload) -> Workload:
-    """Returns the workload with as many micro-batches in a pass as a study puts there on this GPU (else an H100)."""
+    """Returns the workload with as many micro-batches in a pass as a study puts there on this GPU
+    (else an H100)."""
     run = compared_runs(replace(workload, num_micro_batches=GROUP_SIZES[0]))[DENSE]
-    machine = machine_name(workload.device) if torch.device(workload.device).type == "cuda" else BORROWED
+    machine = (
+        machine_name(workload.device) if torch.device(workload.device).type == "cuda" else BORROWED
+    )
     number = merged_within(run, 1, MACHINES.get(machine, MACHINES[BORROWED]))
-    return replace(workload, num_micro_batches=max(number, workload.num_micro_batches), num_merged=number)
+    return replace(
+        workload, num_micro_batches=max(number, workload.num_micro_batches), num_merged=number
+    )
 
 
 def utilisation(workload: Workload) -> BenchmarkResult:
@@ -83,10 +102,14 @@ def _size(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
     steps: dict[str, Iterator] = {"ours": training_steps(*loop_arguments(run, workload))}
     for precision in (AUTOCAST, COPY) if with_peer else ():
         _, plan, reader = loop_arguments(run, workload)
-        steps[precision] = peer_steps(run, plan, reader, precision, workload.device, workload.compiled)
+        steps[precision] = peer_steps(
+            run, plan, reader, precision, workload.device, workload.compiled
+        )
     actions = {name: functools.partial(next, each) for name, each in steps.items()}
     seconds = interleaved(actions, workload.num_rounds, clock_of(workload.device))
-    rates = {name: tuple(workload.tokens_per_step / s for s in spent) for name, spent in seconds.items()}
+    rates = {
+        name: tuple(workload.tokens_per_step / s for s in spent) for name, spent in seconds.items()
+    }
     flops = hardware_flops(run.model, workload.num_micro_batches * workload.size.micro_batch)
     machine = machine_name(workload.device)
     dense = dense_flops_per_second(machine)
@@ -95,14 +118,20 @@ def _size(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
         unit="GFLOP/s",
         values=tuple(flops / spent / 1e9 for spent in seconds["ours"]),
         references=(dense / 1e9,) * len(seconds["ours"]) if dense else (),
-        against=f"the dense rate of {machine} in the planner's table" if dense else f"{machine} is in no table",
+        against=(
+            f"the dense rate of {machine} in the planner's table"
+            if dense
+            else f"{machine} is in no table"
+        ),
         details={"tokens/s": rates["ours"], "compiled": workload.compiled},
     )
     return [measured, *(_peer(workload, rates) for _ in range(with_peer))]
 
 
 def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkResult:
-    fastest = max((AUTOCAST, COPY), key=lambda precision: sorted(rates[precision])[len(rates[precision]) // 2])
+    fastest = max(
+        (AUTOCAST, COPY), key=lambda precision: sorted(rates[precision])[len(rates[precision]) // 2]
+    )
     form = "compiled" if workload.compiled else "eager"
     return BenchmarkResult(
         name=f"training {workload.size.name} on {workload.device}",
@@ -116,18 +145,21 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
 
 def merging(workload: Workload) -> BenchmarkResult:
     """Measures steps whose micro-batches run in one pass, against a pass each."""
-    name = f"{workload.num_merged} micro-batches of {workload.size.name} in a pass on {workload.device}"
+    merged = f"{workload.num_merged} micro-batches of {workload.size.name}"
+    name = f"{merged} in a pass on {workload.device}"
     return _against(name, workload, "a pass each", replace(workload, num_merged=1))
 
 
 def compiling(workload: Workload) -> BenchmarkResult:
-    """Measures steps with compiled blocks and a fused loss against eager steps of the same passes."""
+    """Measures steps with compiled blocks and a fused loss against eager steps of the same
+    passes."""
     name = f"compiled {workload.size.name} on {workload.device}"
     return _against(name, replace(workload, compiled=True), "the same passes, eager", workload)
 
 
 def _against(name: str, workload: Workload, against: str, reference: Workload) -> BenchmarkResult:
-    """Compares two forms of the dense model's steps, in turn: their speed, and their losses of all steps."""
+    """Compares two forms of the dense model's steps, in turn: their speed, and their losses of all
+    steps."""
     run, clock = compared_runs(workload)[DENSE], clock_of(workload.device)
     forms = {"new": workload, "reference": reference}
     steps = {form: training_steps(*loop_arguments(run, how)) for form, how in forms.items()}
@@ -136,8 +168,12 @@ def _against(name: str, workload: Workload, against: str, reference: Workload) -
     def train(form: str) -> None:
         losses[form] += next(steps[form]).losses
 
-    seconds = interleaved({form: functools.partial(train, form) for form in forms}, workload.num_rounds, clock)
-    rates = {form: tuple(workload.tokens_per_step / s for s in spent) for form, spent in seconds.items()}
+    seconds = interleaved(
+        {form: functools.partial(train, form) for form in forms}, workload.num_rounds, clock
+    )
+    rates = {
+        form: tuple(workload.tokens_per_step / s for s in spent) for form, spent in seconds.items()
+    }
     apart = max(abs(new - old) for new, old in zip(losses["new"], losses["reference"], strict=True))
     return BenchmarkResult(
         name=name,
@@ -151,11 +187,15 @@ def _against(name: str, workload: Workload, against: str, reference: Workload) -
 
 
 def sharing(workload: Workload, num_runs: int = NUM_SHARING) -> BenchmarkResult:
-    """Measures steps per second of small runs in separate processes on one device, against running in turn."""
+    """Measures steps per second of small runs in separate processes on one device, against running
+    in turn."""
     workers = [WorkerProcess(_batches_of_steps, workload) for _ in range(num_runs)]
     try:
         seconds = interleaved(
-            {"together": functools.partial(step_together, workers), "in turn": functools.partial(_in_turn, workers)},
+            {
+                "together": functools.partial(step_together, workers),
+                "in turn": functools.partial(_in_turn, workers),
+            },
             workload.num_rounds,
         )
     finally:
@@ -180,8 +220,10 @@ def _in_turn(workers: Sequence[WorkerProcess]) -> None:
 def _batches_of_steps(workload: Workload) -> Iterator[float]:
     """Trains a run, `STEPS_SHARING` steps at a time."""
     torch.set_num_threads(1)
-    steps, clock = training_steps(*loop_arguments(compared_runs(workload)[DENSE], workload)), clock_of(workload.device)
+    steps = training_steps(*loop_arguments(compared_runs(workload)[DENSE], workload))
+    clock = clock_of(workload.device)
     while True:
         records: list[StepRecord] = [next(steps) for _ in range(STEPS_SHARING)]
-        clock()  # waits for the device
+        # The clock waits for the device.
+        clock()
         yield records[-1].losses[0]

@@ -1,7 +1,9 @@
-"""Checks one GPU in about two minutes: kernels, parity with the CPU, resuming, memory, speed, two runs at once.
+"""Checks one GPU in about two minutes: kernels, parity with the CPU, resuming, memory, speed, two
+runs at once.
 
-Needs only torch and numpy. A row with an aim that is missed is a fault; rows without an aim are measurements. On a CPU
-it runs the same code, without the row on memory, which only a GPU's allocator counts.
+Needs only torch and numpy. A row with an aim that is missed is a fault; rows without an aim are
+measurements. On a CPU it runs the same code, without the row on memory, which only a GPU's
+allocator counts.
 """
 
 import datetime
@@ -23,7 +25,15 @@ from benchmarks.gpu import (
     utilisation,
 )
 from benchmarks.results import Aim, BenchmarkResult
-from benchmarks.workloads import AUX, DENSE, GRAM, Workload, compared_runs, loop_arguments, random_tokens
+from benchmarks.workloads import (
+    AUX,
+    DENSE,
+    GRAM,
+    Workload,
+    compared_runs,
+    loop_arguments,
+    random_tokens,
+)
 from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
@@ -35,12 +45,17 @@ from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
 
 NUM_ROUNDS = 3
-NUM_RESUMED = 4  # steps; half of them before the interruption
-# Bounds [ours]. float32 sums in another order; bfloat16 has 8 bits, and its rounding adds up over the layers.
+# Half of these steps come before the interruption.
+NUM_RESUMED = 4
+# Bounds [ours]. float32 sums in another order; bfloat16 has 8 bits, and its rounding adds up over
+# the layers.
 GRADIENT_BOUNDS = {"float32": 1e-3, "bfloat16": 0.1}
-RESUME_BOUND = 1e-3  # of the largest weight; 0 on a CPU
-MEMORY_BOUND = 1.15  # of the planner's bytes: the allocator rounds up, and the kernels need working memory
-SHARING_BOUND = 0.9  # two runs at once must not be slower than one after the other
+# A share of the largest weight; 0 on a CPU.
+RESUME_BOUND = 1e-3
+# A multiple of the planner's bytes: the allocator rounds up, and the kernels need working memory.
+MEMORY_BOUND = 1.15
+# Two runs at once must not be slower than one after the other.
+SHARING_BOUND = 0.9
 
 
 def check(device: str, names: Sequence[str]) -> Iterator[BenchmarkResult]:
@@ -51,11 +66,15 @@ def check(device: str, names: Sequence[str]) -> Iterator[BenchmarkResult]:
         yield _parity(f"gradients {small.name}", _run(small), precision, device)
     if device != "cpu":
         wide = _wide_heads(_run(small))
-        yield from (_parity("gradients, heads of 384", wide, precision, device) for precision in GRADIENT_BOUNDS)
+        yield from (
+            _parity("gradients, heads of 384", wide, precision, device)
+            for precision in GRADIENT_BOUNDS
+        )
     yield _resuming(_run(small), device)
     for name in names:
         workload = single_gpu_workload(name, device, NUM_ROUNDS, compiled=False)
-        if device != "cpu":  # where nothing is merged
+        # On a CPU nothing is merged.
+        if device != "cpu":
             workload = as_studies_merge(workload)
             yield _memory(workload)
         yield _speed(workload)
@@ -68,7 +87,8 @@ def _ladder() -> list[Size]:
 
 
 def _attention(size: Size, device: str) -> BenchmarkResult:
-    """Compares the kernel that torch chooses with the planner's; flash and cuDNN keep the same tensors."""
+    """Compares the kernel that torch chooses with the planner's; flash and cuDNN keep the same
+    tensors."""
     model, dtype = size.dense(), DTYPES[size.precision]
     planned = model_kernel("cpu" if device == "cpu" else "cuda", dtype.itemsize, model)
     try:
@@ -77,7 +97,12 @@ def _attention(size: Size, device: str) -> BenchmarkResult:
         kernel = MATH
     is_right = kernel == planned or {kernel, planned} == {"flash", "cuDNN"}
     return BenchmarkResult(
-        f"attention {size.name}: {kernel}", "as planned", (float(is_right),), (), planned, Aim("at least", 1.0, "value")
+        f"attention {size.name}: {kernel}",
+        "as planned",
+        (float(is_right),),
+        (),
+        planned,
+        Aim("at least", 1.0, "value"),
     )
 
 
@@ -93,12 +118,13 @@ def _run(size: Size) -> RunConfig:
 def _wide_heads(run: RunConfig) -> RunConfig:
     """One layer with the heads of the 5B model, which no flash kernel takes."""
     wide = PAPER_SIZES["5B"]
-    shape = (1, wide.d_model, wide.num_heads, wide.num_kv_heads, 1024, run.model.vocab_size, run.model.seq_len)
-    return replace(run, model=ModelConfig(*shape, run.model.modules))
+    heads, shape = (wide.num_heads, wide.num_kv_heads), (run.model.vocab_size, run.model.seq_len)
+    return replace(run, model=ModelConfig(1, wide.d_model, *heads, 1024, *shape, run.model.modules))
 
 
 def _parity(name: str, run: RunConfig, precision: str, device: str) -> BenchmarkResult:
-    """Compares loss and gradient of one micro-batch with the CPU's in float32, by the norm of the difference."""
+    """Compares loss and gradient of one micro-batch with the CPU's in float32, by the norm of the
+    difference."""
     exact = _loss_and_gradient(replace(run, precision="float32"), "cpu")
     found = _loss_and_gradient(replace(run, precision=precision), device)
     difference = largest((f - e).norm() / e.norm() for f, e in zip(found, exact, strict=True))
@@ -121,16 +147,21 @@ def _loss_and_gradient(run: RunConfig, device: str) -> tuple[torch.Tensor, torch
     """Returns the loss, and the gradients of all weights as one vector, in float64 on the CPU."""
     learner = Learner(run, device)
     sets = frozenset(learner.master_sets)
-    tokens_BT = torch.from_numpy(random_tokens(run)["core"][: run.micro_batch].astype(np.int64)).to(device)
+    tokens_BT = torch.from_numpy(random_tokens(run)["core"][: run.micro_batch].astype(np.int64)).to(
+        device
+    )
     learner.train_only(sets)
     loss = cross_entropy(learner.forward(tokens_BT[:, :-1], {AUX: 1.0}), tokens_BT[:, 1:])
     learner.backward(loss, sets, is_last=True)
-    gradients = [p.grad.double().flatten().cpu() for p in learner.masters.values() if p.grad is not None]
+    gradients = [
+        p.grad.double().flatten().cpu() for p in learner.masters.values() if p.grad is not None
+    ]
     return loss.detach().double().cpu(), torch.cat(gradients)
 
 
 def _resuming(run: RunConfig, device: str) -> BenchmarkResult:
-    """Compares the weights after an interruption with those after none: the largest difference over the largest."""
+    """Compares the weights after an interruption with those after none: the largest difference over
+    the largest."""
     half = NUM_RESUMED // 2
     whole = _trained(run, device, Learner(run, device), 0, NUM_RESUMED)
     first = _trained(run, device, Learner(run, device), 0, half)
@@ -140,7 +171,9 @@ def _resuming(run: RunConfig, device: str) -> BenchmarkResult:
     second.load_state(pieces)
     resumed = _trained(run, device, second, half, NUM_RESUMED).weights()
     pairs = [(weight, resumed[name]) for name, weight in whole.weights().items()]
-    difference = largest((a - b).abs().max() for a, b in pairs) / largest(a.abs().max() for a, _ in pairs)
+    difference = largest((a - b).abs().max() for a, b in pairs) / largest(
+        a.abs().max() for a, _ in pairs
+    )
     return BenchmarkResult(
         name=f"resumed after step {half} of {NUM_RESUMED} on {device}",
         unit="of the largest weight",
@@ -169,7 +202,9 @@ def _memory(workload: Workload) -> BenchmarkResult:
         name=f"peak memory {workload.size.name}",
         unit="bytes",
         values=(float(torch.cuda.max_memory_allocated() - before),),
-        references=(float(rank_memory(run, 1, device="cuda", num_merged=workload.num_merged).total),),
+        references=(
+            float(rank_memory(run, 1, device="cuda", num_merged=workload.num_merged).total),
+        ),
         against="the planner",
         aim=Aim("at most", MEMORY_BOUND),
     )
@@ -185,9 +220,11 @@ def _speed(workload: Workload) -> BenchmarkResult:
 
 
 def table_row(workload: Workload, flops_per_second: float) -> str:
-    """Returns the line to add to the table of `planner/__init__.py`, with the share of the machine's dense rate."""
+    """Returns the line to add to the table of `planner/__init__.py`, with the share of the
+    machine's dense rate."""
     machine, parameters = machine_name(workload.device), total_parameters(workload.size.dense())
     dense = dense_flops_per_second(machine)
     share = flops_per_second / dense if dense else float("nan")
     name, today = workload.size.name, datetime.date.today().isoformat()
-    return f'Utilisation("{machine}", "{name}", {parameters}, {share:.3g}, "FINDINGS, Speed", "{today}", True)'
+    numbers = f'"{machine}", "{name}", {parameters}, {share:.3g}'
+    return f'Utilisation({numbers}, "FINDINGS, Speed", "{today}", True)'

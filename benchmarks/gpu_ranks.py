@@ -1,7 +1,8 @@
-"""Checks FSDP2 ranks on this machine against one process: losses, a checkpoint, and another number of ranks after it.
+"""Checks FSDP2 ranks on this machine against one process: losses, a checkpoint, and another number
+of ranks after it.
 
-Ranks have a GPU each and talk by NCCL, or share the CPU and talk by gloo. One rank is enough to run the collectives,
-streams and staging of a single GPU. Needs only torch and numpy.
+Ranks have a GPU each and talk by NCCL, or share the CPU and talk by gloo. One rank is enough to run
+the collectives, streams and staging of a single GPU. Needs only torch and numpy.
 """
 
 import datetime
@@ -30,11 +31,13 @@ from gram_platform.train.loop import training_steps
 from gram_platform.train.sharding import ShardedLearner
 
 NUM_STEPS, SAVED_AFTER = 6, 3
-NUM_SEQUENCES = 8  # of a micro-batch: one process and a rank share a GPU's memory
-TIMEOUT = datetime.timedelta(minutes=2)  # of a collective: a rank that waits for ever is an error
-# Bounds of a loss in nats [ours]. float32: sums in another order, and on a GPU other kernels for half a batch.
-# bfloat16: halves of a micro-batch round apart. A rank that read another's sequences would be near this bound, so that
-# float32 is always compared too.
+# Sequences of a micro-batch: one process and a rank share a GPU's memory.
+NUM_SEQUENCES = 8
+# The limit of a collective: a rank that waits for ever is an error.
+TIMEOUT = datetime.timedelta(minutes=2)
+# Bounds of a loss in nats [ours]. float32: sums in another order, and on a GPU other kernels for
+# half a batch. bfloat16: halves of a micro-batch round apart. A rank that read another's sequences
+# would be near this bound, so that float32 is always compared too.
 LOSS_BOUNDS = {
     ("float32", "cpu"): 1e-5,
     ("float32", "cuda"): 1e-4,
@@ -46,7 +49,8 @@ Losses = dict[str, list[float]]
 
 
 def check(device: str, names: Sequence[str], num_ranks: int) -> Iterator[BenchmarkResult]:
-    """Returns the rows of every size; ValueError, at once, for ranks that this machine or a size cannot have."""
+    """Returns the rows of every size; ValueError, at once, for ranks that this machine or a size
+    cannot have."""
     kind = torch.device(device).type
     require_int("ranks", num_ranks, 1)
     if kind == "cuda" and num_ranks > torch.cuda.device_count():
@@ -54,7 +58,9 @@ def check(device: str, names: Sequence[str], num_ranks: int) -> Iterator[Benchma
     workloads = [each for name in names for each in _workloads(name, kind)]
     for workload in workloads:
         if workload.size.micro_batch % num_ranks:
-            expected = f"a divisor of the {workload.size.micro_batch} sequences of {workload.size.name}"
+            expected = (
+                f"a divisor of the {workload.size.micro_batch} sequences of {workload.size.name}"
+            )
             raise invalid("ranks", num_ranks, expected)
     return (row for workload in workloads for row in compare(workload, num_ranks))
 
@@ -69,7 +75,8 @@ def _workloads(name: str, device: str) -> list[Workload]:
 
 
 def compare(workload: Workload, num_ranks: int) -> list[BenchmarkResult]:
-    """Trains `NUM_STEPS` steps in one process and on ranks; each again from either's checkpoint in the middle."""
+    """Trains `NUM_STEPS` steps in one process and on ranks; each again from either's checkpoint in
+    the middle."""
     run = compared_runs(workload)[GRAM]
     with tempfile.TemporaryDirectory(prefix="gram-ranks-") as folder:
         groups = {
@@ -77,7 +84,8 @@ def compare(workload: Workload, num_ranks: int) -> list[BenchmarkResult]:
             RANKS: _group(run, workload.device, num_ranks, folder),
         }
         try:
-            first = {name: _together(group) for name, group in groups.items()}  # both have saved when this ends
+            # Both have saved when this ends.
+            first = {name: _together(group) for name, group in groups.items()}
             again = {name: _together(group) for name, group in groups.items()}
         finally:
             for worker in itertools.chain(*groups.values()):
@@ -86,17 +94,31 @@ def compare(workload: Workload, num_ranks: int) -> list[BenchmarkResult]:
 
 
 def rows(workload: Workload, num_ranks: int, losses: Mapping[str, Losses]) -> list[BenchmarkResult]:
-    """Compares the losses of every form with those of one process or of the ranks; a resumed form has the last ones."""
+    """Compares the losses of every form with those of one process or of the ranks; a resumed form
+    has the last ones."""
     alone, ranks = losses[ALONE], losses[RANKS]
     name = (
-        f"{num_ranks} rank{'s' * (num_ranks > 1)} {workload.size.name}, {workload.size.precision} on {workload.device}"
+        f"{num_ranks} rank{'s' * (num_ranks > 1)} {workload.size.name}, {workload.size.precision}"
+        f" on {workload.device}"
     )
     bound = LOSS_BOUNDS[workload.size.precision, workload.device]
     same = 0.0 if workload.device == "cpu" else bound
     found = (
         (name, ranks["whole"], alone["whole"], "one process", bound),
-        (f"{name}, activation checkpointing", ranks["recomputed"], ranks["whole"], "the same ranks without", same),
-        (f"{name}, resumed", ranks["own"], ranks["whole"], "the same ranks without an interruption", same),
+        (
+            f"{name}, activation checkpointing",
+            ranks["recomputed"],
+            ranks["whole"],
+            "the same ranks without",
+            same,
+        ),
+        (
+            f"{name}, resumed",
+            ranks["own"],
+            ranks["whole"],
+            "the same ranks without an interruption",
+            same,
+        ),
         (f"{name}, resumed from one process", ranks["other"], alone["whole"], "one process", bound),
         (f"one process resumed from {name}", alone["other"], alone["whole"], "one process", bound),
     )
@@ -104,7 +126,9 @@ def rows(workload: Workload, num_ranks: int, losses: Mapping[str, Losses]) -> li
         BenchmarkResult(
             name=title,
             unit="nats",
-            values=(max(abs(a - b) for a, b in zip(values, expected[-len(values) :], strict=True)),),
+            values=(
+                max(abs(a - b) for a, b in zip(values, expected[-len(values) :], strict=True)),
+            ),
             references=(),
             against=against,
             aim=Aim("at most", limit, "value"),
@@ -128,7 +152,8 @@ def free_port() -> int:
 
 
 def _together(workers: Sequence[WorkerProcess]) -> Losses:
-    """Advances all ranks of a group; returns the losses of the first, which all have. SystemExit if one has ended."""
+    """Advances all ranks of a group; returns the losses of the first, which all have. SystemExit if
+    one has ended."""
     for worker in workers:
         worker.begin()
     try:
@@ -138,8 +163,11 @@ def _together(workers: Sequence[WorkerProcess]) -> Losses:
     return losses[0]
 
 
-def _losses(run: RunConfig, device: str, rank: int, num_ranks: int, port: int, folder: str) -> Iterator[Losses]:
-    """Yields the losses of whole runs, of which the first is saved on the way; then those of resumed runs."""
+def _losses(
+    run: RunConfig, device: str, rank: int, num_ranks: int, port: int, folder: str
+) -> Iterator[Losses]:
+    """Yields the losses of whole runs, of which the first is saved on the way; then those of
+    resumed runs."""
     torch.set_num_threads(1)
     kind: type[Learner] = Learner
     if device == "cuda":
@@ -147,7 +175,9 @@ def _losses(run: RunConfig, device: str, rank: int, num_ranks: int, port: int, f
     if num_ranks:
         kind, backend = ShardedLearner, "nccl" if device == "cuda" else "gloo"
         address = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group(backend, init_method=address, rank=rank, world_size=num_ranks, timeout=TIMEOUT)
+        dist.init_process_group(
+            backend, init_method=address, rank=rank, world_size=num_ranks, timeout=TIMEOUT
+        )
     learner = kind(run, device)
     losses = _train(learner, 0, SAVED_AFTER)
     pieces = learner.pieces()
@@ -173,7 +203,8 @@ def _train(learner: Learner, first: int, stop: int) -> list[float]:
 
 
 def _saved(folder: Path, group: int) -> dict[str, Piece]:
-    """Joins what the ranks of a group have saved into whole tensors; copies of equal rows count once."""
+    """Joins what the ranks of a group have saved into whole tensors; copies of equal rows count
+    once."""
     parts: dict[str, dict[int, Any]] = {}
     for path in sorted(folder.glob(f"{group}-*.pt")):
         for name, (rows, first, shape) in torch.load(path).items():

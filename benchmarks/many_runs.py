@@ -33,13 +33,16 @@ def run_config(seed: int, num_points: int) -> RunConfig:
     model = ModelConfig(1, 16, 2, 1, 64, 50, 8, modules=modules)
     data = DataConfig("d" * 12, tuple(DomainBudget(domain, 99, num_points) for domain in DOMAINS))
     points = EvalPoints(num_points, 2, DOMAINS)
-    return RunConfig(model, data, RoutingConfig(), OptimizerConfig(1e-3, 0.1, 0.1), 5, 1, points, seed)
+    return RunConfig(
+        model, data, RoutingConfig(), OptimizerConfig(1e-3, 0.1, 0.1), 5, 1, points, seed
+    )
 
 
 def write_study(root: str, num_runs: int, num_points: int) -> tuple[list[str], list[str]]:
     """Writes runs and evaluations; returns their ids.
 
-    Of ten runs, seven are complete with two evaluations each, two stop half-way and one fails there.
+    Of ten runs, seven are complete with two evaluations each, two stop half-way and one fails
+    there.
     """
     store = Store(root).open_for_writing(min_free_bytes=0)
     run_ids, eval_ids = [], []
@@ -61,7 +64,10 @@ def write_run(store: Store, run: RunConfig, ends: str) -> None:
     directory.add_tags(_tags(run, "all"))
     records, middle = _records(run), run.num_steps // 2
     if ends == "failed":
-        records[middle - 1]["metrics"] |= {"train/loss": float("nan"), f"{VALIDATION}core": float("nan")}
+        records[middle - 1]["metrics"] |= {
+            "train/loss": float("nan"),
+            f"{VALIDATION}core": float("nan"),
+        }
     with directory.start_attempt("benchmark") as attempt:
         attempt.commit(middle, WEIGHTS, {"position": middle}, records[:middle])
         if ends == "failed":
@@ -83,14 +89,22 @@ def _write_evaluation(store: Store, run: RunConfig, profile: str) -> str:
 
 def _tags(run: RunConfig, profile: str) -> dict[str, str]:
     retained = ",".join(DOMAINS[1:]) if profile == "all" else ""
-    return {"method": "gram", "size": "tiny", "seed": str(run.seed), "profile": profile, "retained": retained}
+    return {
+        "method": "gram",
+        "size": "tiny",
+        "seed": str(run.seed),
+        "profile": profile,
+        "retained": retained,
+    }
 
 
 def _records(run: RunConfig) -> list[dict]:
     """Makes one record per step."""
     records = []
     for step in range(1, run.num_steps + 1):
-        metrics = {f"{VALIDATION}{domain}": _loss(run.seed, i, step) for i, domain in enumerate(DOMAINS)}
+        metrics = {
+            f"{VALIDATION}{domain}": _loss(run.seed, i, step) for i, domain in enumerate(DOMAINS)
+        }
         metrics["train/loss"] = _loss(run.seed, len(DOMAINS), step)
         records.append({"step": step, "time": 1.5e9 + 1000.0 * run.seed + step, "metrics": metrics})
     return records
@@ -103,4 +117,10 @@ def _loss(seed: int, which: int, step: int) -> float:
 def _final_fields(run: RunConfig, records: Sequence[Mapping]) -> dict:
     sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 1234}
     costs = {"compute_units": plan_compute_units(run), "hardware_flops": 7.25e12}
-    return {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": records[-1]["metrics"], **sizes, **costs}
+    return {
+        "data_fingerprint": "f" * 64,
+        "plan_sha256": "a" * 64,
+        "final": records[-1]["metrics"],
+        **sizes,
+        **costs,
+    }

@@ -1,4 +1,5 @@
-"""Trains the peer: Hugging Face's StarCoder2 of the same shape, in a plain loop as its users write it."""
+"""Trains the peer: Hugging Face's StarCoder2 of the same shape, in a plain loop as its users write
+it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.routing import Plan
 from gram_platform.train.data import PlanReader
 
-AUTOCAST, COPY = "autocast", "bfloat16 weights"  # float32 weights and bfloat16 compute, or bfloat16 weights
+# The weights are float32 and computed with in bfloat16, or are bfloat16.
+AUTOCAST, COPY = "autocast", "bfloat16 weights"
 FULL = "float32"
-PEERS = {"bfloat16": (AUTOCAST, COPY), "float32": (FULL,)}  # by the run's precision; the first one matches it
+# The peers by the run's precision; the first one matches it.
+PEERS = {"bfloat16": (AUTOCAST, COPY), "float32": (FULL,)}
 
 
 def why_no_peer() -> str:
@@ -25,7 +28,8 @@ def why_no_peer() -> str:
 
 
 def starcoder2(config: ModelConfig) -> nn.Module:
-    """Builds the Hugging Face model of a dense config's shape; unlike ours it has attention biases."""
+    """Builds the Hugging Face model of a dense config's shape; unlike ours it has attention
+    biases."""
     from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
     return Starcoder2ForCausalLM(
@@ -50,11 +54,18 @@ def starcoder2(config: ModelConfig) -> nn.Module:
 def peer_loss(peer: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
     """Returns the mean next-token cross entropy by the peer's own loss."""
     inputs_BT = tokens_BT[:, :-1]
-    return peer(input_ids=inputs_BT, labels=inputs_BT, shift_labels=tokens_BT[:, 1:].contiguous()).loss
+    return peer(
+        input_ids=inputs_BT, labels=inputs_BT, shift_labels=tokens_BT[:, 1:].contiguous()
+    ).loss
 
 
 def peer_steps(
-    run: RunConfig, plan: Plan, reader: PlanReader, precision: str, device: torch.device | str, compiled: bool = False
+    run: RunConfig,
+    plan: Plan,
+    reader: PlanReader,
+    precision: str,
+    device: torch.device | str,
+    compiled: bool = False,
 ) -> Iterator[float]:
     """Trains the peer on a plan's micro-batches; yields the gradient norm after every step."""
     peer = starcoder2(run.model).to(device).train()
@@ -69,7 +80,11 @@ def peer_steps(
         window = plan.window(step)
         for micro_batch in window:
             tokens_BT = reader.tokens(micro_batch).to(device, non_blocking=True)
-            context = torch.autocast(kind, torch.bfloat16) if precision == AUTOCAST else contextlib.nullcontext()
+            context = (
+                torch.autocast(kind, torch.bfloat16)
+                if precision == AUTOCAST
+                else contextlib.nullcontext()
+            )
             with context:
                 loss = peer_loss(forward, tokens_BT)
             (loss / len(window)).backward()

@@ -1,10 +1,11 @@
-"""Runs iterators in their own processes, each with its own core, memory allocator or process group."""
+"""Runs iterators in their own processes, each with its own core, memory allocator or process
+group."""
 
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 
 class WorkerProcess:
@@ -36,15 +37,7 @@ class WorkerProcess:
         self._pipe.close()
 
 
-class Steppable(Protocol):
-    """Starts a step on `begin` and waits for it on `finish`."""
-
-    def begin(self) -> None: ...
-
-    def finish(self) -> Any: ...
-
-
-def step_together(workers: Sequence[Steppable]) -> None:
+def step_together(workers: Sequence[WorkerProcess]) -> None:
     """Advances all by one item at the same time."""
     for worker in workers:
         worker.begin()

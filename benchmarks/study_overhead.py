@@ -1,4 +1,5 @@
-"""Measures a study's time beyond the training of its many small runs: placing, reading and writing."""
+"""Measures a study's time beyond the training of its many small runs: placing, reading and
+writing."""
 
 import dataclasses
 import time
@@ -15,8 +16,10 @@ from gram_platform.store import Store
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.session import connect
 
-NUM_RUNS = 24  # full: 72
-NUM_TOKENS = 40_000  # of core, as in the smoke preset
+# The full form has 72.
+NUM_RUNS = 24
+# Tokens of core, as in the smoke preset.
+NUM_TOKENS = 40_000
 
 
 def measure(
@@ -24,21 +27,32 @@ def measure(
 ) -> list[BenchmarkResult]:
     """Runs baselines of the smallest size, each with its evaluation, on every CPU of Ray.
 
-    Starts Ray first, and then a process on every CPU with a run of its own; the details have these times.
+    Starts Ray first, and then a process on every CPU with a run of its own; the details have these
+    times.
     """
     import ray
 
     size = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=num_tokens)
-    recipe = resolve(SMOKE.corpus, seq_len=size.seq_len, vocab_size=size.vocab_size, sample_bytes=SMOKE.sample_bytes)
+    recipe = resolve(
+        SMOKE.corpus,
+        seq_len=size.seq_len,
+        vocab_size=size.vocab_size,
+        sample_bytes=SMOKE.sample_bytes,
+    )
     store = Store(settings.storage).open_for_writing()
     corpus = prepare(recipe, store.data_root)
     started = time.perf_counter()
     connect()
     connected_s, num_slots = time.perf_counter() - started, int(ray.cluster_resources()["CPU"])
     first = nodes_of(size, corpus, range(num_slots))
-    nodes = nodes_of(size, corpus, range(num_slots, num_slots + (3 if settings.full else 1) * num_runs))
+    nodes = nodes_of(
+        size, corpus, range(num_slots, num_slots + (3 if settings.full else 1) * num_runs)
+    )
     first_s, elapsed_s, ahead_s = _run(settings, first, nodes)
-    work = {kind: sum(_elapsed_s(store, node) for node in nodes if node.kind == kind) for kind in ("run", "evaluation")}
+    work = {
+        kind: sum(_elapsed_s(store, node) for node in nodes if node.kind == kind)
+        for kind in ("run", "evaluation")
+    }
     overhead = BenchmarkResult(
         name="study of small runs",
         unit="s",
@@ -70,11 +84,18 @@ def nodes_of(size, corpus: PackedCorpus, seeds: range) -> list[Node]:
         num_eval_points=SMOKE.num_eval_points,
         num_eval_sequences=SMOKE.num_eval_sequences,
     )
-    return [node for seed in seeds for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))]
+    return [
+        node
+        for seed in seeds
+        for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))
+    ]
 
 
-def _run(settings: BenchmarkSettings, first: list[Node], nodes: list[Node]) -> tuple[float, float, float]:
-    """Executes all nodes; returns the seconds until `first` are done, the seconds from then on, and what was ahead.
+def _run(
+    settings: BenchmarkSettings, first: list[Node], nodes: list[Node]
+) -> tuple[float, float, float]:
+    """Executes all nodes; returns the seconds until `first` are done, the seconds from then on, and
+    what was ahead.
 
     Ahead is the time that runs of `nodes` had worked when the last of `first` ended.
     """
@@ -86,9 +107,15 @@ def _run(settings: BenchmarkSettings, first: list[Node], nodes: list[Node]) -> t
         if not ended and awaited <= progress.done:
             ended.append(time.perf_counter())
             ahead_s = sum(time.time() - since for since in progress.running.values())
-            ahead_s += sum(_elapsed_s(store, node) for node in nodes if node.is_run and node.id in progress.done)
+            ahead_s += sum(
+                _elapsed_s(store, node)
+                for node in nodes
+                if node.is_run and node.id in progress.done
+            )
 
-    progress = run_graph([*first, *nodes], Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change)
+    progress = run_graph(
+        [*first, *nodes], Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change
+    )
     assert len(progress.done) == len(first) + len(nodes), progress.failed
     return ended[0] - started, time.perf_counter() - ended[0], ahead_s
 

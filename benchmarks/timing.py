@@ -24,13 +24,13 @@ def interleaved(
     actions: Mapping[str, Callable[[], object]],
     num_rounds: int,
     clock: Clock = time.perf_counter,
-    is_warm: bool = False,
 ) -> dict[str, tuple[float, ...]]:
-    """Returns the seconds of every action in every round, after an untimed call of each unless they are warm.
+    """Returns the seconds of every action in every round, after an untimed call of each.
 
-    Every second round runs the actions in reverse, so that a machine that becomes slower or faster favours none.
+    Every second round runs the actions in reverse, so that a machine that becomes slower or faster
+    favours none.
     """
-    for action in () if is_warm else actions.values():
+    for action in actions.values():
         action()
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for number in range(num_rounds):

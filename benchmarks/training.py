@@ -1,4 +1,5 @@
-"""Measures training tokens per second of the product's loop, against Hugging Face, plain torch, and no modules."""
+"""Measures training tokens per second of the product's loop, against Hugging Face, plain torch, and
+no modules."""
 
 import functools
 import os
@@ -10,15 +11,26 @@ from benchmarks.peers import PEERS, peer_steps, why_no_peer
 from benchmarks.processes import WorkerProcess
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import clock_of, interleaved
-from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, stories_26m
+from benchmarks.workloads import (
+    DENSE,
+    GRAM,
+    GRAM_FROZEN,
+    Workload,
+    compared_runs,
+    loop_arguments,
+    stories_26m,
+)
 from gram_platform.model import cpu
 from gram_platform.train.loop import training_steps
 
 
 def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
-    """Trains the 26M stories model on all cores; the quick form has one of a step's eight micro-batches."""
+    """Trains the 26M stories model on all cores; the quick form has one of a step's eight
+    micro-batches."""
     size = stories_26m()
-    num_micro_batches, num_rounds = (size.batch_size // size.micro_batch, 5) if settings.full else (1, 3)
+    num_micro_batches, num_rounds = (
+        (size.batch_size // size.micro_batch, 5) if settings.full else (1, 3)
+    )
     workload = Workload(size, num_micro_batches, num_rounds)
     reason = why_no_peer()
     if reason:
@@ -33,7 +45,8 @@ def compare(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
     Peers run in their own processes, without our memory allocator settings.
     """
     steps: dict[str, Iterator] = {
-        name: training_steps(*loop_arguments(run, workload)) for name, run in compared_runs(workload).items()
+        name: training_steps(*loop_arguments(run, workload))
+        for name, run in compared_runs(workload).items()
     }
     peers = {
         precision: WorkerProcess(_peer_steps, workload, precision)
@@ -51,7 +64,9 @@ def compare(workload: Workload, with_peer: bool) -> list[BenchmarkResult]:
     measured = _against_peers(workload, seconds) if with_peer else []
     if cpu.PLAIN in peers:
         against = "plain torch for the kernels and the memory"
-        plain = _against_dense(workload, seconds | {GRAM: seconds[DENSE], DENSE: seconds[cpu.PLAIN]}, GRAM, 1.0)
+        plain = _against_dense(
+            workload, seconds | {GRAM: seconds[DENSE], DENSE: seconds[cpu.PLAIN]}, GRAM, 1.0
+        )
         measured.append(replace(plain, name=f"CPU code {workload.size.name}", against=against))
     return [
         *measured,
@@ -78,15 +93,19 @@ def _rates(workload: Workload, seconds: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(workload.tokens_per_step / spent for spent in seconds)
 
 
-def _against_peers(workload: Workload, seconds: Mapping[str, tuple[float, ...]]) -> list[BenchmarkResult]:
-    """Compares with the peer of the same precision (the aim): for bfloat16, float32 weights under autocast.
+def _against_peers(
+    workload: Workload, seconds: Mapping[str, tuple[float, ...]]
+) -> list[BenchmarkResult]:
+    """Compares with the peer of the same precision (the aim): for bfloat16, float32 weights under
+    autocast.
 
     Weights of 16 bits alone, which lose small updates, are reported too.
     """
     same, *_ = peers = PEERS[workload.size.precision]
     return [
         BenchmarkResult(
-            name=f"training {workload.size.name}" + ("" if precision == same else f", against {precision}"),
+            name=f"training {workload.size.name}"
+            + ("" if precision == same else f", against {precision}"),
             unit="tokens/s",
             values=_rates(workload, seconds[DENSE]),
             references=_rates(workload, seconds[precision]),

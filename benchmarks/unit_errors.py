@@ -1,4 +1,5 @@
-"""Prints the rows of `gram_platform/analysis/unit_errors.csv` from storages with a study `calibration`.
+"""Prints the rows of `gram_platform/analysis/unit_errors.csv` from storages with a study
+`calibration`.
 
     python -m benchmarks.unit_errors stories=STORAGE installed=STORAGE
 
@@ -18,13 +19,16 @@ from gram_platform.studies.record import CALIBRATION_STUDY, measured_in
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the CSV of the calibrations in NAME=STORAGE; ValueError for one without two rated shares."""
+    """Prints the CSV of the calibrations in NAME=STORAGE; ValueError for one without two rated
+    shares."""
     parts = []
     for argument in arguments:
         corpus, _, place = argument.partition("=")
         parts.append(measured_in(Store(place), corpus))
         if parts[-1].empty:
-            expected = f"NAME=STORAGE with two seeds of two shares of a finished study {CALIBRATION_STUDY}"
+            expected = (
+                f"NAME=STORAGE with two seeds of two shares of a finished study {CALIBRATION_STUDY}"
+            )
             raise invalid("storage", argument, expected)
     say(table_csv(pd.concat(parts), "%.4f") if parts else __doc__)
     return 0

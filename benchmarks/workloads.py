@@ -1,4 +1,5 @@
-"""Defines the runs that benchmarks compare, on random tokens: a dense model, and a core with one module.
+"""Defines the runs that benchmarks compare, on random tokens: a dense model, and a core with one
+module.
 
 Needs only torch and numpy.
 """
@@ -27,41 +28,57 @@ from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 
 NUM_SEQUENCES = 1024
-NUM_STEPS = 1000  # in the plan; a benchmark runs only the first few
-EMULATED = 0.25  # of float32's rate; native bfloat16 is above 1, emulation far below
-PROBE = (256, 256, 256)  # the probed product's rows, inner size and columns
+# Steps in the plan; a benchmark runs only the first few.
+NUM_STEPS = 1000
+# A share of float32's rate; native bfloat16 is above 1, emulation far below.
+EMULATED = 0.25
+# The probed product's rows, inner size and columns.
+PROBE = (256, 256, 256)
 AUX = "aux"
 DENSE, GRAM, GRAM_FROZEN = "dense", "GRAM, all trained", "GRAM, core untrained"
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Says what is trained where: micro-batches per step, in the size's own micro-batch, and timed rounds."""
+    """Says what is trained where: micro-batches per step, in the size's own micro-batch, and timed
+    rounds."""
 
     size: Size
     num_micro_batches: int
     num_rounds: int
     device: str = "cpu"
     compiled: bool = False
-    num_merged: int = 1  # micro-batches in a pass
+    # Micro-batches in a pass.
+    num_merged: int = 1
 
     @property
     def tokens_per_step(self) -> int:
         return self.num_micro_batches * self.size.micro_batch * self.size.seq_len
 
 
-def training_run(workload: Workload, model: ModelConfig, domain: str, routing: RoutingConfig) -> RunConfig:
+def training_run(
+    workload: Workload, model: ModelConfig, domain: str, routing: RoutingConfig
+) -> RunConfig:
     """Plans a run on one domain, so that all its micro-batches have the same route."""
     size, batch = workload.size, workload.num_micro_batches * workload.size.micro_batch
     data = DataConfig("benchmark", (DomainBudget(domain, NUM_SEQUENCES, NUM_STEPS * batch),))
     points = EvalPoints(0, 1, (domain,))
     return RunConfig(
-        model, data, routing, OptimizerConfig(1e-4, 0.1, 0.1), batch, size.micro_batch, points, 0, size.precision
+        model,
+        data,
+        routing,
+        OptimizerConfig(1e-4, 0.1, 0.1),
+        batch,
+        size.micro_batch,
+        points,
+        0,
+        size.precision,
     )
 
 
 def compared_runs(workload: Workload) -> dict[str, RunConfig]:
-    """Plans the dense model; core and one module, all trained; the same with only the module trained."""
+    """Plans the dense model; core and one module, all trained; the same with only the module
+    trained."""
     modular = workload.size.modular((CORE, AUX))
     return {
         DENSE: training_run(workload, workload.size.dense(), CORE, RoutingConfig()),
@@ -74,25 +91,34 @@ def random_tokens(run: RunConfig) -> dict[str, np.ndarray]:
     """Draws tokens in the packed format: uint16 [NUM_SEQUENCES, seq_len + 1] for every domain."""
     generator, shape = np.random.default_rng(0), (NUM_SEQUENCES, run.model.seq_len + 1)
     names = [domain.name for domain in run.data.domains]
-    return {name: generator.integers(0, run.model.vocab_size, shape, dtype=np.uint16) for name in names}
+    return {
+        name: generator.integers(0, run.model.vocab_size, shape, dtype=np.uint16) for name in names
+    }
 
 
 def loop_arguments(run: RunConfig, workload: Workload) -> tuple[Learner, Plan, PlanReader]:
     """Builds the training loop's arguments."""
     plan = Plan(run)
-    learner = Learner(run, workload.device, compiled=workload.compiled, num_merged=workload.num_merged)
+    learner = Learner(
+        run, workload.device, compiled=workload.compiled, num_merged=workload.num_merged
+    )
     return learner, plan, PlanReader(run, random_tokens(run))
 
 
 def stories_26m() -> Size:
-    """Returns the 26M stories model in this CPU's best training precision; warns on stderr if that is not bfloat16.
+    """Returns the 26M stories model in this CPU's best training precision; warns on stderr if that
+    is not bfloat16.
 
-    In float32 a token takes three times as long; the micro-batch is then halved, so that the benchmark stays quick.
+    In float32 a token takes three times as long; the micro-batch is then halved, so that the
+    benchmark stays quick.
     """
     share, size = bfloat16_share(), STORIES_SIZES["26M"]
     if share >= EMULATED:
         return size
-    text = f"products in bfloat16 have {share:.3f} of float32's rate on this CPU, which emulates them: "
+    text = (
+        f"products in bfloat16 have {share:.3f} of float32's rate on this CPU, which emulates"
+        " them: "
+    )
     print(f"{text}the 26M model is measured in float32", file=sys.stderr)
     return replace(size, precision="float32", micro_batch=size.micro_batch // 2)
 

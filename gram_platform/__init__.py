@@ -1,12 +1,14 @@
-"""Pretrains language models whose dual-use capabilities can be switched off, and compares them with alternatives.
+"""Pretrains language models whose dual-use capabilities can be switched off, among alternatives.
 
-Notebooks import these functions from here. Each loads its module on first use, so importing the package is fast.
+Notebooks import these functions from here. Each loads its module on first use, so importing the
+package is fast.
 """
 
 from importlib import import_module
 
 __version__ = "0.1.0"
 
+# Function: its module.
 PUBLIC = {
     "analyse_grid": "analysis.lr_laws",
     "compute_ratio": "analysis.compute_ratio",
@@ -18,7 +20,7 @@ PUBLIC = {
     "load_store": "tracking.frame",
     "load_store_curves": "tracking.frame",
     "load_trials": "analysis.lr_grid",
-}  # function: its module
+}
 
 __all__ = ["__version__", *PUBLIC]
 

@@ -1,4 +1,5 @@
-"""Folders of losses and curves with a planted law, so that every compute ratio that comes out is known."""
+"""Folders of losses and curves with a planted law, so that every compute ratio that comes out is
+known."""
 
 import csv
 import json
@@ -16,7 +17,9 @@ STEPS = np.linspace(40.0, 4000.0, 25)
 def loss_at(domain: str, step, scale: float = 6.0):
     """A (s + s0)^-alpha, another one for each domain."""
     place = sum(map(ord, domain)) % 7
-    return (scale + 0.1 * place) * (np.asarray(step, float) + 20.0 + place) ** -(0.12 + 0.01 * place)
+    return (scale + 0.1 * place) * (np.asarray(step, float) + 20.0 + place) ** -(
+        0.12 + 0.01 * place
+    )
 
 
 def jitter(seed: str) -> float:
@@ -35,7 +38,8 @@ def view_rows(
     elicited: int = 0,
     scale: float = 6.0,
 ) -> list[dict]:
-    """One row a seed and domain: the loss at which the compute ratio is `ratios[domain]` + the seed's jitter."""
+    """One row a seed and domain: the loss at which the compute ratio is `ratios[domain]` + the
+    seed's jitter."""
     key = {"study": study, "variant": variant, "method": method, "size": size, "retained": retained}
     return [
         {
@@ -64,13 +68,21 @@ def curve_lines(
 ) -> list[dict]:
     key = {"study": study, "size": size} | ({} if variant is None else {"variant": variant})
     return [
-        {**key, "seed": s, "domain": d, "steps": STEPS.tolist(), "losses": loss_at(d, STEPS, scale).tolist()}
+        {
+            **key,
+            "seed": s,
+            "domain": d,
+            "steps": STEPS.tolist(),
+            "losses": loss_at(d, STEPS, scale).tolist(),
+        }
         for s in seeds
         for d in domains
     ]
 
 
-def write_folder(folder: Path, rows: list[dict], curves: list[dict], studies: dict | None = None) -> Path:
+def write_folder(
+    folder: Path, rows: list[dict], curves: list[dict], studies: dict | None = None
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "losses.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
@@ -83,7 +95,8 @@ def write_folder(folder: Path, rows: list[dict], curves: list[dict], studies: di
 
 
 def scaling_rows() -> list[dict]:
-    """Baselines, and GRAM on two profiles with attacks: core .9, retain .95, forget .6 (core+virology) or .7, .8."""
+    """Baselines, and GRAM on two profiles with attacks: core .9, retain .95, forget .6
+    (core+virology) or .7, .8."""
     return [
         *baseline_rows(),
         *view_rows("grmoe", "core+virology", {"core": 0.9, "virology": 0.95, "lisp": 0.6}),

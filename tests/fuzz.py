@@ -1,9 +1,11 @@
-"""Fuzzes every parser of text from outside: seeded mutations of valid inputs, a limit of time and memory for each.
+"""Fuzzes every parser of text from outside: seeded mutations of valid inputs, a limit of time and
+memory for each.
 
     python -m tests.fuzz                               # all parsers, a minute each
     python -m tests.fuzz records --first 412 --number 1    # one input again
 
-A parser may refuse an input by its own errors alone. An input is made from its number, so a find can be made again.
+A parser may refuse an input by its own errors alone. An input is made from its number, so a find
+can be made again.
 """
 
 import argparse
@@ -38,7 +40,13 @@ from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
 from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import CONFIG, import_checkpoint, read_config
-from gram_platform.release.serving.policy import Policy, followed, parse_policy, token_digest, token_entry
+from gram_platform.release.serving.policy import (
+    Policy,
+    followed,
+    parse_policy,
+    token_digest,
+    token_entry,
+)
 from gram_platform.release.serving.requests import Refusal, parse_request
 from gram_platform.release.stock_config import native_config
 from gram_platform.store import Store
@@ -50,14 +58,55 @@ from tests.release.serving.planted import policy_rights, said_rights
 CPU_S = 2.0  # for one input
 MEMORY_BYTES = 2 << 30  # of addresses, beyond what the process has before it
 LARGEST = 1 << 16  # bytes of an input
-ODD = [b"[" * 50_000, b'{"a":' * 9_000, b"1e999", b"-0", b"NaN", b"1" * 5_000, b"1" + b"0" * 30, b'"\\ud800"', b"\0"]
-ODD += [b"\xff", b"\xef\xbb\xbf", b"\x1b[2J", b"null", b"true", b"[]", b"{}", b'""', b"\n", b"*", b"**/", b"'", b"\\"]
-VALUES = [None, True, -1, 0, 2**31, 10**30, -1e308, "", "a" * 300, "../../x", "/etc/passwd", [], {}, [[]], "\ud800"]
+ODD = [
+    b"[" * 50_000,
+    b'{"a":' * 9_000,
+    b"1e999",
+    b"-0",
+    b"NaN",
+    b"1" * 5_000,
+    b"1" + b"0" * 30,
+    b'"\\ud800"',
+    b"\0",
+]
+ODD += [
+    b"\xff",
+    b"\xef\xbb\xbf",
+    b"\x1b[2J",
+    b"null",
+    b"true",
+    b"[]",
+    b"{}",
+    b'""',
+    b"\n",
+    b"*",
+    b"**/",
+    b"'",
+    b"\\",
+]
+VALUES = [
+    None,
+    True,
+    -1,
+    0,
+    2**31,
+    10**30,
+    -1e308,
+    "",
+    "a" * 300,
+    "../../x",
+    "/etc/passwd",
+    [],
+    {},
+    [[]],
+    "\ud800",
+]
 
 
 @dataclass(frozen=True)
 class Parser:
-    """What is fuzzed: it reads an input, and raises only `refusals`; asserts hold what it promises of what it takes."""
+    """What is fuzzed: it reads an input, and raises only `refusals`; asserts hold what it promises
+    of what it takes."""
 
     name: str
     valid: tuple[bytes, ...]
@@ -115,7 +164,13 @@ def _changed_json(draw: random.Random, data: bytes) -> bytes | None:
 
 
 def _places(value: object) -> Iterator[tuple]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield value, key
         yield from _places(inner)
@@ -123,7 +178,8 @@ def _places(value: object) -> Iterator[tuple]:
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-    """Raises OverLimit after `CPU_S` of processor time; lets allocations beyond `MEMORY_BYTES` fail."""
+    """Raises OverLimit after `CPU_S` of processor time; lets allocations beyond `MEMORY_BYTES`
+    fail."""
 
     def stop(*_) -> None:
         raise OverLimit(f"more than {CPU_S} s of processor time")
@@ -141,13 +197,18 @@ def limits() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def fuzz(parser: Parser, folder: Path, numbers: Sequence[int], seconds: float = float("inf")) -> tuple[int, list[str]]:
+def fuzz(
+    parser: Parser, folder: Path, numbers: Sequence[int], seconds: float = float("inf")
+) -> tuple[int, list[str]]:
     """Reads the inputs of these numbers for so long; returns how many, and a line for each find."""
     deadline, finds, done = time.monotonic() + seconds, [], 0
     for number in numbers:
         if time.monotonic() > deadline:
             break
-        data, place = mutated(random.Random(f"{parser.name} {number}"), parser.valid), folder / "input"
+        data, place = (
+            mutated(random.Random(f"{parser.name} {number}"), parser.valid),
+            folder / "input",
+        )
         place.mkdir()
         try:
             with limits():
@@ -157,13 +218,12 @@ def fuzz(parser: Parser, folder: Path, numbers: Sequence[int], seconds: float = 
         except BaseException as error:  # a panic of the tokenizers library is no Exception
             if isinstance(error, KeyboardInterrupt):
                 raise
-            finds.append(f"{parser.name} --first {number} --number 1: {type(error).__name__}: {error}"[:300])
+            finds.append(
+                f"{parser.name} --first {number} --number 1: {type(error).__name__}: {error}"[:300]
+            )
         shutil.rmtree(place)
         done += 1
     return done, finds
-
-
-# -------------------------------------------------------------------------------------------------------- the parsers
 
 
 def read_request(data: bytes, _: Path) -> None:
@@ -176,7 +236,8 @@ def read_request(data: bytes, _: Path) -> None:
 
 
 def read_policy(data: bytes, _: Path) -> None:
-    """An edit never raises, and grants nothing that its text does not say; one without an error is followed."""
+    """An edit never raises, and grants nothing that its text does not say; one without an error is
+    followed."""
     text = data.decode()
     followed_now, errors = followed(text, PLANTED, ("lisp", "virology"))
     assert policy_rights(followed_now) <= said_rights(text)
@@ -251,7 +312,9 @@ def read_tokenizer(data: bytes, folder: Path) -> None:
     load_tokenizer(folder / "tokenizer.json").encode("some words")
 
 
-def read_records(ending: str, wrap: Callable[[bytes], bytes] = bytes) -> Callable[[bytes, Path], None]:
+def read_records(
+    ending: str, wrap: Callable[[bytes], bytes] = bytes
+) -> Callable[[bytes, Path], None]:
     def read(data: bytes, folder: Path) -> None:
         (folder / f"a.{ending}").write_bytes(wrap(data))
         for label, text in read_unit(Unit((folder / f"a.{ending}",))):
@@ -261,12 +324,24 @@ def read_records(ending: str, wrap: Callable[[bytes], bytes] = bytes) -> Callabl
     return read
 
 
-RECORDS = [{"text": "some words\nä", "label": "core"}, {"text": "\U0001f600 病", "label": "a label"}] * 3
+RECORDS = [
+    {"text": "some words\nä", "label": "core"},
+    {"text": "\U0001f600 病", "label": "a label"},
+] * 3
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 PROFILES = '[profiles.core]\nmodules = []\n\n[profiles."core+lisp"]\nmodules = { lisp = 0.5 }\n'
-TOKENS = [token_entry(name, name * 20, ("core", "core+lisp"), "core", name == "a") for name in ("a", "b")]
+TOKENS = [
+    token_entry(name, name * 20, ("core", "core+lisp"), "core", name == "a") for name in ("a", "b")
+]
 PLANTED = Policy(parse_policy(PROFILES).profiles, parse_policy(PROFILES + "".join(TOKENS)).tokens)
-REQUEST = {"model": "core", "prompt": "Once", "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "seed": 1}
+REQUEST = {
+    "model": "core",
+    "prompt": "Once",
+    "max_tokens": 3,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "seed": 1,
+}
 MANIFEST = {
     "data_id": "0" * 12,
     "fingerprint": "1" * 16,
@@ -275,8 +350,12 @@ MANIFEST = {
     "tokenizer_bytes": 9,
     "dtype": "<u2",
     "layout": 1,
-    "domains": {d: {s: {"num_sequences": 3, "num_documents": 2} for s in SPLITS} for d in ("core", "lisp")},
-    "files": dict.fromkeys(("tokenizer.json", *(f"{s}/{d}.bin" for s in SPLITS for d in ("core", "lisp"))), "0" * 64),
+    "domains": {
+        d: {s: {"num_sequences": 3, "num_documents": 2} for s in SPLITS} for d in ("core", "lisp")
+    },
+    "files": dict.fromkeys(
+        ("tokenizer.json", *(f"{s}/{d}.bin" for s in SPLITS for d in ("core", "lisp"))), "0" * 64
+    ),
 }
 
 
@@ -296,22 +375,39 @@ with tempfile.TemporaryDirectory() as _folder:
 INDEX_JSON = json.dumps({"weight_map": dict.fromkeys(load(TENSORS), "a.safetensors")}).encode()
 TOKENIZER = train_tokenizer(["some words"] * 3, 260).to_str().encode()
 RECIPES = [
-    'core_labels = ["core"]\nrecords = ["a.jsonl"]\nroot = "."\n[globs]\ncore = ["*.txt"]\ncode = ["**/*.py"]\n',
+    (
+        'core_labels = ["core"]\nrecords = ["a.jsonl"]\nroot = "."\n[globs]\ncore = ["*.txt"]\ncode'
+        ' = ["**/*.py"]\n'
+    ),
     '[globs]\ncore = ["**"]\n',
-    '[[rows]]\ndataset = "json"\nfiles = ["a.json"]\nlabel_field = "a.b"\nlabels = ["x"]\nkeep = [["a", "^b"]]\n',
+    (
+        '[[rows]]\ndataset = "json"\nfiles = ["a.json"]\nlabel_field = "a.b"\nlabels = ["x"]\nkeep'
+        ' = [["a", "^b"]]\n'
+    ),
 ]
-GLOBS = [{"globs": {"core": ["*.txt"], "code": ["*.py", "**/c.py"]}}, {"globs": {"a": ["[a-c]?py"]}, "root": "sub"}]
+GLOBS = [
+    {"globs": {"core": ["*.txt"], "code": ["*.py", "**/c.py"]}},
+    {"globs": {"a": ["[a-c]?py"]}, "root": "sub"},
+]
 assert token_digest("a" * 20) in TOKENS[0]
 
 PARSERS = {
     parser.name: parser
     for parser in (
         Parser(
-            "request", (_plain(REQUEST), _plain({"prompt": [1, 2], "stop": ["a"], "n": 1})), read_request, (Refusal,)
+            "request",
+            (_plain(REQUEST), _plain({"prompt": [1, 2], "stop": ["a"], "n": 1})),
+            read_request,
+            (Refusal,),
         ),
         Parser("policy", ((PROFILES + "".join(TOKENS)).encode(), PROFILES.encode()), read_policy),
         Parser("sealed", (seal({"loss": 1.5, "ä": [1, {"b": None}]}), seal({})), read_sealed),
-        Parser("run", (_plain(tiny.run_config()), _plain(tiny.run_config(False))), read_run, (ValueError,)),
+        Parser(
+            "run",
+            (_plain(tiny.run_config()), _plain(tiny.run_config(False))),
+            read_run,
+            (ValueError,),
+        ),
         Parser("config", (FOREIGN,), read_foreign_config),
         Parser("index", (INDEX_JSON,), read_index),
         Parser("checkpoint", (TENSORS,), read_import(SINGLE)),
@@ -327,15 +423,23 @@ PARSERS = {
             (gzip.compress(LINES, mtime=0), gzip.compress(LINES * 500, mtime=0)),
             read_records("jsonl.gz"),
         ),
-        Parser("zstd", (zstandard.compress(LINES), zstandard.compress(LINES * 500)), read_records("jsonl.zst")),
+        Parser(
+            "zstd",
+            (zstandard.compress(LINES), zstandard.compress(LINES * 500)),
+            read_records("jsonl.zst"),
+        ),
         Parser("parquet", (_parquet(),), read_records("parquet")),
     )
 }
 
 
 def main() -> int:
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("parsers", nargs="*", help="names of parsers, default all: " + ", ".join(PARSERS))
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument(
+        "parsers", nargs="*", help="names of parsers, default all: " + ", ".join(PARSERS)
+    )
     flags.add_argument("--seconds", type=float, default=60.0, help="of each parser")
     flags.add_argument("--first", type=int, default=0, help="number of the first input")
     flags.add_argument("--number", type=int, default=10**9, help="of inputs, at most")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def locked(report: Mapping) -> str:
-    """A line for each package but this one; ValueError for one without a hash, which pip would refuse later."""
+    """A line for each package but this one; ValueError for one without a hash, which pip would
+    refuse later."""
     lines = []
     for item in report["install"]:
         name, found = item["metadata"]["name"], item["download_info"]

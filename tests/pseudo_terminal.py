@@ -1,4 +1,5 @@
-"""Runs a program in a pseudo-terminal of a given width, and returns what a person would read there."""
+"""Runs a program in a pseudo-terminal of a given width, and returns what a person would read
+there."""
 
 import io
 import os
@@ -28,13 +29,20 @@ def run(
     rows: int = 40,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Returns (exit code, all that was printed, with its colours) of a Python program with arguments."""
+    """Returns (exit code, all that was printed, with its colours) of a Python program with
+    arguments."""
     outside, inside = pty.openpty()
     ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    names = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    names = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "NO_COLOR")
+    }
     names |= {"TERM": "xterm-256color", "PYTHONUTF8": "1", **(environment or {})}
     command = [sys.executable, "-c", program, *arguments]
-    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=names, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdin=inside, stdout=inside, stderr=inside, env=names, cwd=ROOT
+    )
     os.close(inside)
     printed = b""
     try:

@@ -1,4 +1,5 @@
-"""Frames of a whole stories study with planted compute ratios: eight methods, five profiles, three seeds, attacks."""
+"""Frames of a whole stories study with planted compute ratios: eight methods, five profiles, three
+seeds, attacks."""
 
 import numpy as np
 import pandas as pd
@@ -34,13 +35,21 @@ def jitter(method: str, seed: str) -> float:
 
 
 def view(method: str, seed: str, profile: str) -> dict[str, str]:
-    return {"method": method, "size": SIZE, "seed": seed, "profile": profile, "retained": PROFILES.get(profile, "")}
+    return {
+        "method": method,
+        "size": SIZE,
+        "seed": seed,
+        "profile": profile,
+        "retained": PROFILES.get(profile, ""),
+    }
 
 
 def evaluations(methods=tuple(PLANTED), seeds=SEEDS) -> pd.DataFrame:
     rows = []
     for seed in seeds:
-        own = {f"loss/{d}": float(loss_at(d, NUM_STEPS * (1.0 + jitter("", seed)))) for d in DOMAINS}
+        own = {
+            f"loss/{d}": float(loss_at(d, NUM_STEPS * (1.0 + jitter("", seed)))) for d in DOMAINS
+        }
         baseline = {**view("baseline", seed, "all"), "retained": ",".join(AUXILIARY)}
         rows.append({**baseline, "run_id": f"run-baseline-{seed}", **own})
         rows += [_evaluation(method, seed, profile) for method in methods for profile in PROFILES]
@@ -63,7 +72,14 @@ def attacks(methods=tuple(PLANTED), seeds=SEEDS) -> pd.DataFrame:
             for domain in (d for d in AUXILIARY if d != PROFILES[profile]):
                 loss = loss_at(domain, NUM_STEPS * (PLANTED[method][3] + jitter(method, seed)))
                 run_id = f"attack-{method}-{seed}-{profile}-{domain}"
-                rows.append({**view(method, seed, profile), "elicited": domain, "loss": float(loss), "run_id": run_id})
+                rows.append(
+                    {
+                        **view(method, seed, profile),
+                        "elicited": domain,
+                        "loss": float(loss),
+                        "run_id": run_id,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
@@ -71,7 +87,16 @@ def curves(seeds=SEEDS) -> pd.DataFrame:
     steps = np.linspace(NUM_STEPS / 25, NUM_STEPS, 25)
     run = {"method": "baseline", "size": SIZE}
     parts = [
-        pd.DataFrame({**run, "run_id": f"b-{s}", "seed": s, "step": steps, "domain": d, "loss": loss_at(d, steps)})
+        pd.DataFrame(
+            {
+                **run,
+                "run_id": f"b-{s}",
+                "seed": s,
+                "step": steps,
+                "domain": d,
+                "loss": loss_at(d, steps),
+            }
+        )
         for s in seeds
         for d in DOMAINS
     ]
@@ -81,11 +106,15 @@ def curves(seeds=SEEDS) -> pd.DataFrame:
 def runs() -> pd.DataFrame:
     """The nodes of the study as the report shows them: attacks have a non-empty `elicited`."""
     done = {"status": "complete", "elapsed_s": 61.0, "tokens_per_second": 41234.5, "error": ""}
-    trained = evaluations().drop_duplicates("run_id")[["run_id", "method", "size", "seed", "profile"]]
+    trained = evaluations().drop_duplicates("run_id")[
+        ["run_id", "method", "size", "seed", "profile"]
+    ]
     tested = evaluations()[["run_id", "method", "size", "seed", "profile"]]
     attacked = attacks().rename(columns={"loss": "best_loss"}).drop(columns="retained")
     parts = [tested.assign(kind="evaluation", **done), trained.assign(kind="run", **done)]
-    return pd.concat([*parts, attacked.assign(kind="run", **done)], ignore_index=True).fillna({"elicited": ""})
+    return pd.concat([*parts, attacked.assign(kind="run", **done)], ignore_index=True).fillna(
+        {"elicited": ""}
+    )
 
 
 _SERVED = {"size": SIZE, "shown": "core+Bygone Eras", "of_profiles": 5, "served": 5}

@@ -1,4 +1,5 @@
-"""Frames of a study's shape with planted curves and compute ratios, so that every number in a table is known."""
+"""Frames of a study's shape with planted curves and compute ratios, so that every number in a table
+is known."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +16,12 @@ DOMAINS = ("core", "biology", "chemistry")
 SIZES = {"tiny": 1.0e6, "small": 4.0e6, "medium": 16.0e6}  # parameters
 SEEDS = ("0", "1", "2")
 NUM_STEPS = 500.0
-PROFILES = {"core": "", "core+biology": "biology", "core+chemistry": "chemistry", "all": "biology,chemistry"}
+PROFILES = {
+    "core": "",
+    "core+biology": "biology",
+    "core+chemistry": "chemistry",
+    "all": "biology,chemistry",
+}
 
 
 def curve_of(size: str, domain: str) -> tuple[float, float, float]:
@@ -41,15 +47,25 @@ def planted_ratio(method: str, size: str, seed: str, profile: str, domain: str) 
 
 def evaluation(method: str, size: str, seed: str, profile: str) -> dict:
     ratios = {d: planted_ratio(method, size, seed, profile, d) for d in DOMAINS}
-    losses = {f"loss/{d}": float(loss_at(size, d, NUM_STEPS * ratio)) for d, ratio in ratios.items()}
-    view = {"method": method, "size": size, "seed": seed, "profile": profile, "retained": PROFILES[profile]}
+    losses = {
+        f"loss/{d}": float(loss_at(size, d, NUM_STEPS * ratio)) for d, ratio in ratios.items()
+    }
+    view = {
+        "method": method,
+        "size": size,
+        "seed": seed,
+        "profile": profile,
+        "retained": PROFILES[profile],
+    }
     return {**view, "run_id": f"run-{method}-{size}-{seed}", **losses}
 
 
 def evaluations(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
     """Baseline on all, GRAM on every profile, filtering on core+biology."""
     views = [("baseline", "all"), *(("gram", p) for p in PROFILES), ("filtering", "core+biology")]
-    return pd.DataFrame([evaluation(m, size, seed, p) for m, p in views for size in sizes for seed in seeds])
+    return pd.DataFrame(
+        [evaluation(m, size, seed, p) for m, p in views for size in sizes for seed in seeds]
+    )
 
 
 def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
@@ -58,7 +74,12 @@ def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
     frames = []
     for size in sizes:
         for seed in seeds:
-            run = {"run_id": f"run-baseline-{size}-{seed}", "method": "baseline", "size": size, "seed": seed}
+            run = {
+                "run_id": f"run-baseline-{size}-{seed}",
+                "method": "baseline",
+                "size": size,
+                "seed": seed,
+            }
             for domain in DOMAINS:
                 points = {"step": steps, "domain": domain, "loss": loss_at(size, domain, steps)}
                 frames.append(pd.DataFrame({**run, **points}))
@@ -72,19 +93,38 @@ def analysed() -> Analysis:
 
 
 def jackknife(ratios: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and interval of planted ratios [n] whose mean over the baselines' [n] is taken without each seed in turn."""
+    """Mean and interval of planted ratios [n] whose mean over the baselines' [n] is taken without
+    each seed in turn."""
     num, both = len(ratios), (np.array(ratios), np.array(baseline))
-    left_out = [np.divide(*(np.delete(values, seed).mean() for values in both)) for seed in range(num)]
+    left_out = [
+        np.divide(*(np.delete(values, seed).mean() for values in both)) for seed in range(num)
+    ]
     pseudo = num * np.mean(ratios) / np.mean(baseline) - (num - 1) * np.array(left_out)
-    mean, half = float(np.mean(ratios)), stats.t.ppf(0.95, num - 1) * pseudo.std(ddof=1) / np.sqrt(num)
+    mean, half = (
+        float(np.mean(ratios)),
+        stats.t.ppf(0.95, num - 1) * pseudo.std(ddof=1) / np.sqrt(num),
+    )
     return mean, mean - half, mean + half
 
 
 def study_of(
-    analysis: Analysis, curves: pd.DataFrame, runs: pd.DataFrame, claims=None, absorption=None, **about
+    analysis: Analysis,
+    curves: pd.DataFrame,
+    runs: pd.DataFrame,
+    claims=None,
+    absorption=None,
+    **about,
 ) -> Results:
     """The results of a study of these frames; `about`: fields of its record."""
-    own = {"name": "planted", "title": "T", "question": "", "facts": (), "params": {}, "sizes": (), "profile": ""}
+    own = {
+        "name": "planted",
+        "title": "T",
+        "question": "",
+        "facts": (),
+        "params": {},
+        "sizes": (),
+        "profile": "",
+    }
     record = StudyRecord(**{**own, "parameters": SIZES, "entries": (), **about})
     claims = claims_frame([]) if claims is None else claims
     return Results(record, analysis, curves, runs, claims, "these frames", absorption)

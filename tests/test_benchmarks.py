@@ -18,18 +18,24 @@ import torch
 from benchmarks import (
     corpus,
     driver,
-    evaluation,
     gpu_check,
     gpu_ranks,
     peers,
-    serving,
     study_overhead,
     training,
     workloads,
 )
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from benchmarks.timing import interleaved
-from benchmarks.workloads import DENSE, GRAM, GRAM_FROZEN, Workload, compared_runs, loop_arguments, random_tokens
+from benchmarks.workloads import (
+    DENSE,
+    GRAM,
+    GRAM_FROZEN,
+    Workload,
+    compared_runs,
+    loop_arguments,
+    random_tokens,
+)
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import STORIES_SIZES
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
@@ -38,7 +44,6 @@ from gram_platform.model.transformer import build, initial_weights
 from gram_platform.release.stock_tensors import foreign_weights
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.train.objectives import cross_entropy
-from tests.refused import refused
 from tests.test_architecture import NOT_IN_CORE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,13 +52,21 @@ WORKLOAD = Workload(TINY, num_micro_batches=2, num_rounds=2)
 
 
 def test_ratios_are_of_neighbouring_rounds():
-    """A machine that becomes three times slower leaves the ratio alone; a ratio of medians or means would not."""
-    measured = BenchmarkResult("m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0))
+    """A machine that becomes three times slower leaves the ratio alone; a ratio of medians or means
+    would not."""
+    measured = BenchmarkResult(
+        "m", "s", (2.0, 2.5, 6.0), (1.0, 2.5, 3.0), "other", Aim("at least", 2.0)
+    )
     assert (measured.ratio, measured.spread, measured.holds) == (2.0, (1.0, 2.0), True)
     alone = BenchmarkResult("alone", "s", (4.0,), (), "nothing", Aim("at most", 3.0, "value"))
     assert (alone.ratio, alone.spread, alone.holds) == (None, None, False)
     plain = json.loads(measured.line())
-    assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == ("m", 2.5, "s", 2.5)
+    assert (plain["name"], plain["value"], plain["unit"], plain["reference"]) == (
+        "m",
+        2.5,
+        "s",
+        2.5,
+    )
 
 
 def test_rounds_are_interleaved():
@@ -79,49 +92,45 @@ def test_compared_runs_are_what_they_are_called():
 
 
 def test_the_peer_is_our_model():
-    """With our weights Hugging Face's model has our loss, and our parameters but for its attention biases."""
+    """With our weights Hugging Face's model has our loss, and our parameters but for its attention
+    biases."""
     pytest.importorskip("transformers")
     config = dataclasses.replace(TINY.dense(), num_heads=4, num_kv_heads=2)
     weights = dict(initial_weights(config, 0))
     weights = {
-        n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1)) for n, w in weights.items()
+        n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
+        for n, w in weights.items()
     }
     peer = peers.starcoder2(config).eval()
     peer.load_state_dict(dict(foreign_weights(config, weights, {})))
-    tokens_BT = torch.from_numpy(random_tokens(compared_runs(WORKLOAD)[DENSE])["core"][:4].astype(np.int64))
+    tokens_BT = torch.from_numpy(
+        random_tokens(compared_runs(WORKLOAD)[DENSE])["core"][:4].astype(np.int64)
+    )
     with torch.no_grad():
         ours = cross_entropy(build(config, weights.items())(tokens_BT[:, :-1]), tokens_BT[:, 1:])
         assert float(peers.peer_loss(peer, tokens_BT)) == pytest.approx(float(ours), rel=1e-5)
-    biases = sum(p.numel() for name, p in peer.named_parameters() if name.endswith("_proj.bias") and "attn" in name)
+    biases = sum(
+        p.numel()
+        for name, p in peer.named_parameters()
+        if name.endswith("_proj.bias") and "attn" in name
+    )
     assert sum(p.numel() for p in peer.parameters()) - biases == total_parameters(config)
 
 
 @pytest.mark.slow
 def test_training():
     measured = {m.name: m for m in training.compare(WORKLOAD, with_peer=not peers.why_no_peer())}
-    ours = {f"{GRAM} tiny", f"{GRAM_FROZEN} tiny"} | ({"CPU code tiny"} if cpu.has_fast_code() else set())
+    ours = {f"{GRAM} tiny", f"{GRAM_FROZEN} tiny"} | (
+        {"CPU code tiny"} if cpu.has_fast_code() else set()
+    )
     assert len(measured) == len(ours) + 2 * (not peers.why_no_peer())
     assert ours <= measured.keys()
     assert all(min(m.values) > 0 for m in measured.values())
 
 
-def test_evaluation(tmp_path):
-    size = dataclasses.replace(TINY, precision="float32")
-    measured = evaluation.compare(size, BenchmarkSettings(str(tmp_path)), 4, 1)
-    assert measured.ratio > 0
-
-
-def test_serving():
-    num_threads = torch.get_num_threads()
-    measured = serving.compare(STORIES_SMOKE_SIZES["tiny"], num_rounds=2, num_rows=8)
-    assert measured.name == "mixed profiles tiny"
-    assert 0.1 < measured.ratio < 10
-    assert torch.get_num_threads() == num_threads
-
-
 def test_corpus(tmp_path):
     tokenizer = corpus.write_tokenizer(tmp_path / "tokenizer.json")
-    num_bytes = corpus.write_corpus(tmp_path / "stories", 2_000_000)
+    num_bytes = corpus.write_corpus(tmp_path / "stories", 500_000)
     rate = corpus.rate(tmp_path, tmp_path / "stories", tokenizer, num_bytes, num_rounds=1)
     assert 0 < rate.ratio < 2
     assert 50 < corpus.peak_mb(tmp_path / "stories", tokenizer, tmp_path / "apart") < 1000
@@ -130,8 +139,11 @@ def test_corpus(tmp_path):
 @pytest.mark.slow
 @pytest.mark.ray
 def test_study_overhead(tmp_path, ray_cluster):
-    (measured,) = study_overhead.measure(BenchmarkSettings(str(tmp_path)), num_runs=8, num_tokens=64 * 160)
-    assert measured.ratio > 0.9  # runs of a tenth of a second: what was ahead of the clock is not known exactly
+    (measured,) = study_overhead.measure(
+        BenchmarkSettings(str(tmp_path)), num_runs=8, num_tokens=64 * 160
+    )
+    # Runs of a tenth of a second: what was ahead of the clock is not known exactly.
+    assert measured.ratio > 0.9
 
 
 @pytest.mark.slow
@@ -141,47 +153,28 @@ def test_the_drivers_time_for_a_node_does_not_grow_with_the_study(tmp_path, ray_
     assert measured.ratio < 1.8  # 2.6 while each end looked at all nodes
 
 
-def bench(tmp_path, flags) -> subprocess.CompletedProcess:
-    """The command, with every library but torch and numpy absent from it and the processes that it starts."""
-    missing = sorted(NOT_IN_CORE | {"transformers"})
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "experiments/bench.py", *flags.split()]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-
-
-def lines_of(done: subprocess.CompletedProcess) -> list[dict]:
-    return [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_gpu_form_needs_torch_and_numpy_alone(tmp_path):
-    """On the CPU at the smallest size."""
-    done = bench(tmp_path, "--gpu --device cpu --sizes tiny --rounds 1 --eager")
+    """On the CPU at the smallest size; every other library is absent, also from the processes that
+    it starts."""
+    missing = sorted(NOT_IN_CORE | {"transformers"})
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({missing!r}))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    flags = "--gpu --device cpu --sizes tiny --rounds 1 --eager"
+    command = [sys.executable, "experiments/bench.py", *flags.split()]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    lines = lines_of(done)
-    assert [re.sub(r"\D", "", line["name"]) for line in lines] == ["", "8", "4"]  # of micro-batches and of runs
+    lines = [json.loads(line) for line in itertools.takewhile(str.strip, done.stdout.splitlines())]
+    # Of micro-batches and of runs.
+    assert [re.sub(r"\D", "", line["name"]) for line in lines] == ["", "8", "4"]
     assert all(line["name"].endswith(" cpu") for line in lines)
     assert all(line["value"] > 0 and line["reference"] > 0 for line in lines)
     assert lines[1]["losses apart, nats"] < 0.05
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_the_check_of_a_gpu_runs_on_a_cpu(tmp_path):
-    done = bench(tmp_path, "--gpu --check --device cpu --sizes tiny")
-    lines = {line["name"]: line for line in lines_of(done)}
-    assert any(name.startswith("attention 5B: ") for name in lines), done.stderr
-    one = lambda begin, *parts: next(n for n in lines if n.startswith(begin) and all(part in n for part in parts))
-    assert lines[one("gradients", "float32")]["value"] == 0.0
-    assert 0.0 < lines[one("gradients", "bfloat16")]["value"] < 0.1
-    assert lines[one("resumed")]["value"] == 0.0
-    assert lines[one("FLOPs")]["ratio"] > 0.0
-    assert "Utilisation(" in lines[one("FLOPs")]["against"]
-    missed = [name for name, line in lines.items() if line["holds"] is False]
-    assert set(missed) <= {one("2 ", "runs")}  # this machine may be busy
-    assert done.returncode == (1 if missed else 0), done.stderr
 
 
 def test_a_rank_whose_losses_are_others_misses():
@@ -205,15 +198,18 @@ def test_a_rank_whose_losses_are_others_misses():
     assert to_one.endswith(f"resumed from {name}")
 
 
-def test_ranks_that_a_size_cannot_have_are_refused():
-    for num_ranks in (-1, 3):
-        with refused("ranks", num_ranks):
-            gpu_ranks.check("cpu", ["tiny"], num_ranks)
+NO_GPU = pytest.param(
+    "--check --device cuda", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+)
 
 
-@pytest.mark.parametrize("flags", ["--device gpu", "--rounds 0", "--check --ranks 0"])
+@pytest.mark.parametrize(
+    "flags", ["--device gpu", "--rounds 0", "--check --ranks 0", "--check --ranks 3", NO_GPU]
+)
 def test_flags_that_would_measure_nothing_are_refused(flags, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", *flags.split()])
+    monkeypatch.setattr(
+        sys, "argv", ["bench.py", "--gpu", "--device", "cpu", "--sizes", "tiny", *flags.split()]
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "experiments/bench.py"), run_name="__main__")
@@ -225,12 +221,6 @@ def test_a_difference_that_is_not_a_number_misses():
     assert math.isnan(gpu_check.largest(torch.tensor([0.0, torch.nan, 1.0])))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_check_says_that_there_is_no_gpu(tmp_path):
-    done = bench(tmp_path, "--gpu --check")
-    assert (done.returncode, done.stdout) == (2, "")
-
-
 def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch):
     """There nobody trains in bfloat16, and the bench did not end in ten minutes."""
     assert 0.0 < workloads.bfloat16_share() < 100.0
@@ -238,4 +228,6 @@ def test_a_cpu_without_units_for_bfloat16_is_measured_in_float32(monkeypatch):
     assert workloads.stories_26m() == STORIES_SIZES["26M"]
     monkeypatch.setattr(workloads, "bfloat16_share", lambda: 0.004)
     size = STORIES_SIZES["26M"]
-    assert workloads.stories_26m() == dataclasses.replace(size, precision="float32", micro_batch=size.micro_batch // 2)
+    assert workloads.stories_26m() == dataclasses.replace(
+        size, precision="float32", micro_batch=size.micro_batch // 2
+    )

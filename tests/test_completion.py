@@ -1,4 +1,5 @@
-"""The shell's completion of `gram` knows the commands, and of `gram run` the studies with their flags."""
+"""The shell's completion of `gram` knows the commands, and of `gram run` the studies with their
+flags."""
 
 import subprocess
 

@@ -26,32 +26,40 @@ from gram_platform.studies.searches.definition import Search, parse_search
 from tests.test_architecture import ROOMS, ROOT
 
 PAGES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
-QUESTIONS = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs" / "findings").glob("*.md"))}
+QUESTIONS = {
+    str(p.relative_to(ROOT)): p.read_text()
+    for p in sorted((ROOT / "docs" / "findings").glob("*.md"))
+}
 OTHERS = ("README.md", "CONTRIBUTING.md", "FINDINGS.md", "cluster/README.md")
 DOCUMENTS = {name: (ROOT / name).read_text() for name in OTHERS} | PAGES | QUESTIONS
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.py"))
-DOCSTRINGS = {f"experiments/{p.name}": ast.get_docstring(ast.parse(p.read_text())) for p in EXPERIMENTS}
+DOCSTRINGS = {
+    f"experiments/{p.name}": ast.get_docstring(ast.parse(p.read_text())) for p in EXPERIMENTS
+}
 
 CODE_BLOCK = re.compile(r"^```.*?\n.*?^```|(?:^    [^\n]*\n)+", re.MULTILINE | re.DOTALL)
 CLASS = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)+)`")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-PATH = re.compile(r"\b(?:gram_platform|tests|experiments|benchmarks|dashboards|cluster|docs)/[\w./-]*\w")
+PATH = re.compile(
+    r"\b(?:gram_platform|tests|experiments|benchmarks|dashboards|cluster|docs)/[\w./-]*\w"
+)
 EXPERIMENT = re.compile(r"python (?:/opt/gram/)?experiments/(\w+)\.py(.*)")
 COMMAND = re.compile(r"(?:(?<=`)|^ *)gram ([a-z]+\b.*)")
 
 
-# -------------------------------------------------------------------------------------- links and paths
-
-
 def anchors(path: Path) -> set[str]:
     """The fragments of a page's headings, as code hosts make them."""
-    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.*)$", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_site_leads_to_every_document():
     listed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted([*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "benchmarks/HISTORY.md"])
+    assert sorted(listed) == sorted(
+        [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "benchmarks/HISTORY.md"]
+    )
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -70,40 +78,51 @@ def test_every_page_is_linked_from_the_readme():
 
 
 def test_every_question_is_linked_from_the_findings():
-    assert QUESTIONS.keys() == {link for link in LINK.findall(DOCUMENTS["FINDINGS.md"]) if "docs/findings/" in link}
+    assert QUESTIONS.keys() == {
+        link for link in LINK.findall(DOCUMENTS["FINDINGS.md"]) if "docs/findings/" in link
+    }
 
 
 def examples() -> dict[str, str]:
-    """{file: code} of the examples in docs/extend.md, each under the file that it is written into."""
-    return dict(re.findall(r"`([\w/]+\.py)`[^`]*:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL))
+    """{file: code} of the examples in docs/extend.md, each under the file that it is written
+    into."""
+    return dict(
+        re.findall(
+            r"`([\w/]+\.py)`[^`]*:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL
+        )
+    )
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_named_files_exist(name):
-    paths = {path for path in PATH.findall(DOCUMENTS[name]) if "NAME" not in path} - examples().keys()
+    paths = {
+        path for path in PATH.findall(DOCUMENTS[name]) if "NAME" not in path
+    } - examples().keys()
     assert not [path for path in paths if not (ROOT / path).exists()]
 
 
 def test_named_classes_exist():
-    code = "".join(path.read_text() for path in (ROOT / "gram_platform").rglob("*.py")) + "".join(examples().values())
+    code = "".join(path.read_text() for path in (ROOT / "gram_platform").rglob("*.py")) + "".join(
+        examples().values()
+    )
     named = {name for text in DOCUMENTS.values() for name in CLASS.findall(text)}
     assert "RunConfig" in named
     assert not [name for name in sorted(named) if not re.search(rf"\b{name}\b", code)]
 
 
 def test_the_rooms_are_those_of_the_import_rule():
-    rows = re.findall(r"^\|[^|]*\| `(\w+)/` \|[^|]*\|([^|]*)\|$", DOCUMENTS["docs/architecture.md"], re.MULTILINE)
+    rows = re.findall(
+        r"^\|[^|]*\| `(\w+)/` \|[^|]*\|([^|]*)\|$", DOCUMENTS["docs/architecture.md"], re.MULTILINE
+    )
     assert {room: tuple(libraries.replace(",", " ").split()) for room, libraries in rows} == ROOMS
     section = DOCUMENTS["README.md"].split("## The rooms")[1].split("Beside the package")[0]
     rooms = re.findall(r"(?:\| |· )`(\w+)` ", section)
     assert rooms == [room for room, _ in rows] == list(ROOMS)
 
 
-# ----------------------------------------------------------------------------------------------- commands
-
-
 def code_of(text: str) -> list[str]:
-    """The lines of code blocks, joined where a backslash ends them, and code within lines with its backticks."""
+    """The lines of code blocks, joined where a backslash ends them, and code within lines with its
+    backticks."""
     joined = text.replace("\\\n", " ")
     blocks = CODE_BLOCK.findall(joined)
     return [line for block in blocks for line in block.splitlines()] + re.findall(
@@ -139,7 +158,11 @@ def example(path: str, **names: object) -> dict:
 
 def is_own(main, names) -> bool:
     """Whether a file defines the function itself, and takes its arguments from the signature."""
-    return main is not None and main.__module__ == names["__name__"] and bool(inspect.signature(main).parameters)
+    return (
+        main is not None
+        and main.__module__ == names["__name__"]
+        and bool(inspect.signature(main).parameters)
+    )
 
 
 def check(name: str, arguments: list[str]) -> None:
@@ -153,7 +176,9 @@ def check(name: str, arguments: list[str]) -> None:
         return
     if name == "gram":
         require_choice("gram", arguments[0], tuple(COMMANDS))
-        tyro.cli(functools.wraps(find_command(arguments[0]))(lambda *_, **__: None), args=arguments[1:])
+        tyro.cli(
+            functools.wraps(find_command(arguments[0]))(lambda *_, **__: None), args=arguments[1:]
+        )
         return
     names = declared(name)
     if is_own(names.get("main"), names):  # one_run.py
@@ -192,11 +217,10 @@ def test_make_targets_exist():
     assert {"demo", "test", "setup"} <= asked <= targets
 
 
-# ------------------------------------------------------------------------------------ examples
-
-
 def test_the_example_of_a_corpus_can_be_opened(monkeypatch):
-    (entry,) = re.findall(r"in `STORIES`:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL)
+    (entry,) = re.findall(
+        r"in `STORIES`:\n\n```python\n(.*?)```", DOCUMENTS["docs/extend.md"], re.DOTALL
+    )
     ((name, corpus),) = eval("{" + entry + "}", {**vars(catalog)}).items()
     monkeypatch.setitem(catalog.CORPORA, name, corpus)
     (found,) = check_corpus(name)
@@ -208,14 +232,22 @@ def test_the_example_of_a_study_builds(tmp_path):
     study = declared("experiments/widths")["STUDY"]
     assert isinstance(study, Study)
     assert set(study.presets) == {"smoke", "demo"}
-    graph = build_graph(study, parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)]))
-    assert sum(node.is_run and not node.is_attack for node in graph.nodes) == 1 + len(graph.preset.variants)
+    graph = build_graph(
+        study, parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)])
+    )
+    assert sum(node.is_run and not node.is_attack for node in graph.nodes) == 1 + len(
+        graph.preset.variants
+    )
 
 
 def test_the_example_of_a_measurement_has_the_runs_of_the_study(tmp_path):
-    names = example("gram_platform/methods/measurements.py", **{**vars(config), **vars(measurements)})
+    names = example(
+        "gram_platform/methods/measurements.py", **{**vars(config), **vars(measurements)}
+    )
     study = declared("experiments/scaling")["STUDY"]
-    flags = parse(study, ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--storage", str(tmp_path)])
+    flags = parse(
+        study, ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--storage", str(tmp_path)]
+    )
     (setting,) = build_graph(study, flags).settings
     nodes, plain = names["CoreTokens"]().nodes("gram", setting), Losses().nodes("gram", setting)
     assert [n for n in nodes if n.is_run] == [n for n in plain if n.is_run and not n.is_attack]

@@ -33,10 +33,21 @@ def home(tmp_path_factory) -> Path:
 def run(home: Path, commands: str) -> subprocess.CompletedProcess:
     """In one shell, after the page's first lines; waits for what runs in the background."""
     path = os.pathsep.join([str(home / "bin"), os.environ["PATH"]])
-    rehearsal = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "DEVICE": "cpu", "SIZES": "tiny"}
+    rehearsal = {
+        "HOME": str(home),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "DEVICE": "cpu",
+        "SIZES": "tiny",
+    }
     script = f"{textwrap.dedent(BEGIN)}\n{commands}\ncode=$?; wait; exit $code"
     return subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, env=os.environ | rehearsal, capture_output=True, text=True, check=False
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=os.environ | rehearsal,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -52,12 +63,13 @@ def step(home: Path, title: str, codes=(0,)) -> str:
 
 @pytest.mark.slow  # `tests/train/test_sharding.py` compares ranks with one process too
 def test_two_ranks(home):
-    (check, study) = blocks("Two GPUs and more")
+    check, study = blocks("Two GPUs and more")
     done = run(home, check)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" holds") == 5
     assert (home / "first-gpu/ranks.txt").read_text() == done.stdout
-    assert "--num-workers 2" in study  # needs two GPUs, or some minutes: tests/engine has it on CPUs
+    # Needs two GPUs, or some minutes: tests/engine has it on CPUs.
+    assert "--num-workers 2" in study
 
 
 @pytest.mark.slow
@@ -79,11 +91,18 @@ def test_nodes_from_here_and_back(home):
 @pytest.mark.parametrize(
     ("title", "codes", "shown"),
     [
-        ("1. The machine: 20 s", (0, 1), " (None|[0-9]+) (True|False)\n"),  # 1: no daemon that shares a GPU
+        # The code is 1 where no daemon shares a GPU.
+        ("1. The machine: 20 s", (0, 1), " (None|[0-9]+) (True|False)\n"),
         ("3. Is the GPU fit? 60 s", (0, 1), "planner's table"),  # 1: this machine may be busy
         ("4. FSDP2 on one GPU: 60 s", (0,), "resumed from 1 rank tiny, float32"),
         ("5. Compiled, merged, together: 200 s", (0,), "micro-batches of tiny"),
     ],
 )
 def test_the_other_steps(home, title, codes, shown):
-    assert re.search(shown, step(home, title, codes))
+    printed = step(home, title, codes)
+    assert re.search(shown, printed)
+    missed = [line for line in printed.splitlines() if line.endswith(" missed")]
+    # These rows compare speeds, and this machine may be busy.
+    assert all(line.startswith(("training ", "2 small runs", "4 small runs")) for line in missed), (
+        missed
+    )

@@ -1,4 +1,5 @@
-"""Lists, help and misspelt words import nothing that takes seconds: they answer within a second of a processor."""
+"""Lists, help and misspelt words import nothing that takes seconds: they answer within a second of
+a processor."""
 
 import json
 import subprocess
@@ -46,7 +47,8 @@ for command in commands:
 
 
 def imported(commands, *arguments: str) -> list[tuple[list[str], int, list[str]]]:
-    """Returns each command with its exit code and what it, or one before it, has imported of HEAVY."""
+    """Returns each command with its exit code and what it, or one before it, has imported of
+    HEAVY."""
     texts = json.dumps([[*command, *arguments] for command in commands])
     command = [sys.executable, "-c", PROGRAM, f"[{texts}, {json.dumps(HEAVY)}]"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -60,15 +62,22 @@ def test_lists_and_misspelt_words_import_nothing_heavy():
 
 
 def test_help_imports_nothing_heavy():
-    found = imported([[], *([name] for name in COMMANDS), *(["run", name] for name in OURS)], "--help")
+    found = imported(
+        [[], *([name] for name in COMMANDS), *(["run", name] for name in OURS)], "--help"
+    )
     assert {code for _, code, _ in found} == {0}
     assert not [(command, heavy) for command, _, heavy in found if heavy]
 
 
 def test_the_files_of_experiments_import_nothing_heavy_before_the_flags_are_read():
-    files = sorted(str(path) for path in (ROOT / "experiments").glob("*.py") if path.stem not in ("bench", "one_run"))
+    files = sorted(
+        str(path)
+        for path in (ROOT / "experiments").glob("*.py")
+        if path.stem not in ("bench", "one_run")
+    )
     found = imported([["python", file] for file in files], "--help")
-    wrong = [file for file in files if not file.endswith("/all.py")]  # it checks the flags of each study in its turn
+    # It checks the flags of each study in its turn.
+    wrong = [file for file in files if not file.endswith("/all.py")]
     found += imported([["python", file] for file in wrong], "--preset", "smok")
     assert [code for _, code, _ in found] == [0] * len(files) + [2] * len(wrong)
     assert not [(command, heavy) for command, _, heavy in found if heavy]

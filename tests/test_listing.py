@@ -22,7 +22,12 @@ from tests.conftest import ROOT
 from tests.store.training import run_config
 
 SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
-EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {"all", "bench", "one_run"}
+SMALL += ["--set", "options.elicitation=false"]
+EXPERIMENTS = {path.stem for path in (ROOT / "experiments").glob("*.py")} - {
+    "all",
+    "bench",
+    "one_run",
+}
 
 
 def printed(capsys, *arguments: str) -> str:
@@ -62,7 +67,9 @@ def test_lists_name_everything(what, capsys):
         "methods": set(METHODS),
         "presets": {preset for name in OURS for preset in find_study(name).presets},
         "corpora": set(catalog_names()),
-        "sizes": {size for n in OURS for preset in find_study(n).presets.values() for size in preset.sizes},
+        "sizes": {
+            size for n in OURS for preset in find_study(n).presets.values() for size in preset.sizes
+        },
     }
     rows = json.loads(printed(capsys, "list", what, "--json"))
     assert {row["name"] for row in rows} == names[what]
@@ -81,10 +88,14 @@ def test_lists_of_one_study(capsys):
 def assert_a_cordoned_machine_is_named(capsys, store: Store) -> None:
     """Until the study is submitted again."""
     said: list[str] = []
-    broken = ProbeReport("f00", "gpu-7", "10.0.0.7", "cuda 3", "RuntimeError: CUDA error: unknown error")
+    broken = ProbeReport(
+        "f00", "gpu-7", "10.0.0.7", "cuda 3", "RuntimeError: CUDA error: unknown error"
+    )
 
     def cordoned() -> list[dict]:
-        return json.loads(printed(capsys, "status", "--storage", store.root, "--json"))["cordoned"]["scaling"]
+        return json.loads(printed(capsys, "status", "--storage", store.root, "--json"))["cordoned"][
+            "scaling"
+        ]
 
     cordons_noted(store, ["scaling"], said.append)(broken)
     assert len(said) == 1
@@ -93,7 +104,8 @@ def assert_a_cordoned_machine_is_named(capsys, store: Store) -> None:
     assert "CUDA error: unknown error" in machine["message"]
     printed(capsys, "report", "scaling", "--storage", store.root)
     assert machine["message"] in store.study_dir("scaling").read("report.html").decode()
-    write_cordoned(store, "scaling", [{"message": "damaged", "time": 1e18}])  # no time of a calendar
+    # No time of a calendar.
+    write_cordoned(store, "scaling", [{"message": "damaged", "time": 1e18}])
     assert cordoned() == []
     cordons_noted(store, ["scaling"], said.append)(broken)
     cordons_noted(store, ["scaling"], said.append)
@@ -105,12 +117,18 @@ def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     graph = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path)]))
     store = Store(tmp_path)
     for node in (graph.nodes[0], graph.nodes[1]):
-        shown = json.loads(printed(capsys, "show", node.id[:9], "--storage", str(tmp_path), "--json"))
+        shown = json.loads(
+            printed(capsys, "show", node.id[:9], "--storage", str(tmp_path), "--json")
+        )
         stored = store.node(node.kind, node.id)
         assert (shown["id"], shown["kind"], shown["state"]) == (node.id, node.kind, "complete")
         assert shown["studies"] == ["scaling"]
         assert shown["name"] == node.name
-        assert (shown["config"], shown["result"], shown["tags"]) == (stored.config(), stored.result(), stored.tags())
+        assert (shown["config"], shown["result"], shown["tags"]) == (
+            stored.config(),
+            stored.result(),
+            stored.tags(),
+        )
         assert node.name in printed(capsys, "show", node.id, "--storage", str(tmp_path))
     status = json.loads(printed(capsys, "status", "--storage", str(tmp_path), "--json"))
     assert {run["id"] for run in status["runs"]} == {node.id for node in graph.nodes if node.is_run}
@@ -133,15 +151,23 @@ def test_status_is_by_study_size_method_and_seed(capsys, tmp_path):
         for seed in ("10", "9")
     ]
     runs = [run_config(8, seed=place) for place in range(len(tags) + 1)]
-    for config, names in zip(runs, [*tags, {"size": "50M", "method": "baseline", "seed": "0"}], strict=True):
+    for config, names in zip(
+        runs, [*tags, {"size": "50M", "method": "baseline", "seed": "0"}], strict=True
+    ):
         store.run(config.run_id).ensure_config(config)
         store.run(config.run_id).add_tags(names)
     ids = [config.run_id for config in runs]
     shared, of_scaling, of_none = ids[:4], ids[:-1], ids[-1]
     for study, members in (("scaling", of_scaling), ("stories", shared)):
-        store.study_dir(study).write_json("study.json", {"entries": [{"id": one} for one in [*members, *members]]})
+        store.study_dir(study).write_json(
+            "study.json", {"entries": [{"id": one} for one in [*members, *members]]}
+        )
     rows = json.loads(printed(capsys, "status", "--storage", str(tmp_path), "--json"))["runs"]
-    of = lambda *sizes: [f"{m} {s} all s{n}" for s in sizes for m in ("baseline", "gram") for n in (9, 10)]
+    of = lambda *sizes: [
+        f"{m} {s} all s{n}" for s in sizes for m in ("baseline", "gram") for n in (9, 10)
+    ]
     assert [row["name"] for row in rows[:-1]] == [*of("50M", "800M"), *of("2B")]
     assert rows[-1]["id"] == of_none
-    assert [row["studies"] for row in rows] == [["scaling"]] * 8 + [["scaling", "stories"]] * 4 + [[]]
+    assert [row["studies"] for row in rows] == [["scaling"]] * 8 + [["scaling", "stories"]] * 4 + [
+        []
+    ]

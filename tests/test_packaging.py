@@ -1,4 +1,5 @@
-"""What a package of this project says of its dependencies, and reading results where those of training are missing."""
+"""What a package of this project says of its dependencies, and reading results where those of
+training are missing."""
 
 import json
 import os
@@ -12,15 +13,20 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from benchmarks.many_runs import write_study
 from gram_platform import load_curves, load_runs, load_store, load_store_curves
-from gram_platform.cli import main
+from gram_platform.store import Store
+from gram_platform.tracking import Tracker
 from tests.cluster import files
 from tests.cluster.files import constraint
 from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIRED = [Requirement(text) for text in PROJECT["dependencies"]]
-EXTRAS = {name: [Requirement(text) for text in texts] for name, texts in PROJECT["optional-dependencies"].items()}
+EXTRAS = {
+    name: [Requirement(text) for text in texts]
+    for name, texts in PROJECT["optional-dependencies"].items()
+}
 BY_YEAR = {"fsspec", "s3fs", "gcsfs"}
 NOT_TO_READ = {"torch", "ray", "optuna", "datasets", "tokenizers", "transformers", "safetensors"}
 READ = """
@@ -39,12 +45,16 @@ print(json.dumps([frame.to_csv(index=False) for frame in frames]))
 
 def test_every_direct_import_is_declared():
     names = foreign({name for path in python_files(PACKAGE) for name in imported_modules(path)})
-    known = {name: set(map(canonicalize_name, found)) for name, found in packages_distributions().items()}
+    known = {
+        name: set(map(canonicalize_name, found)) for name, found in packages_distributions().items()
+    }
     declared = {canonicalize_name(requirement.name) for requirement in REQUIRED}
     of_extras = {"huggingface_hub", "transformers", "lm_eval", "wandb"}
     assert not [name for name in names - of_extras if not known[name] & declared]
     assert not declared - {distribution for name in names for distribution in known.get(name, ())}
-    assert {"huggingface_hub", "transformers"} == {requirement.name for requirement in EXTRAS["hub"]}
+    assert {"huggingface_hub", "transformers"} == {
+        requirement.name for requirement in EXTRAS["hub"]
+    }
     assert "lm-eval" in {requirement.name for requirement in EXTRAS["eval"]}
 
 
@@ -57,14 +67,19 @@ def test_what_is_installed_is_allowed_and_the_next_major_is_not(requirement):
 
 def test_all_has_the_other_extras():
     (everything,) = EXTRAS["all"]
-    assert (everything.name, everything.extras) == (PROJECT["name"], EXTRAS.keys() - {"all", "dev", "s3-tests"})
+    assert (everything.name, everything.extras) == (
+        PROJECT["name"],
+        EXTRAS.keys() - {"all", "dev", "s3-tests"},
+    )
 
 
 @pytest.mark.parametrize("repository", ["", "https://host.example/ORG/NAME"])
 def test_the_description_leads_nowhere_that_an_index_lacks(repository):
     environment = os.environ | {"GRAM_REPOSITORY": repository}
     command = [sys.executable, "setup.py", "--long-description"]
-    text = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     places = re.findall(r"\]\(([^)]*)\)", text)
     assert (f"]({repository}/raw/HEAD/docs/scaling-study.png)" in text) == bool(repository)
     assert ("[FINDINGS.md](" in text) == bool(repository)
@@ -74,21 +89,25 @@ def test_the_description_leads_nowhere_that_an_index_lacks(repository):
 def test_the_images_can_measure_a_gpus_utilisation():
     """By a version that the extra for machines of one's own allows too."""
     (nvml,) = EXTRAS["gpu"]
-    pins = dict(line.split()[0].split("==") for line in files.text("requirements.txt").splitlines() if "==" in line)
+    pins = dict(
+        line.split()[0].split("==")
+        for line in files.text("requirements.txt").splitlines()
+        if "==" in line
+    )
     assert nvml.specifier.contains(pins[nvml.name])
 
 
 def test_results_are_read_where_torch_and_ray_are_missing(tmp_path):
     storage, uri = str(tmp_path), f"sqlite:///{tmp_path}/mlflow.db"
-    small = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process"]
-    with pytest.raises(SystemExit) as end:
-        main(["run", "scaling", *small, "--storage", storage])
-    assert end.value.code == 0
+    write_study(storage, num_runs=10, num_points=4)
+    Tracker(uri).sync(Store(storage))
     frames = [load_store(storage), load_store_curves(storage), load_runs(uri), load_curves(uri)]
     code = READ.format(absent=NOT_TO_READ, storage=storage, uri=uri)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [frame.to_csv(index=False) for frame in frames]
-    assert len(frames[0]) == len(frames[2]) == 12
+    assert json.loads(done.stdout.splitlines()[-1]) == [
+        frame.to_csv(index=False) for frame in frames
+    ]
+    assert len(frames[0]) == len(frames[2]) == 10 + 2 * 7

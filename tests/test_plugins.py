@@ -1,4 +1,5 @@
-"""Packages that add methods, corpora, measurements and studies: one is installed and used by name."""
+"""Packages that add methods, corpora, measurements and studies: one is installed and used by
+name."""
 
 import json
 import os
@@ -32,7 +33,8 @@ SCALING = ("run", "scaling", "--dry-run", "--preset", "smoke", "--methods")
 
 
 def gram(*commands: tuple, site: object) -> list[tuple[int, str, str]]:
-    """Runs commands in one process that finds packages in the folder `site`; returns exit codes, outputs, errors."""
+    """Runs commands in one process that finds packages in the folder `site`; returns exit codes,
+    outputs, errors."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(site)])}
     words = json.dumps([[str(word) for word in command] for command in commands])
     command = [sys.executable, "-c", COMMANDS, words]
@@ -46,9 +48,21 @@ def installed(tmp_path_factory):
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     for path in (ROOT / "tests/plugin").iterdir():
         if path.is_file():
-            (source / path.name).write_bytes(path.read_bytes())  # setuptools builds beside the source
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    subprocess.run([*pip, "--target", str(target), str(source)], check=True, capture_output=True, text=True)
+            # A build of setuptools lies beside the source.
+            (source / path.name).write_bytes(path.read_bytes())
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--quiet",
+    ]
+    subprocess.run(
+        [*pip, "--target", str(target), str(source)], check=True, capture_output=True, text=True
+    )
     return target
 
 
@@ -58,11 +72,19 @@ def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     run, tokens = ("run", "example", *FLAGS), ("run", "core_tokens_of_example", *FLAGS)
     where = ("--storage", tmp_path)
     lists = [("list", what, "--json") for what in ("methods", "corpora", "studies")]
-    own = [("run", "example", "--help"), (*SCALING, "core_only"), ("report", "core_tokens_of_example", *where)]
+    own = [
+        ("run", "example", "--help"),
+        (*SCALING, "core_only"),
+        ("report", "core_tokens_of_example", *where),
+    ]
     sync = ("sync", *where, "--to", "text-lines", "--folder", tmp_path / "lines")
-    found = gram(*lists, (*run, *where), (*run, *where), (*tokens, *where), *own, sync, site=installed)
+    found = gram(
+        *lists, (*run, *where), (*run, *where), (*tokens, *where), *own, sync, site=installed
+    )
     assert [code for code, _, _ in found] == [0] * len(found), found
-    methods, corpora, studies = ({row["name"]: row for row in json.loads(out)} for _, out, _ in found[:3])
+    methods, corpora, studies = (
+        {row["name"]: row for row in json.loads(out)} for _, out, _ in found[:3]
+    )
     first, again, _, usage, of_ours, report, sent = (out for _, out, _ in found[3:])
     assert list(methods)[-1] == "core_only"
     assert "example-stories" in corpora
@@ -72,7 +94,9 @@ def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     assert "core_tokens" in report
     lines = [path.read_text() for path in (tmp_path / "lines").glob("*/points.txt")]
     assert f"{len(lines)} written" in sent
-    assert sum("evaluation 0 loss/core" in text for text in lines) >= 3, "its one method's and the two of ours"
+    assert sum("evaluation 0 loss/core" in text for text in lines) >= 3, (
+        "its one method's and the two of ours"
+    )
 
     rows = pd.read_csv(tmp_path / "studies/example/table.csv").set_index(["method", "profile"])
     assert rows.loc[("core_only", "core"), "forget"] < rows.loc[("gram", "core"), "core"]
@@ -83,14 +107,15 @@ def test_what_a_package_offers_is_used_by_name(installed, tmp_path):
     assert re.search(rf"{number} of {number} .*\b{number} now", first)
     assert re.search(rf"{number} of {number} .*\b0 now", again)
 
-    commands = (("report", "core_tokens_of_example", *where), (*SCALING, "core_only"), ("list", "studies"))
+    commands = (
+        ("report", "core_tokens_of_example", *where),
+        (*SCALING, "core_only"),
+        ("list", "studies"),
+    )
     (code, _, error), (other, _, _), (_, names, _) = gram(*commands, site="")  # without the package
     assert (code, other) == (2, 2)
     assert "measurement='core_tokens': " in error
     assert "example" not in names
-
-
-# ------------------------------------------------------------------------------------------------------ mistakes
 
 
 @pytest.fixture
@@ -118,7 +143,8 @@ def test_a_package_that_cannot_be_imported_is_named_when_it_is_used(packaged):
 
 
 @pytest.mark.parametrize(
-    ("table", "name"), [(METHODS, "gram"), (CORPORA, "installed"), (CORPORA, "stories"), (OFFERED, "scaling")]
+    ("table", "name"),
+    [(METHODS, "gram"), (CORPORA, "installed"), (CORPORA, "stories"), (OFFERED, "scaling")],
 )
 def test_a_name_that_is_taken_is_refused(table, name, packaged):
     fresh = Table(table.group, dict(table), table.is_usable, table.reserved)

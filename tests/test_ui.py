@@ -1,4 +1,5 @@
-"""`gram ui`: MLflow's pages of a storage at any port, where reports find them, and nothing left behind."""
+"""`gram ui`: MLflow's pages of a storage at any port, where reports find them, and nothing left
+behind."""
 
 import os
 import signal
@@ -23,7 +24,9 @@ PATIENCE_S = 180.0
 ARGUMENTS = [sys.executable, "-c", "from gram_platform.cli import main; main()", "ui"]
 
 
-@pytest.mark.parametrize("flags", [("{}",), ("memory://ui",), ("{}/none",), ("{}", "--port", "70000")])
+@pytest.mark.parametrize(
+    "flags", [("{}",), ("memory://ui",), ("{}/none",), ("{}", "--port", "70000")]
+)
 def test_what_cannot_be_opened_is_bad_input(tmp_path, flags):
     Store("memory://ui").open_for_writing()
     with pytest.raises(SystemExit) as ended:
@@ -64,7 +67,9 @@ def test_a_report_finds_mlflow_at_any_port_and_says_what_opens_it(tmp_path):
         page.write_bytes(link_page("", "gram ui --storage '/my storage'"))
         browser.open(report)
         browser.click("document.querySelector('a')")
-        assert browser.wait_for("document.querySelector('pre')?.innerText === \"gram ui --storage '/my storage'\"")
+        assert browser.wait_for(
+            "document.querySelector('pre')?.innerText === \"gram ui --storage '/my storage'\""
+        )
         usual = browser.evaluate("document.querySelector('a').href")
         assert usual == "http://127.0.0.1:5000/#/experiments/1/runs/abc?x=1"
         page.write_bytes(link_page(address, "gram ui"))
@@ -81,7 +86,14 @@ def test_the_newest_study_is_opened_and_ctrl_c_leaves_nothing(tmp_path):
     root, opened = tmp_path / "a storage", tmp_path / "opened"
     store = Store(root).open_for_writing()
     tracker = Tracker(default_tracking_uri(store.root))
-    submission = {"command": "", "commit": "", "sources": "", "upload": "", "versions": {}, "machine": ""}
+    submission = {
+        "command": "",
+        "commit": "",
+        "sources": "",
+        "upload": "",
+        "versions": {},
+        "machine": "",
+    }
     for name, started in (("a_newest", "2026-11-26"), ("older", "2026-11-25")):
         rows = [{**submission, "node_hours": 0.0, "started": started}]
         store.study_dir(name).write_json("study.json", {"submissions": rows})
@@ -105,7 +117,9 @@ def test_the_newest_study_is_opened_and_ctrl_c_leaves_nothing(tmp_path):
         until(opened.exists)
         assert opened.read_text().strip() == page
         port = address.rpartition(":")[2]
-        taken = subprocess.run([*command, "--port", port], capture_output=True, text=True, env=environment, check=False)
+        taken = subprocess.run(
+            [*command, "--port", port], capture_output=True, text=True, env=environment, check=False
+        )
         assert (taken.returncode, "a free port" in taken.stderr) == (2, True)
         children = psutil.Process(process.pid).children(recursive=True)
         assert children

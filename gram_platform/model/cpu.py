@@ -1,7 +1,8 @@
-"""Chooses, once a process, between the code that is fast on some CPUs and plain torch; the fast code rests on details.
+"""Chooses, once a process, between the code that is fast on some CPUs and plain torch.
 
-It needs an operator of torch that is not public (`kernels.py`) and glibc's allocator. Elsewhere, as on macOS, and with
-GRAM_CPU_CODE=torch, the plain form runs: the same functions with another rounding, slower.
+The fast code needs an operator of torch that is not public (`kernels.py`) and glibc's allocator.
+Elsewhere, as on macOS, and with GRAM_CPU_CODE=torch, the plain form runs: the same functions with
+another rounding, slower.
 """
 
 import contextlib
@@ -14,39 +15,50 @@ import torch
 import torch.nn.functional as F
 
 VARIABLE, PLAIN = "GRAM_CPU_CODE", "torch"
-OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"  # in torch.ops.aten
-PLAIN_ON_CPU = "plain torch for CPUs"  # its name as an attention kernel
-BOUND = 1e-4  # of the difference to plain torch, in float32
+# The name of an operator in torch.ops.aten.
+OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
+# The name of plain torch as an attention kernel.
+PLAIN_ON_CPU = "plain torch for CPUs"
+# The largest difference to plain torch, in float32.
+BOUND = 1e-4
 
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Tells whether the fast code runs in this process: nothing forbids it, and a try gives plain torch's numbers."""
+    """Tells whether the fast code runs: nothing forbids it, and a try gives torch's numbers."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False
-    x_BHTh = torch.linspace(-1.0, 1.0, 2 * 4 * 8, dtype=torch.float32, device="cpu").view(1, 2, 4, 8)
+    x_BHTh = torch.linspace(-1.0, 1.0, 2 * 4 * 8, dtype=torch.float32, device="cpu")
+    x_BHTh = x_BHTh.view(1, 2, 4, 8)
     future = torch.ones(4, 4, dtype=torch.bool, device="cpu").triu(1)
     scores_BHTT = (x_BHTh @ x_BHTh.transpose(2, 3) / 8**0.5).masked_fill(future, -torch.inf)
-    expected = F.scaled_dot_product_attention(x_BHTh, x_BHTh, x_BHTh, is_causal=True), scores_BHTT.logsumexp(-1)
+    expected = (
+        F.scaled_dot_product_attention(x_BHTh, x_BHTh, x_BHTh, is_causal=True),
+        scores_BHTT.logsumexp(-1),
+    )
     try:
         found = operator(x_BHTh, x_BHTh, x_BHTh, is_causal=True, attn_mask=None)
         return all(torch.allclose(*pair, atol=BOUND) for pair in zip(found, expected, strict=True))
-    except (RuntimeError, TypeError, ValueError):  # other arguments or outputs than in the torch that we know
+    except (RuntimeError, TypeError, ValueError):
+        # The operator has other arguments or outputs than in the torch that we know.
         return False
 
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
-LARGEST_THRESHOLD = 32 * 2**20  # larger blocks are mapped one by one; glibc's own adaptive threshold ends here
+# Names and numbers of glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# Larger blocks are mapped one by one; glibc's own adaptive threshold ends here.
+LARGEST_THRESHOLD = 32 * 2**20
 UNTRIMMED_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keeps memory freed at the end of the heap in this process, and returns it when the block ends; glibc only.
+    """Keeps memory freed at the end of the heap, and returns it when the block ends; glibc only.
 
-    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step uses. glibc does not
-    go back to its own thresholds: what is freed later is kept until the next block ends.
+    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step
+    uses. glibc does not go back to its own thresholds: what is freed later is kept until the next
+    block ends.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

@@ -1,7 +1,7 @@
-"""Computes GELU, rotary embedding and attention faster than torch on a CPU; calls torch on other devices.
+"""Computes GELU, rotary embedding and attention faster than torch on a CPU; else calls torch.
 
-Each kernel is the same function as torch's, with similar rounding; FINDINGS.md reports the speed-ups. Shapes as in
-`transformer.py`; G = H / K query heads share a key-value head.
+Each kernel is the same function as torch's, with similar rounding; FINDINGS.md reports the
+speed-ups. Shapes as in `transformer.py`; G = H / K query heads share a key-value head.
 """
 
 import functools
@@ -24,24 +24,33 @@ from gram_platform.config.layout import (
 )
 from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
-GELU_SMALL = 2**15  # numbers up to which torch's single pass is as fast as ours
-GELU_AT_ONCE = 2**18  # numbers in one chunk
-ROTATED_AT_ONCE = 2**18  # numbers in one chunk
-QUERIES_AT_ONCE = 128  # queries in one block of the backward pass; scores above a block's diagonal are wasted work
-SCORES_AT_ONCE = 2**20  # scores of one matrix product, few enough to stay in a core's cache
-GELU_1 = 2 * (2 / math.pi) ** 0.5  # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3)
+# Up to so many numbers torch's single pass is as fast as ours.
+GELU_SMALL = 2**15
+# Numbers in one chunk.
+GELU_AT_ONCE = 2**18
+ROTATED_AT_ONCE = 2**18
+# Queries in one block of the backward pass; scores above a block's diagonal are wasted work.
+QUERIES_AT_ONCE = 128
+# Scores of one matrix product, few enough to stay in a core's cache.
+SCORES_AT_ONCE = 2**20
+# GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3).
+GELU_1 = 2 * (2 / math.pi) ** 0.5
 GELU_3 = 0.044715 * GELU_1
 
 
 def require_first_order() -> None:
-    """Raises RuntimeError in a backward pass with create_graph: saved values would count as constants."""
+    """Raises RuntimeError under create_graph=True, where saved values would be constants."""
     if torch.is_grad_enabled():
-        raise RuntimeError("create_graph=True: expected False, because these kernels have no second derivative")
+        raise RuntimeError(
+            "create_graph=True: expected False, because these kernels have no second derivative"
+        )
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """Returns GELU in the tanh form. On a CPU a float32 sigmoid takes a third of the time of torch's tanh."""
-    is_slow = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    """Returns GELU in the tanh form; on a CPU a float32 sigmoid takes a third of tanh's time."""
+    is_slow = (
+        x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    )
     if not is_slow or x.numel() <= GELU_SMALL or not has_fast_code():
         return F.gelu(x, approximate="tanh")
     return _Gelu.apply(x)
@@ -56,7 +65,9 @@ class _Gelu(torch.autograd.Function):
         slope = torch.empty_like(out) if ctx.needs_input_grad[0] else None
         for first in range(0, len(flat), GELU_AT_ONCE):
             part = slice(first, first + GELU_AT_ONCE)
-            _fill_gelu(flat[part], out.view(-1)[part], None if slope is None else slope.view(-1)[part])
+            _fill_gelu(
+                flat[part], out.view(-1)[part], None if slope is None else slope.view(-1)[part]
+            )
         if slope is not None:
             ctx.save_for_backward(slope)
         return out
@@ -65,25 +76,31 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
         require_first_order()
         (slope,) = ctx.saved_tensors
-        return slope.mul_(grad)  # in place, so usable only once
+        # This works in place, so only once.
+        return slope.mul_(grad)
 
 
 def _fill_gelu(x: torch.Tensor, out: torch.Tensor, slope: torch.Tensor | None) -> None:
-    """Fills `out` with x s and `slope` with s + x u' s (1 - s), where u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u)."""
+    """Fills `out` with x s and `slope` with s + x u' s (1 - s).
+
+    Here u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u).
+    """
     u = torch.addcmul(x.new_full((), GELU_1), x, x, value=GELU_3).mul_(x)
     if slope is None:
         torch.mul(x, u.sigmoid_(), out=out)
         return
     s = torch.sigmoid(u)
     torch.mul(x, s, out=out)
-    third = u.sub_(x, alpha=GELU_1 * 2 / 3)  # of x u' = 3 u - 2 GELU_1 x
+    # A third of x u' = 3 u - 2 GELU_1 x.
+    third = u.sub_(x, alpha=GELU_1 * 2 / 3)
     torch.add(s, torch.ops.aten.sigmoid_backward(third, s), alpha=3, out=slope)
 
 
 def rotated(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotates queries or keys by their positions' angles, in float32; element i of h pairs with element i + h/2.
+    """Rotates queries or keys by their positions' angles, in float32.
 
-    `cos` and `sin` repeat the angles in both halves of h and broadcast to `x_BnTh`.
+    Element i of h pairs with element i + h/2. `cos` and `sin` repeat the angles in both halves of h
+    and broadcast to `x_BnTh`.
     """
     if x_BnTh.device.type == "cpu" and not torch.compiler.is_compiling() and has_fast_code():
         return _Rotation.apply(x_BnTh, cos, sin)
@@ -105,8 +122,10 @@ class _Rotation(torch.autograd.Function):
         return _rotate(grad_BnTh, cos, sin, -1.0), None, None
 
 
-def _rotate(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:
-    """Rotates some sequences at a time if all have the same angles, so that their float32 forms stay in the cache."""
+def _rotate(
+    x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float
+) -> torch.Tensor:
+    """Rotates some sequences at a time if all have the same angles: they stay in the cache."""
     rows = max(1, ROTATED_AT_ONCE // x_BnTh[0].numel())
     if rows >= len(x_BnTh) or cos.dim() > 2:
         return _rotate_chunk(x_BnTh, cos, sin, direction)
@@ -117,7 +136,9 @@ def _rotate(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, directio
     return out
 
 
-def _rotate_chunk(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float) -> torch.Tensor:
+def _rotate_chunk(
+    x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float
+) -> torch.Tensor:
     half = x_BnTh.shape[-1] // 2
     float_x = x_BnTh.float()
     out, crossed = float_x * cos, float_x * sin
@@ -138,21 +159,40 @@ def attention(
     `mask_BTT`, of the scores' dtype, is added to them: 0 or -inf, and -inf above the diagonal.
     """
     needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
-    is_slow = q_BHTh.device.type == "cpu" and q_BHTh.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+    is_slow = (
+        q_BHTh.device.type == "cpu"
+        and q_BHTh.dtype == torch.bfloat16
+        and not torch.compiler.is_compiling()
+    )
     is_square = is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]
     if needs_gradient and is_slow and is_square and has_fast_code():
         return _CausalAttention.apply(q_BHTh, k_BKSh, v_BKSh, mask_BTT)
-    if mask_BTT is not None and q_BHTh.device.type == "cpu" and (torch.compiler.is_compiling() or has_fast_code()):
+    if (
+        mask_BTT is not None
+        and q_BHTh.device.type == "cpu"
+        and (torch.compiler.is_compiling() or has_fast_code())
+    ):
         return _causal_flash(q_BHTh, k_BKSh, v_BKSh, mask_BTT)[0]
     return F.scaled_dot_product_attention(**_arguments(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT))
 
 
 def _arguments(
-    q_BHTh: torch.Tensor, k_BKSh: torch.Tensor, v_BKSh: torch.Tensor, is_causal: bool, mask_BTT: torch.Tensor | None
+    q_BHTh: torch.Tensor,
+    k_BKSh: torch.Tensor,
+    v_BKSh: torch.Tensor,
+    is_causal: bool,
+    mask_BTT: torch.Tensor | None,
 ) -> dict:
-    """Returns the arguments of torch's attention; on a GPU repeats keys and values for the memory-efficient kernel."""
+    """Returns the arguments of torch's attention.
+
+    On a GPU repeats keys and values for the memory-efficient kernel.
+    """
     is_grouped, is_masked = k_BKSh.shape[1] < q_BHTh.shape[1], mask_BTT is not None
-    if q_BHTh.device.type != "cpu" and is_grouped and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
+    if (
+        q_BHTh.device.type != "cpu"
+        and is_grouped
+        and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked)
+    ):
         group, is_grouped = q_BHTh.shape[1] // k_BKSh.shape[1], False
         k_BKSh, v_BKSh = (x.repeat_interleave(group, dim=1) for x in (k_BKSh, v_BKSh))
     seen = {"is_causal": is_causal} if mask_BTT is None else {"attn_mask": mask_BTT[:, None]}
@@ -166,12 +206,17 @@ def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that torch may use on this process's GPU; all of them where there is no GPU."""
+    """Returns the attention kernels that torch may use on this process's GPU.
+
+    All of them where there is no GPU.
+    """
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
     usable = {
-        FLASH: is_ampere and switches.flash_sdp_enabled() and switches.is_flash_attention_available(),
+        FLASH: (
+            is_ampere and switches.flash_sdp_enabled() and switches.is_flash_attention_available()
+        ),
         CUDNN: is_ampere and switches.cudnn_sdp_enabled() and torch.backends.cudnn.is_available(),
         EFFICIENT: switches.mem_efficient_sdp_enabled(),
     }
@@ -194,10 +239,19 @@ def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device 
     device = torch.device(device)
     if device.type != "cuda":
         return model_kernel("cpu", dtype.itemsize, config) if has_fast_code() else PLAIN_ON_CPU
-    shapes = [(1, heads, config.seq_len, config.head_dim) for heads in (config.num_heads, config.num_kv_heads)]
-    q_BHTh, k_BKTh = (torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes)
+    shapes = [
+        (1, heads, config.seq_len, config.head_dim)
+        for heads in (config.num_heads, config.num_kv_heads)
+    ]
+    q_BHTh, k_BKTh = (
+        torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes
+    )
     has_mask = config.document_end >= 0
-    mask_BTT = torch.empty(1, config.seq_len, config.seq_len, dtype=dtype, device=device) if has_mask else None
+    mask_BTT = (
+        torch.empty(1, config.seq_len, config.seq_len, dtype=dtype, device=device)
+        if has_mask
+        else None
+    )
     asked = _arguments(q_BHTh, k_BKTh, k_BKTh, True, mask_BTT)
     kernel = BACKENDS[SDPBackend(torch._fused_sdp_choice(**asked))]
     require_fast_attention(kernel, config)
@@ -207,9 +261,10 @@ def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device 
 def _causal_flash(
     q_BHTh: torch.Tensor, k_BKTh: torch.Tensor, v_BKTh: torch.Tensor, mask_BTT: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns causal attention's out_BHTh and the log-sum-exp of scores, without computing above the diagonal.
+    """Returns causal attention's out_BHTh and the log-sum-exp of scores below the diagonal.
 
-    torch's public function takes either a mask or is_causal; with a mask it would compute twice the products.
+    torch's public function takes either a mask or is_causal; with a mask it would compute twice the
+    products.
     """
     group = q_BHTh.shape[1] // k_BKTh.shape[1]
     k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
@@ -220,11 +275,15 @@ def _causal_flash(
 
 
 class _CausalAttention(torch.autograd.Function):
-    """Runs torch's fused forward pass, and a backward pass of matrix products, faster than torch's on a CPU."""
+    """Runs torch's fused forward pass; on a CPU products are faster than its backward pass."""
 
     @staticmethod
     def forward(
-        ctx, q_BHTh: torch.Tensor, k_BKTh: torch.Tensor, v_BKTh: torch.Tensor, mask_BTT: torch.Tensor | None
+        ctx,
+        q_BHTh: torch.Tensor,
+        k_BKTh: torch.Tensor,
+        v_BKTh: torch.Tensor,
+        mask_BTT: torch.Tensor | None,
     ) -> torch.Tensor:
         out_BHTh, logsum_BHT = _causal_flash(q_BHTh, k_BKTh, v_BKTh, mask_BTT)
         ctx.save_for_backward(q_BHTh, k_BKTh, v_BKTh, out_BHTh, logsum_BHT, mask_BTT)
@@ -238,19 +297,26 @@ class _CausalAttention(torch.autograd.Function):
         K = k_BKTh.shape[1]
         dot_BHT = (grad_BHTh.float() * out_BHTh).sum(-1)
         ones = k_BKTh.new_ones(1)
-        # P = exp(Q K' - logsum) and dS = P (dO V' - dot): two more columns make the products subtract logsum and dot
+        # P = exp(Q K' - logsum) and dS = P (dO V' - dot): two more columns make the products
+        # subtract logsum and dot.
         qa = _with_subtracted(q_BHTh, h**-0.5, logsum_BHT).view(B * K, H // K, T, h + 2)
         da = _with_subtracted(grad_BHTh, 1.0, dot_BHT).view(B * K, H // K, T, h + 2)
-        ka, va = (torch.cat([x, ones.expand(B, K, T, 2)], dim=-1).view(B * K, T, h + 2) for x in (k_BKTh, v_BKTh))
+        ka, va = (
+            torch.cat([x, ones.expand(B, K, T, 2)], dim=-1).view(B * K, T, h + 2)
+            for x in (k_BKTh, v_BKTh)
+        )
         dq = qa.new_empty(B * K, H // K, T, h)
         dk, dv = (torch.zeros(B * K, T, h) for _ in range(2))
-        future = torch.ones(min(QUERIES_AT_ONCE, T), min(QUERIES_AT_ONCE, T), dtype=torch.bool).triu(1)
-        mask = None if mask_BTT is None else mask_BTT.repeat_interleave(K, dim=0)  # [B K, T, T]
-        rows = max(1, SCORES_AT_ONCE // (H // K * min(QUERIES_AT_ONCE, T) * T))
+        at_once = min(QUERIES_AT_ONCE, T)
+        future = torch.ones(at_once, at_once, dtype=torch.bool).triu(1)
+        # The mask of each key head [B K, T, T].
+        mask = None if mask_BTT is None else mask_BTT.repeat_interleave(K, dim=0)
+        rows = max(1, SCORES_AT_ONCE // (H // K * at_once * T))
         for first in range(0, B * K, rows):
             part = slice(first, first + rows)
             for start in range(0, T, QUERIES_AT_ONCE):
-                here, before = slice(start, start + QUERIES_AT_ONCE), slice(0, start + QUERIES_AT_ONCE)
+                stop = start + QUERIES_AT_ONCE
+                here, before = slice(start, stop), slice(0, stop)
                 dq[part, :, here] = _query_gradient(
                     qa[part, :, here],
                     ka[part, before],
@@ -262,11 +328,18 @@ class _CausalAttention(torch.autograd.Function):
                     dv[part, before],
                 )
         shape = (B, K, T, h)
-        return (dq * h**-0.5).view(B, H, T, h), dk.view(shape).to(ka.dtype), dv.view(shape).to(va.dtype), None
+        return (
+            (dq * h**-0.5).view(B, H, T, h),
+            dk.view(shape).to(ka.dtype),
+            dv.view(shape).to(va.dtype),
+            None,
+        )
 
 
-def _with_subtracted(x_BHTh: torch.Tensor, scale: float, subtracted_BHT: torch.Tensor) -> torch.Tensor:
-    """Scales x and appends two columns whose sum is -subtracted, in twice the precision of one column."""
+def _with_subtracted(
+    x_BHTh: torch.Tensor, scale: float, subtracted_BHT: torch.Tensor
+) -> torch.Tensor:
+    """Scales x and appends two columns whose sum is -subtracted, in twice one's precision."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])
@@ -276,7 +349,10 @@ def _with_subtracted(x_BHTh: torch.Tensor, scale: float, subtracted_BHT: torch.T
 
 
 def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> torch.Tensor:
-    """Returns the unscaled gradient of a block of queries; adds the block's terms to the gradients dk and dv."""
+    """Returns the unscaled gradient of a block of queries.
+
+    Adds the block's terms to the gradients dk and dv.
+    """
     N, G, T, width = qa.shape
     h = width - 2
     qa, da = qa.reshape(N, G * T, width), da.reshape(N, G * T, width)

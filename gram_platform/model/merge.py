@@ -1,7 +1,8 @@
-"""Merges a view into the equal dense model: the hidden units of core and modules side by side, LoRAs added.
+"""Merges a view into the equal dense model: hidden units side by side, LoRAs added.
 
-A layer sums core and active modules, and each is an MLP of the same input. So the sum is one MLP: the rows of their
-c_fc, and of SwiGLU's c_gate, one after another, and the columns of their c_proj, times the module's weight.
+A layer sums core and active modules, and each is an MLP of the same input. So the sum is one MLP:
+the rows of their c_fc, and of SwiGLU's c_gate, one after another, and the columns of their c_proj,
+times the module's weight.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +15,24 @@ from gram_platform.config.training import merged_config
 Weights = Mapping[str, torch.Tensor]
 
 
-def merged_weights(config: ModelConfig, weights: Weights, active: Mapping[str, float]) -> dict[str, torch.Tensor]:
+def merged_weights(
+    config: ModelConfig, weights: Weights, active: Mapping[str, float]
+) -> dict[str, torch.Tensor]:
     """Returns float32 weights of `merged_config`'s model; leaves the inputs unchanged."""
-    merged = {name: value for name, value in weights.items() if ".mlp." not in name and ".aux." not in name}
+    merged = {
+        name: value
+        for name, value in weights.items()
+        if ".mlp." not in name and ".aux." not in name
+    }
     for layer in range(config.num_layers):
         merged |= merged_mlp(config, weights, active, f"blocks.{layer}")
     return merged
 
 
-def merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str) -> dict:
-    """Returns the merged weights of one MLP, `block` being `blocks.<layer>`; reads only this layer's `weights`."""
+def merged_mlp(
+    config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
+) -> dict:
+    """Returns the merged weights of the MLP of `block`, `blocks.<layer>`; reads only these."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
@@ -38,27 +47,37 @@ def merged_mlp(config: ModelConfig, weights: Weights, active: Mapping[str, float
     return {name: merged_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
 
 
-ReadRows = Callable[[str, int, int], torch.Tensor]  # name, first, stop -> rows [first, stop) of a tensor
+# Reads rows [first, stop) of a tensor by its name.
+ReadRows = Callable[[str, int, int], torch.Tensor]
 
 
 def merged_rows(
-    config: ModelConfig, read: ReadRows, active: Mapping[str, float], name: str, first: int, stop: int
+    config: ModelConfig,
+    read: ReadRows,
+    active: Mapping[str, float],
+    name: str,
+    first: int,
+    stop: int,
 ) -> torch.Tensor:
     """Returns rows [first, stop) of a merged MLP's tensor, such as `blocks.0.mlp.c_fc.weight`.
 
-    `read` reads the routed model's weights: only rows that are needed, but output biases and LoRAs whole.
+    `read` reads the routed model's weights: only rows that are needed, but output biases and LoRAs
+    whole.
     """
     block, _, part = name.partition(".mlp.")
     mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
     owners = [(f"{block}.mlp", config.d_mlp, 1.0)] if config.d_mlp else []
     owners += [(f"{block}.aux.{m.domain}", m.width, active[m.domain]) for m in mlps]
     if part == "c_proj.bias":
-        biases = [weight * read(f"{owner}.{part}", 0, config.d_model) for owner, _, weight in owners]
+        biases = [
+            weight * read(f"{owner}.{part}", 0, config.d_model) for owner, _, weight in owners
+        ]
         return torch.stack(biases).sum(0)[first:stop]
     pieces, begin = [], 0
     for owner, width, weight in owners:
         low, high = first, stop
-        if not part.startswith("c_proj"):  # the owners' hidden units are rows, one owner after another
+        # The owners' hidden units are rows, one owner after another.
+        if not part.startswith("c_proj"):
             low, high = (min(max(row - begin, 0), width) for row in (first, stop))
         begin += width
         rows = read(f"{owner}.{part}", low, high)
@@ -78,5 +97,7 @@ def _lora_changes(
     for module in config.modules:
         if module.kind == "lora" and module.domain in active:
             lora = f"{block}.aux.{module.domain}.{side}"
-            change = read(f"{lora}_b.weight", 0, num_rows) @ read(f"{lora}_a.weight", 0, module.width)
+            change = read(f"{lora}_b.weight", 0, num_rows) @ read(
+                f"{lora}_a.weight", 0, module.width
+            )
             yield active[module.domain] * change

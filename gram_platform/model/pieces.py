@@ -1,4 +1,4 @@
-"""Describes the rows of a tensor that one process holds, all or some consecutive ones, for saving and loading."""
+"""Describes the rows of a tensor that one process holds, for saving and loading."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows, from `first_row` on, of a tensor whose full shape is `shape`; a scalar counts as one row."""
+    """Consecutive rows, from `first_row` on, of a tensor of full shape `shape`; a scalar is one."""
 
     rows: torch.Tensor
     first_row: int
@@ -18,13 +18,14 @@ class Piece:
         """Returns rows [first, stop) of the whole tensor, which this piece must hold, as a view."""
         if not self.shape:
             return self.rows
-        assert self.first_row <= first <= stop <= self.first_row + len(self.rows), (first, stop, self.first_row)
+        end = self.first_row + len(self.rows)
+        assert self.first_row <= first <= stop <= end, (first, stop, self.first_row)
         return self.rows[first - self.first_row : stop - self.first_row]
 
 
 @dataclass(frozen=True)
 class RowsOnDisk:
-    """A tensor of which a slice of rows, as in `rows_on_disk[first:stop]`, is read when it is asked for."""
+    """A tensor whose rows are read when a slice, `rows_on_disk[first:stop]`, is asked for."""
 
     shape: tuple[int, ...]
     read: Callable[[int, int], torch.Tensor]
@@ -52,6 +53,9 @@ def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns [first, stop), a rank's rows of `count` under FSDP2: equal chunks, rounded up, short at the end."""
+    """Returns [first, stop), a rank's rows of `count` under FSDP2.
+
+    Chunks are equal, rounded up, and short at the end.
+    """
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

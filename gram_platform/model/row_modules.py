@@ -1,9 +1,9 @@
 """Applies auxiliary modules to batches whose rows have different modules.
 
-A module reads and writes only rows that have it. Its output for another row is never computed, not even to be
-multiplied by zero, so a forbidden module cannot reach a row as NaN. Shapes: B rows, T tokens, D d_model, F hidden units
-and r rank of the widest module, M modules, P pairs of a row and a module, n pairs of one module times T; a layer maps
-X -> Y: D -> F, F -> D or D -> D.
+A module reads and writes only rows that have it. Its output for another row is never computed, not
+even to be multiplied by zero, so a forbidden module cannot reach a row as NaN. Shapes: B rows, T
+tokens, D d_model, F hidden units and r rank of the widest module, M modules, P pairs of a row and a
+module, n pairs of one module times T; a layer maps X -> Y: D -> F, F -> D or D -> D.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +16,21 @@ from torch import nn
 from gram_platform.config.identity import invalid
 from gram_platform.model.transformer import Lora, Mlp, activated
 
-MAX_PADDING = 1.5  # largest ratio of padded to real pairs at which all modules run at once, not one by one
+# Largest ratio of padded to real pairs at which all modules run at once, not one by one.
+MAX_PADDING = 1.5
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of a row and a module, sorted by module.
 
-    A pair reads row `sources` and writes row `targets`; both are None if one module has all rows in order. Weights are
-    None if all are 1. Padding writes to row B, which nobody reads.
+    A pair reads row `sources` and writes row `targets`; both are None if one module has all rows in
+    order. Weights are None if all are 1. Padding writes to row B, which nobody reads.
     """
 
     num_rows: int
-    counts: tuple[tuple[int, int], ...]  # (module, number of pairs)
+    # Each a module and its number of pairs.
+    counts: tuple[tuple[int, int], ...]
     sources_P: torch.Tensor | None = None
     targets_P: torch.Tensor | None = None
     weights_P11: torch.Tensor | None = None
@@ -51,27 +53,38 @@ class Pairs:
 class Activation:
     """The modules of each row of a batch.
 
-    `padded` adds padding until all modules have equally many pairs; None if that wastes too much, or with fewer than
-    two modules.
+    `padded` adds padding until all modules have equally many pairs; None if that wastes too much,
+    or with fewer than two modules.
     """
 
     pairs: Pairs
     padded: Pairs | None
 
 
-def activation(domains: Sequence[str], rows: Sequence[Mapping[str, float]], device: str = "cpu") -> Activation:
-    """Pairs rows with modules, from each row's weights (domain -> weight); ValueError for a domain without a module."""
+def activation(
+    domains: Sequence[str], rows: Sequence[Mapping[str, float]], device: str = "cpu"
+) -> Activation:
+    """Pairs rows with modules, from each row's weights (domain -> weight).
+
+    ValueError for a domain without a module.
+    """
     members: list[list[tuple[int, float]]] = [[] for _ in domains]
     place = {domain: index for index, domain in enumerate(domains)}
     for row, weights in enumerate(rows):
         for domain, weight in weights.items():
             if domain not in place:
-                raise invalid("rows.weights", domain, "one of the model's modules: " + ", ".join(domains))
+                raise invalid(
+                    "rows.weights", domain, "one of the model's modules: " + ", ".join(domains)
+                )
             members[place[domain]].append((row, weight))
     longest, num_pairs = max(map(len, members), default=0), sum(map(len, members))
     padded = None
     if num_pairs > longest and len(domains) * longest <= MAX_PADDING * num_pairs:
-        padded = _pairs([found + [(len(rows), 1.0)] * (longest - len(found)) for found in members], len(rows), device)
+        padded = _pairs(
+            [found + [(len(rows), 1.0)] * (longest - len(found)) for found in members],
+            len(rows),
+            device,
+        )
     return Activation(_pairs(members, len(rows), device), padded)
 
 
@@ -83,24 +96,29 @@ def _pairs(members: list[list[tuple[int, float]]], num_rows: int, device: str) -
     if targets == list(range(num_rows)) and len(counts) == 1:
         return Pairs(num_rows, counts, weights_P11=weights_P11)
     targets_P = torch.tensor(targets, dtype=torch.int64, device=device)
-    # padding may read any row: its output is dropped
+    # Padding may read any row: its output is dropped.
     return Pairs(num_rows, counts, targets_P.clamp(max=num_rows - 1), targets_P, weights_P11)
 
 
 class RowMlps(nn.Module):
-    """One layer's auxiliary MLPs, stacked; narrower ones are padded with zeros, which add nothing."""
+    """One layer's auxiliary MLPs, stacked; zeros, which add nothing, pad the narrower ones."""
 
     def __init__(self, mlps: Sequence[Mlp]):
         super().__init__()
         width = max(mlp.c_fc.out_features for mlp in mlps)
         gaps = [width - mlp.c_fc.out_features for mlp in mlps]
         pairs = list(zip(mlps, gaps, strict=True))
-        fc, fc_bias = (torch.stack(padded) for padded in zip(*(_padded(m.c_fc, gap) for m, gap in pairs), strict=True))
+        fc, fc_bias = (
+            torch.stack(padded)
+            for padded in zip(*(_padded(m.c_fc, gap) for m, gap in pairs), strict=True)
+        )
         gates = [_padded(m.c_gate, gap)[0] for m, gap in pairs if m.c_gate is not None]
         self.register_buffer("fc_MDF", fc)
         self.register_buffer("fc_bias_M1F", fc_bias)
         self.register_buffer("gate_MDF", torch.stack(gates) if gates else None)
-        self.register_buffer("proj_MFD", torch.stack([F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs]))
+        self.register_buffer(
+            "proj_MFD", torch.stack([F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs])
+        )
         self.register_buffer("proj_bias_M1D", torch.stack([_bias(m.c_proj)[None] for m in mlps]))
 
     def forward(self, mlp: Mlp | None, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
@@ -110,23 +128,28 @@ class RowMlps(nn.Module):
 
     def _one(self, x_XD: torch.Tensor, module: int) -> torch.Tensor:
         hidden_XF = torch.addmm(self.fc_bias_M1F[module], x_XD, self.fc_MDF[module])
-        hidden_XF = activated(hidden_XF, None if self.gate_MDF is None else x_XD @ self.gate_MDF[module])
+        hidden_XF = activated(
+            hidden_XF, None if self.gate_MDF is None else x_XD @ self.gate_MDF[module]
+        )
         return torch.addmm(self.proj_bias_M1D[module], hidden_XF, self.proj_MFD[module])
 
     def _all(self, x_MXD: torch.Tensor) -> torch.Tensor:
         hidden_MXF = torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF)
-        hidden_MXF = activated(hidden_MXF, None if self.gate_MDF is None else torch.bmm(x_MXD, self.gate_MDF))
+        hidden_MXF = activated(
+            hidden_MXF, None if self.gate_MDF is None else torch.bmm(x_MXD, self.gate_MDF)
+        )
         return torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD)
 
 
 def _padded(projection: nn.Linear, gap: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a projection to hidden units as (matrix [D, F], bias [1, F]), with `gap` more units that are zero."""
+    """Returns a projection as (matrix [D, F], bias [1, F]), with `gap` more units of zeros."""
     return F.pad(projection.weight, (0, 0, 0, gap)).T, F.pad(_bias(projection), (0, gap))[None]
 
 
 def _bias(projection: nn.Linear) -> torch.Tensor:
     """Returns the bias of a projection, zeros if it has none."""
-    return projection.weight.new_zeros(projection.out_features) if projection.bias is None else projection.bias
+    zeros = projection.weight.new_zeros(projection.out_features)
+    return zeros if projection.bias is None else projection.bias
 
 
 class RowLoras(nn.Module):
@@ -138,20 +161,32 @@ class RowLoras(nn.Module):
         for name in ("fc", "gate", "proj") if hasattr(loras[0], "gate_a") else ("fc", "proj"):
             a = [getattr(lora, f"{name}_a").weight for lora in loras]
             b = [getattr(lora, f"{name}_b").weight for lora in loras]
-            self.register_buffer(f"{name}_a", torch.stack([F.pad(w, (0, 0, 0, rank - w.shape[0])).T for w in a]))
-            self.register_buffer(f"{name}_b", torch.stack([F.pad(w, (0, rank - w.shape[1])).T for w in b]))
+            self.register_buffer(
+                f"{name}_a", torch.stack([F.pad(w, (0, 0, 0, rank - w.shape[0])).T for w in a])
+            )
+            self.register_buffer(
+                f"{name}_b", torch.stack([F.pad(w, (0, rank - w.shape[1])).T for w in b])
+            )
 
     def forward(self, mlp: Mlp, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
         """Applies the core MLP with each row's LoRAs."""
-        hidden_BTF, gate_BTF = mlp.c_fc(x_BTD) + _low_rank(x_BTD, self.fc_a, self.fc_b, active), None
+        hidden_BTF = mlp.c_fc(x_BTD) + _low_rank(x_BTD, self.fc_a, self.fc_b, active)
+        gate_BTF = None
         if mlp.c_gate is not None:
             gate_BTF = mlp.c_gate(x_BTD) + _low_rank(x_BTD, self.gate_a, self.gate_b, active)
         hidden_BTF = activated(hidden_BTF, gate_BTF)
         return mlp.c_proj(hidden_BTF) + _low_rank(hidden_BTF, self.proj_a, self.proj_b, active)
 
 
-def _low_rank(x_BTX: torch.Tensor, a_MXr: torch.Tensor, b_MrY: torch.Tensor, active: Activation) -> torch.Tensor:
-    return _sum_modules(x_BTX, active, lambda x, module: x @ a_MXr[module] @ b_MrY[module], lambda x: x @ a_MXr @ b_MrY)
+def _low_rank(
+    x_BTX: torch.Tensor, a_MXr: torch.Tensor, b_MrY: torch.Tensor, active: Activation
+) -> torch.Tensor:
+    return _sum_modules(
+        x_BTX,
+        active,
+        lambda x, module: x @ a_MXr[module] @ b_MrY[module],
+        lambda x: x @ a_MXr @ b_MrY,
+    )
 
 
 def _sum_modules(
@@ -160,7 +195,10 @@ def _sum_modules(
     one: Callable[[torch.Tensor, int], torch.Tensor],
     every: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Returns total_BTY of each row's modules, by `one(x_nX, module)` or `every(x_MnX)` for all modules at once."""
+    """Returns total_BTY of each row's modules.
+
+    It calls `one(x_nX, module)`, or `every(x_MnX)` for all modules at once.
+    """
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)
     P, T, X = taken_PTX.shape

@@ -1,28 +1,28 @@
-"""Decodes many sequences at once, each at a different position and with different modules, for a server.
+"""Decodes many sequences at once, each at its own position and with its own modules.
 
-Shapes: B rows read now, R rows of the memory, T tokens, S visible positions, L layers, D d_model, H heads, K key-value
-heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share a key-value head.
+Shapes: B rows read now, R rows of the memory, T tokens, S visible positions, L layers, D d_model, H
+heads, K key-value heads, G = H / K, h head_dim, V vocabulary; X = G T queries that share a
+key-value head.
 """
 
 import torch
 import torch.nn.functional as F
 
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import invalid
 from gram_platform.model.kernels import rotated
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Block, Transformer
 
 
 class RowReader:
-    """A model with a cache of keys and values for `num_rows` sequences, each as long as the model's context.
+    """A model with a cache of keys and values for `num_rows` sequences of the context's length.
 
-    A row sees only keys and values of the positions that it has read, of a model whose attention ends with a document
-    only those of the current one. Takes over `model`: moves its auxiliary modules
-    into stacks.
+    A row sees only keys and values of the positions that it has read, of a model whose attention
+    ends with a document only those of the current one. Takes over `model`: moves its auxiliary
+    modules into stacks.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
-        require_int("num_rows", num_rows, 1)
         kinds = {module.kind for module in model.config.modules}
         if len(kinds) > 1:
             raise invalid("model.modules", sorted(kinds), "modules of one kind")
@@ -31,11 +31,14 @@ class RowReader:
         shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
-        self._starts_R = torch.zeros(num_rows, dtype=torch.int64, device=weight.device)  # of a row's current document
+        # The position at which a row's current document starts.
+        self._starts_R = torch.zeros(num_rows, dtype=torch.int64, device=weight.device)
         stack = RowLoras if kinds == {"lora"} else RowMlps
         self.stacks: list[RowMlps | RowLoras | None] = []
         for block in model.blocks:
-            self.stacks.append(stack([block.aux[domain] for domain in self.domains]) if self.domains else None)
+            self.stacks.append(
+                stack([block.aux[domain] for domain in self.domains]) if self.domains else None
+            )
             block.aux.clear()
 
     @property
@@ -51,10 +54,10 @@ class RowReader:
         active: Activation,
         first_row: int = 0,
     ) -> torch.Tensor:
-        """Reads tokens into rows first_row..first_row + B; returns logits_BV after each row's last token.
+        """Reads tokens into rows first_row..first_row + B; returns logits_BV after the last tokens.
 
-        Row b has read `num_seen_B[b]` tokens before and now reads the first `num_tokens_B[b]` of T; the rest is padding
-        that no later call sees.
+        Row b has read `num_seen_B[b]` tokens before and now reads the first `num_tokens_B[b]` of T;
+        the rest is padding that no later call sees.
         """
         B, T = tokens_BT.shape
         positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)
@@ -69,7 +72,9 @@ class RowReader:
         tables = rotary.cos_Th[positions_BT][:, None], rotary.sin_Th[positions_BT][:, None]
         x_BTD = self.model.wte(tokens_BT)
         for layer, block in enumerate(self.model.blocks):
-            q_BHTh, k_BKTh, v_BKTh = block.attn.heads(block.ln_1(x_BTD), lambda x, _: rotated(x, *tables))
+            q_BHTh, k_BKTh, v_BKTh = block.attn.heads(
+                block.ln_1(x_BTD), lambda x, _: rotated(x, *tables)
+            )
             for memory, new in ((self.keys_LRKSh, k_BKTh), (self.values_LRKSh, v_BKTh)):
                 memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)
             x_BTD = x_BTD + self._attend(block, layer, first_row, q_BHTh, visible_BTS)
@@ -78,21 +83,25 @@ class RowReader:
         return self.model.lm_head(self.model.ln_f(last_BD))
 
     def clear(self, first_row: int, num_rows: int) -> None:
-        """Zeroes the cache of these rows; a masked NaN would still be NaN to the row's next sequence."""
+        """Zeroes the cache of these rows: a masked NaN would still be NaN to the next sequence."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """Copies the `num_seen` tokens that row `source` has read to row `target`, replacing all that `target` read."""
+        """Copies the `num_seen` tokens that `source` has read over all that `target` has read."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
         self._starts_R[target] = self._starts_R[source]
 
     def _document_starts(
-        self, tokens_BT: torch.Tensor, positions_BT: torch.Tensor, num_tokens_B: torch.Tensor, rows_B: torch.Tensor
+        self,
+        tokens_BT: torch.Tensor,
+        positions_BT: torch.Tensor,
+        num_tokens_B: torch.Tensor,
+        rows_B: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns where each token's document starts, a position [B, T], and keeps where the next token's does."""
+        """Returns where each token's document starts [B, T]; keeps where the next token's does."""
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
         starts_BT1 = torch.cat([before_B[:, None], after_BT], dim=1).cummax(dim=1).values
@@ -100,9 +109,17 @@ class RowReader:
         return starts_BT1[:, :-1]
 
     def _attend(
-        self, block: Block, layer: int, first_row: int, q_BHTh: torch.Tensor, visible_BTS: torch.Tensor
+        self,
+        block: Block,
+        layer: int,
+        first_row: int,
+        q_BHTh: torch.Tensor,
+        visible_BTS: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns the attention's output x_BTD; stacks each group's queries on one key head, so no key is copied."""
+        """Returns the attention's output x_BTD.
+
+        Stacks each group's queries on one key head, so no key is copied.
+        """
         B, H, T, h = q_BHTh.shape
         group = H // self.keys_LRKSh.shape[2]
         rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]
@@ -113,7 +130,9 @@ class RowReader:
         out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
         return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
 
-    def _modules(self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
+    def _modules(
+        self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation
+    ) -> torch.Tensor:
         normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]
         if stack is not None and active.pairs.counts:
             return x_BTD + stack(block.mlp, normed_BTD, active)

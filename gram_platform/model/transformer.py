@@ -1,11 +1,11 @@
-"""Defines a decoder-only transformer: norms, RoPE, grouped-query attention, core MLP and auxiliary modules.
+"""Defines a decoder-only transformer with grouped-query attention, core MLP and modules.
 
-The block is StarCoder2's (LayerNorm, GELU) or Llama's (RMSNorm, SwiGLU). A layer adds the core MLP's output and each
-active module's output times its weight. `forward` takes only the active modules; the training loop chooses what is
-trained.
+The block is StarCoder2's (LayerNorm, GELU) or Llama's (RMSNorm, SwiGLU). A layer adds the core
+MLP's output and each active module's output times its weight. `forward` takes only the active
+modules; the training loop chooses what is trained.
 
-Shapes: B sequences, T tokens, S tokens seen, D d_model, F hidden units, H heads, K key-value heads, h head_dim, V
-vocabulary.
+Shapes: B sequences, T tokens, S tokens seen, D d_model, F hidden units, H heads, K key-value heads,
+h head_dim, V vocabulary.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ NO_MODULES: Mapping[str, float] = {}
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding in the half-split convention. Its float32 tables are buffers that are never saved."""
+    """Rotary position embedding in the half-split convention; its tables are never saved."""
 
     def __init__(self, head_dim: int, seq_len: int, theta: float):
         super().__init__()
@@ -39,7 +39,9 @@ class Rotary(nn.Module):
         """Fills the tables; does nothing on the meta device."""
         if self.cos_Th.is_meta:
             return
-        frequencies = self.theta ** (-torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim)
+        frequencies = self.theta ** (
+            -torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
+        )
         angles = torch.arange(self.seq_len, dtype=torch.float64)[:, None] * frequencies
         angles_Th = torch.cat([angles, angles], dim=-1)
         self.cos_Th.copy_(angles_Th.cos())
@@ -51,7 +53,8 @@ class Rotary(nn.Module):
         return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
-Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # queries, keys, values
+# Queries, keys and values.
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Attention(nn.Module):
@@ -59,19 +62,26 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self.qkv_proj = nn.Linear(config.d_model, (config.num_heads + 2 * config.num_kv_heads) * config.head_dim, False)
+        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.head_dim = config.head_dim
+        num_heads = config.num_heads + 2 * config.num_kv_heads
+        self.qkv_proj = nn.Linear(config.d_model, num_heads * config.head_dim, False)
         self.o_proj = nn.Linear(config.d_model, config.d_model, False)
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None
+    ) -> torch.Tensor:
         return self.attend(*self.heads(x_BTD, rotary), True, mask_BTT)
 
     def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> Heads:
-        """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated; `first` is the position of the first token."""
+        """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated from position `first` on."""
         B, T, _ = x_BTD.shape
         heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
-        qk_BTnh, v_BTKh = heads_BTnh.split([self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2)
-        qk_BnTh = rotary(qk_BTnh.transpose(1, 2), first)  # one call for both
+        qk_BTnh, v_BTKh = heads_BTnh.split(
+            [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2
+        )
+        # One call rotates both queries and keys.
+        qk_BnTh = rotary(qk_BTnh.transpose(1, 2), first)
         q_BHTh, k_BKTh = qk_BnTh.split([self.num_heads, self.num_kv_heads], dim=1)
         return q_BHTh, k_BKTh, v_BTKh.transpose(1, 2)
 
@@ -89,7 +99,7 @@ class Attention(nn.Module):
 
 
 class Lora(nn.Module):
-    """Changes the core MLP's projections by low-rank matrices: W + t B A. B starts at zero: no change."""
+    """Changes the core MLP's projections by low-rank matrices, W + t B A; B starts at zero."""
 
     def __init__(self, config: ModelConfig, rank: int):
         super().__init__()
@@ -104,7 +114,7 @@ class Lora(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Maps x_BTD -> x_BTD through `width` hidden units: StarCoder2's GELU (tanh) with biases, or Llama's SwiGLU."""
+    """Maps x_BTD -> x_BTD by StarCoder2's GELU (tanh) with biases, or Llama's SwiGLU."""
 
     def __init__(self, config: ModelConfig, width: int):
         super().__init__()
@@ -112,7 +122,9 @@ class Mlp(nn.Module):
         self.c_fc = nn.Linear(config.d_model, width, bias=not config.is_llama)
         self.c_proj = nn.Linear(width, config.d_model, bias=not config.is_llama)
 
-    def forward(self, x_BTD: torch.Tensor, loras: Iterable[tuple[Lora, float]] = ()) -> torch.Tensor:
+    def forward(
+        self, x_BTD: torch.Tensor, loras: Iterable[tuple[Lora, float]] = ()
+    ) -> torch.Tensor:
         """Applies the MLP with the active adapters in `loras`, each with its weight."""
         hidden_BTF, gate_BTF = self.c_fc(x_BTD), None if self.c_gate is None else self.c_gate(x_BTD)
         for lora, weight in loras:
@@ -136,7 +148,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One layer: attention, then the core MLP and the active modules in parallel on the same normalised input."""
+    """One layer: attention, then core MLP and active modules on the same normalised input."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -169,7 +181,7 @@ class Block(nn.Module):
         loras: list[tuple[Lora, float]],
         mask_BTT: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the layer's output without auxiliary MLPs, and the normalised input of those MLPs."""
+        """Returns the layer's output without auxiliary MLPs, and their normalised input."""
         x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary, mask_BTT)
         normed_BTD = self.ln_2(x_BTD)
         if self.mlp is not None:
@@ -187,46 +199,59 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        # without nn.Embedding's own draw, which on the meta device imports torch's compiler: a second of CPU
-        self.wte = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
+        # This avoids nn.Embedding's own draw, which on the meta device imports torch's compiler: a
+        # second of CPU.
+        self.wte = nn.Embedding.from_pretrained(
+            torch.empty(config.vocab_size, config.d_model), freeze=False
+        )
         self.rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = make_norm(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.keeps_activations = True  # False: the backward pass recomputes every block's
+        # If false, the backward pass recomputes every block's activations.
+        self.keeps_activations = True
 
     @property
     def device(self) -> torch.device:
         return self.lm_head.weight.device
 
-    def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES) -> torch.Tensor:
+    def forward(
+        self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES
+    ) -> torch.Tensor:
         x_BTD = self.wte(tokens_BT)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
         if len(ordered) != len(active):
-            raise invalid("active", dict(active), "modules of this model: " + ", ".join(self.config.module_domains))
-        apply = Block.__call__ if self.keeps_activations or not torch.is_grad_enabled() else _checkpointed
+            known = ", ".join(self.config.module_domains)
+            raise invalid("active", dict(active), f"modules of this model: {known}")
+        is_kept = self.keeps_activations or not torch.is_grad_enabled()
+        apply = Block.__call__ if is_kept else _checkpointed
         mask_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
         for block in self.blocks:
             x_BTD = apply(block, x_BTD, self.rotary, ordered, mask_BTT)
         return self.lm_head(self.ln_f(x_BTD))
 
 
-def document_mask(tokens_BT: torch.Tensor, document_end: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Returns the mask to add to scores [B, T, T]: 0 for earlier keys of the query's document and itself, else -inf.
+def document_mask(
+    tokens_BT: torch.Tensor, document_end: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
-    An ending token belongs to the document that it ends. Returns None for a `document_end` below 0: no such token.
+    It is 0 for earlier keys of the query's document and itself, else -inf. An ending token belongs
+    to the document that it ends.
     """
     if document_end < 0:
         return None
     ends_BT = tokens_BT == document_end
     document_BT = ends_BT.cumsum(dim=1) - ends_BT.long()
     seen_BTT = (document_BT[:, :, None] == document_BT[:, None, :]).tril_()
-    return torch.zeros(seen_BTT.shape, dtype=dtype, device=seen_BTT.device).masked_fill_(~seen_BTT, -torch.inf)
+    zeros_BTT = torch.zeros(seen_BTT.shape, dtype=dtype, device=seen_BTT.device)
+    return zeros_BTT.masked_fill_(~seen_BTT, -torch.inf)
 
 
 def _checkpointed(block: Block, *inputs) -> torch.Tensor:
-    """Runs a block with activation checkpointing, in the non-reentrant form, which FSDP2 supports."""
-    with set_checkpoint_early_stop(False):  # an early stop inside a block would skip its modules' hooks
+    """Runs a block with activation checkpointing in the form that FSDP2 supports."""
+    # An early stop inside a block would skip its modules' hooks.
+    with set_checkpoint_early_stop(False):
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -244,7 +269,7 @@ def is_module(name: str) -> bool:
 
 
 def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
-    """Groups all parameters, each once, in the model's order: set -> qualified name -> parameter."""
+    """Groups all parameters, in the model's order, by set and qualified name."""
     sets: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         sets.setdefault(parameter_set(name), {})[name] = parameter
@@ -252,26 +277,44 @@ def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Lists the shape of every parameter by qualified name; builds one block, since all are alike."""
+    """Lists the shape of every parameter by qualified name.
+
+    Builds one block, since all are alike.
+    """
     with torch.device("meta"):
-        shapes = {name: tuple(p.shape) for name, p in Transformer(replace(config, num_layers=1)).named_parameters()}
+        shapes = {
+            name: tuple(p.shape)
+            for name, p in Transformer(replace(config, num_layers=1)).named_parameters()
+        }
     first = "blocks.0."
-    block = {name.removeprefix(first): shapes.pop(name) for name in list(shapes) if name.startswith(first)}
+    block = {
+        name.removeprefix(first): shapes.pop(name)
+        for name in list(shapes)
+        if name.startswith(first)
+    }
     layers = range(config.num_layers)
-    return shapes | {f"blocks.{layer}.{name}": shape for layer in layers for name, shape in block.items()}
+    return shapes | {
+        f"blocks.{layer}.{name}": shape for layer in layers for name, shape in block.items()
+    }
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, float32 tensor) of every parameter, see `initial_weight`."""
-    return ((name, initial_weight(config, seed, name, shape)) for name, shape in parameter_shapes(config).items())
+    return (
+        (name, initial_weight(config, seed, name, shape))
+        for name, shape in parameter_shapes(config).items()
+    )
 
 
-def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+def initial_weight(
+    config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]
+) -> torch.Tensor:
     """Draws a parameter in float32.
 
-    A draw depends only on the seed, the parameter's name and its shape, so adding a module changes no other weight.
-    Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream (GPT-2's convention;
-    the paper does not say); biases 0, gains of norms 1; a LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
+    A draw depends only on the seed, the parameter's name and its shape, so adding a module changes
+    no other weight. Normal with `init_std`, divided by sqrt(2 x layers) for projections into the
+    residual stream (GPT-2's convention; the paper does not say); biases 0, gains of norms 1; a
+    LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)
@@ -290,7 +333,7 @@ def _initial_std(config: ModelConfig, name: str, shape: tuple[int, ...]) -> floa
 
 
 def build(config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> Transformer:
-    """Builds a float32 model on the CPU from (name, weight) of every parameter, as `initial_weights` yields them."""
+    """Builds a float32 model on the CPU from pairs like those of `initial_weights`."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""Compiles a run's blocks and loss by torch.compile, and goes on without it where compiling fails."""
+"""Compiles a run's blocks and loss by torch.compile, and goes on without where that fails."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -12,39 +12,44 @@ from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
 BACKEND = "inductor"
-MAX_GRAPHS = 32  # of one function: four sizes of a pass for each kind of route, and the batches of evaluations
+# Graphs of one function: four sizes of a pass for each kind of route, and evaluations' batches.
+MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
 
 class Compilation:
     """Compiles functions until that fails once. Then all run as they are, with one warning.
 
-    Whatever compiling raises is met by calling the function itself, which must be pure: its own errors rise from there.
-    What ran compiled earlier in the same pass is recomputed so, and nothing else: both must save the same tensors.
-    Ranks decide each for itself, since a compiled function communicates with no other.
+    Whatever compiling raises is met by calling the function itself, which must be pure: its own
+    errors rise from there. What ran compiled earlier in the same pass is recomputed so, and nothing
+    else: both must save the same tensors. Ranks decide each for itself, since a compiled function
+    communicates with no other.
     """
 
-    def __init__(self, backend: str | Callable = BACKEND, max_graphs: int = MAX_GRAPHS):
-        """`max_graphs` bounds the graphs of one function; torch then runs the function itself.
+    def __init__(self, backend: str | Callable = BACKEND):
+        """Bounds the graphs of one function; beyond the bound torch runs the function itself.
 
-        torch keeps one bound and one cache for the whole process: drops the graphs of earlier runs, which would count
-        for this one.
+        torch keeps one bound and one cache for the whole process: drops the graphs of earlier runs,
+        which would count for this one.
         """
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
-        torch._dynamo.config.recompile_limit = max_graphs
-        # compiles a backward pass with its forward pass: an error in the middle of a backward pass could not be met
-        if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):  # some versions of torch lack it
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        # Compiles a backward pass with its forward pass: an error in the middle of a backward pass
+        # could not be met. Some versions of torch lack the switch.
+        if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
             torch._functorch.config.force_non_lazy_backward_lowering = True
         self.backend = backend
         self.has_failed = False
-        self._used: set[Callable] = set()  # what has run compiled in this pass
+        # The functions that have run compiled in this pass.
+        self._used: set[Callable] = set()
 
     def graphs_of(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function, compiled for each shape of its inputs when it is first called with that shape."""
+        """Returns the function, compiled for each shape of its inputs at the first such call."""
 
         @functools.cache
-        def graphs() -> Callable[..., Result]:  # even this fails, where torch knows no such backend or platform
+        def graphs() -> Callable[..., Result]:
+            # Even this fails, where torch knows no such backend or platform.
             return torch.compile(function, dynamic=False, backend=self.backend)
 
         return lambda *inputs: graphs()(*inputs)
@@ -53,8 +58,13 @@ class Compilation:
         """Returns the function's graphs; they give way to the function itself after a failure."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
-    def attempt(self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs) -> Result:
-        """Calls what is compiled; `plain` after a failure. A lack of memory is no failure to compile, and rises."""
+    def attempt(
+        self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
+    ) -> Result:
+        """Calls what is compiled; `plain` after a failure.
+
+        A lack of memory is no failure to compile, and rises.
+        """
         if self.has_failed and compiled not in self._used:
             return plain(*inputs)
         try:
@@ -72,7 +82,11 @@ class Compilation:
         if not self.has_failed:
             tried = self.backend if isinstance(self.backend, str) else "another backend"
             reason = one_line(f"{type(error).__name__}: {error}")
-            warn(f"--compile: torch.compile ({tried}) failed, so the run goes on without it, slower: {reason}", 2)
+            warn(
+                f"--compile: torch.compile ({tried}) failed, so the run goes on without it, slower:"
+                f" {reason}",
+                2,
+            )
         self.has_failed = True
 
     def begin_pass(self) -> None:
@@ -99,32 +113,36 @@ def num_graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-# ------------------------------------------------------------------------------------------------------------ the loss
-
-# logits_BTV, targets_BT, their weights_BT
+# Logits_BTV, targets_BT and their weights_BT.
 TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def fused_cross_entropy(compilation: Compilation) -> Callable[[TargetLogits, int, Callable], Sequence[torch.Tensor]]:
-    """Returns what computes `objectives.cross_entropy` of each micro-batch of a pass, up to rounding.
+def fused_cross_entropy(
+    compilation: Compilation,
+) -> Callable[[TargetLogits, int, Callable], Sequence[torch.Tensor]]:
+    """Returns what computes `objectives.cross_entropy` of a pass's micro-batches, up to rounding.
 
-    Called with a pass's logits, a number of losses and `plain`, it returns so many means over equally many sequences;
-    `plain()` where compiling fails. Two compiled functions, for losses and gradient, convert and scale logits as they
-    read them. Separate operations on a GPU move 32 bytes for each logit of 2 bytes: log-softmax 6, exponential 8,
-    division 8, copy 6 and scaling 4. These move at most 8: the maximum, the sum and the gradient each read it, and its
-    gradient is written.
+    Called with a pass's logits, a number of losses and `plain`, it returns so many means over
+    equally many sequences; `plain()` where compiling fails. Two compiled functions, for losses and
+    gradient, convert and scale logits as they read them. Separate operations on a GPU move 32 bytes
+    for each logit of 2 bytes: log-softmax 6, exponential 8, division 8, copy 6 and scaling 4. These
+    move at most 8: the maximum, the sum and the gradient each read it, and its gradient is written.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
     losses = compilation.graphs_of(token_losses)
-    # Some rows at a time where compiling fails.
-    gradient = functools.partial(compilation.attempt, compilation.graphs_of(logits_gradient), _in_parts)
+    # Where compiling fails, the gradient takes some rows at a time.
+    gradient = functools.partial(
+        compilation.attempt, compilation.graphs_of(logits_gradient), _in_parts
+    )
 
     def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> Sequence[torch.Tensor]:
         logits_BTV, targets_BT, weights_BT = logits
         weights_N1 = None if weights_BT is None else weights_BT.reshape(-1, 1)
         inputs = num_losses, logits_BTV.flatten(0, 1), targets_BT.reshape(-1, 1), weights_N1
-        return compilation.attempt(lambda: _CrossEntropies.apply(losses, gradient, *inputs).unbind(), plain)
+        return compilation.attempt(
+            lambda: _CrossEntropies.apply(losses, gradient, *inputs).unbind(), plain
+        )
 
     return fused
 
@@ -158,8 +176,12 @@ class _CrossEntropies(torch.autograd.Function):
         return None, None, None, ctx.gradient(*rows, scales_N1), None, None
 
 
-def token_losses(logits_NV: torch.Tensor, targets_N1: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns each token's cross entropy in nats, its largest logit, and the log-sum-exp of its logits minus that one.
+def token_losses(
+    logits_NV: torch.Tensor, targets_N1: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns each token's cross entropy in nats, and what its gradient needs.
+
+    That is the largest logit, and the log-sum-exp of the logits minus it.
 
     All are float32 of shape [N, 1].
     """
@@ -183,7 +205,8 @@ def logits_gradient(
 
 
 def _in_parts(logits_NV: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
-    gradient_NV, number = torch.empty_like(logits_NV), rows_at_once(logits_NV.device, logits_NV.shape[1])
+    gradient_NV = torch.empty_like(logits_NV)
+    number = rows_at_once(logits_NV.device, logits_NV.shape[1])
     parts = zip(*(of_all.split(number) for of_all in (gradient_NV, logits_NV, *rows)), strict=True)
     for gradient, *part in parts:
         gradient.copy_(logits_gradient(*part))

@@ -13,41 +13,44 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
 from gram_platform.corpora.packed import TokenRows
 
-DRAWS_AT_ONCE = 4096  # draws of a domain whose rows are computed at once: permuting a single micro-batch costs too much
+# Draws of a domain whose rows are computed at once: permuting one micro-batch costs too much.
+DRAWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
 class Separator:
-    """The tokens between the prompt and the response of a document, and the token that ends a document."""
+    """The tokens between a document's prompt and response, and the token that ends a document."""
 
     tokens: tuple[int, ...]
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells where it begins: bool [num_sequences, seq_len + 2 - its length], the tokens that it can begin at."""
+        """Tells at which tokens it begins: bool [num_sequences, seq_len + 2 - its length]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len] for seq_len + 1 tokens.
+        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len].
 
-        A sequence may begin inside a document: its first separator or end says where. One without either counts as
-        part of a prompt.
+        A sequence may begin inside a document: its first separator or end says where. One without
+        either counts as part of a prompt.
         """
-        begins = np.zeros(sequences.shape, dtype=np.int8)  # 1: a response begins after this token, -1: a prompt does
+        # 1: a response begins after this token, -1: a prompt does.
+        begins = np.zeros(sequences.shape, dtype=np.int8)
         begins[sequences == self.end] = -1
         begins[:, len(self.tokens) - 1 :][self.places(sequences)] = 1
         latest = np.maximum.accumulate(np.where(begins, np.arange(sequences.shape[1]), -1), axis=1)
         first = np.take_along_axis(begins, (begins != 0).argmax(1)[:, None], axis=1)
-        state = np.where(latest >= 0, np.take_along_axis(begins, np.maximum(latest, 0), axis=1), -first)
+        known = np.take_along_axis(begins, np.maximum(latest, 0), axis=1)
+        state = np.where(latest >= 0, known, -first)
         return state[:, :-1] > 0
 
 
 class PlanReader:
-    """Reads the micro-batches of a run's plan; `arrays` holds [num_sequences, seq_len + 1] for every domain.
+    """Reads the micro-batches of a run's plan.
 
-    `permuted`: the arrays are in the order of their domain's permutation.
-    `separator`: of an objective that counts responses alone.
+    `arrays` holds [num_sequences, seq_len + 1] for every domain. `permuted`: the arrays are in the
+    order of their domain's permutation. `separator`: of an objective that counts responses alone.
     """
 
     def __init__(
@@ -58,24 +61,31 @@ class PlanReader:
         separator: Separator | None = None,
     ):
         self.config, self.arrays, self._permuted = config, arrays, permuted
-        self._chunks: dict[str, tuple[int, np.ndarray]] = {}  # domain -> (first cursor, rows from there on)
+        # By domain: the first cursor, and the rows from there on.
+        self._chunks: dict[str, tuple[int, np.ndarray]] = {}
         self._budgets = {d.name: d for d in config.data.domains}
         self._names = tuple(arrays)
         for budget in config.data.domains:
             _require_pool(budget, arrays)
         self.separator = separator
-        if separator and not any(separator.places(array[:DRAWS_AT_ONCE]).any() for array in arrays.values()):
-            text = config.objective.responses_after
-            raise invalid("objective.responses_after", text, "text between prompt and response in the training data")
+        if separator and not any(
+            separator.places(array[:DRAWS_AT_ONCE]).any() for array in arrays.values()
+        ):
+            expected = "text between prompt and response in the training data"
+            raise invalid("objective.responses_after", config.objective.responses_after, expected)
 
     def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
-        """Returns this rank's contiguous share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
-        return torch.from_numpy(self._sequences(rank_share(self.rows(micro_batch), rank, num_ranks)))
+        """Returns a rank's share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
+        share = rank_share(self.rows(micro_batch), rank, num_ranks)
+        return torch.from_numpy(self._sequences(share))
 
-    def weights(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> tuple[torch.Tensor, ...]:
-        """Returns the weight of each target of `tokens`: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
+    def weights(
+        self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
+    ) -> tuple[torch.Tensor, ...]:
+        """Returns a share's weights: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
 
-        Those of prompts are 0, those of responses equal, and the mean over the micro-batch of all ranks is 1.
+        Those of prompts are 0, those of responses equal, and the mean over the micro-batch of all
+        ranks is 1.
         """
         if self.separator is None:
             return ()
@@ -92,7 +102,7 @@ class PlanReader:
         return sequences
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
-        """Returns a micro-batch's sequences as (index of the domain in `arrays`, row): int64 [micro_batch, 2]."""
+        """Returns (index of a domain in `arrays`, row) of sequences: int64 [micro_batch, 2]."""
         domain, size = micro_batch.domain, self.config.micro_batch
         first, rows = self._chunks.get(domain, (0, np.empty((0, 2), dtype=np.int64)))
         if not first <= micro_batch.cursor <= first + len(rows) - size:
@@ -101,7 +111,7 @@ class PlanReader:
         return rows[micro_batch.cursor - first :][:size]
 
     def _chunk(self, domain: str, cursor: int) -> np.ndarray:
-        """Computes the rows of about `DRAWS_AT_ONCE` draws of a domain from `cursor` on: int64 [num_draws, 2]."""
+        """Computes `rows` of about `DRAWS_AT_ONCE` draws of a domain: int64 [num_draws, 2]."""
         budget = self._budgets[domain]
         whole_chunk = max(DRAWS_AT_ONCE // self.config.micro_batch, 1) * self.config.micro_batch
         count = min(whole_chunk, budget.num_draws - cursor)
@@ -112,7 +122,8 @@ class PlanReader:
             in_domain = positions[mine] - begin + part.first
             if not self._permuted:
                 size = len(self.arrays[part.domain])
-                in_domain = domain_permutation(self.config.data.data_id, part.domain, size)(in_domain)
+                permuted = domain_permutation(self.config.data.data_id, part.domain, size)
+                in_domain = permuted(in_domain)
             rows[mine, 0], rows[mine, 1] = self._names.index(part.domain), in_domain
             begin += part.num_sequences
         return rows
@@ -141,16 +152,20 @@ def tokens_of(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
 
 
 def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copies tokens to `device`; pins them for a GPU first, since a copy from unpinned memory waits for queued work."""
+    """Copies tokens to `device`.
+
+    Pins them for a GPU first, since a copy from unpinned memory waits for queued work.
+    """
     if torch.device(device).type == "cuda":
         tokens = tokens.pin_memory()
     return tokens.to(device, non_blocking=True)
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns what a new thread must call first to use the calling thread's GPU; it does nothing where none is used.
+    """Returns what a new thread must call first to use the calling thread's GPU.
 
-    A thread begins with GPU 0. On a machine of eight, seven ranks would start a second context there, of .5 GiB each.
+    It does nothing where none is used. A thread begins with GPU 0. On a machine of eight, seven
+    ranks would start a second context there, of .5 GiB each.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -166,9 +181,10 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 
 
 class Staging:
-    """Copies tensors from a GPU into pinned memory, which is reused, on a side stream; copies other tensors at once.
+    """Copies tensors from a GPU into pinned memory, which is reused, on a side stream.
 
-    The copies are complete after `wait`, which another thread may call, and valid until the next `copy`.
+    Copies other tensors at once. The copies are complete after `wait`, which another thread may
+    call, and valid until the next `copy`.
     """
 
     def __init__(self) -> None:
@@ -179,12 +195,19 @@ class Staging:
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Starts copying; call `before_change` before the tensors change."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
-        copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items() if name not in on_gpu}
+        copies = {
+            name: tensor.to("cpu", copy=True)
+            for name, tensor in tensors.items()
+            if name not in on_gpu
+        }
         if on_gpu:
             self._stream = self._stream or torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                copies |= {name: self._like(name, t).copy_(t, non_blocking=True) for name, t in on_gpu.items()}
+                copies |= {
+                    name: self._like(name, t).copy_(t, non_blocking=True)
+                    for name, t in on_gpu.items()
+                }
             self._copied = self._stream.record_event()
         return {name: copies[name] for name in tensors}
 

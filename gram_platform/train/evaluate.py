@@ -1,4 +1,4 @@
-"""Evaluates weights on packed sequences: mean losses of domains, losses of single tokens, sampled continuations."""
+"""Evaluates weights on packed sequences: losses of domains and of tokens, continuations."""
 
 import contextlib
 import hashlib
@@ -15,13 +15,19 @@ from gram_platform.corpora.packed import TokenRows
 from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
 from gram_platform.train.data import tokens_of
 from gram_platform.train.learner import Learner
-from gram_platform.train.objectives import cross_entropy, sequence_cross_entropy, token_cross_entropy
+from gram_platform.train.objectives import (
+    cross_entropy,
+    sequence_cross_entropy,
+    token_cross_entropy,
+)
 
 Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
 
 
-def require_sequences(arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int) -> None:
+def require_sequences(
+    arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int
+) -> None:
     """Raises ValueError unless every domain has that many sequences."""
     for domain in domains:
         available = len(arrays[domain]) if domain in arrays else 0
@@ -43,12 +49,12 @@ def domain_losses(
     num_ranks: int = 1,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
 ) -> dict[str, float]:
-    """Returns each domain's mean cross entropy per token, in nats, over its first `num_sequences` rows.
+    """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
-    `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for a domain's batches.
-    With several ranks each calls it for the batches `rank`, `rank + num_ranks`, ... and gets all losses; the number of
-    ranks changes no bit, since a batch is never split. Ranks make equally many passes: one that has no batch left
-    repeats the last one for nothing.
+    `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for
+    a domain's batches. With several ranks each calls it for the batches `rank`, `rank + num_ranks`,
+    ... and gets all losses; the number of ranks changes no bit, since a batch is never split. Ranks
+    make equally many passes: one that has no batch left repeats the last one for nothing.
     """
     batches = _batches(config, arrays, domains, num_sequences, device)
     losses = [torch.zeros((), device=device)] * len(batches)
@@ -63,7 +69,7 @@ def domain_losses(
 
 
 def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict[str, float]:
-    """Returns `domain_losses` at a run's evaluation points: all modules active, weights gathered once.
+    """Returns `domain_losses` at evaluation points: all modules active, weights gathered once.
 
     With several ranks all must call it.
     """
@@ -76,11 +82,13 @@ def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict
 
 
 @torch.no_grad()
-def progress_losses(learner: Learner, arrays: Mapping[str, TokenRows], num_sequences: int) -> dict[str, float]:
-    """Returns each domain's mean cross entropy per token, in nats, over its first rows, with every module active.
+def progress_losses(
+    learner: Learner, arrays: Mapping[str, TokenRows], num_sequences: int
+) -> dict[str, float]:
+    """Returns `validation_losses` on each domain's first `num_sequences` rows, by small passes.
 
-    A pass has rows of several domains, no more than a pass of training, and a sharded model gathers its weights as in
-    training: it needs no more memory. With several ranks all must call it.
+    A pass has rows of several domains, no more than a pass of training, and a sharded model gathers
+    its weights as in training: it needs no more memory. With several ranks all must call it.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -91,7 +99,9 @@ def progress_losses(learner: Learner, arrays: Mapping[str, TokenRows], num_seque
         # A rank that has no part left repeats the last one for nothing.
         part = parts[min(first + learner.rank, len(parts) - 1)]
         tokens_BT = tokens_of(rows[part.start : part.stop], learner.device)
-        losses_B = sequence_cross_entropy(learner.forward(tokens_BT[:, :-1], active), tokens_BT[:, 1:])
+        losses_B = sequence_cross_entropy(
+            learner.forward(tokens_BT[:, :-1], active), tokens_BT[:, 1:]
+        )
         if first + learner.rank < len(parts):
             losses[part.start : part.stop] = losses_B
     means = learner.sum_over_ranks(losses).view(-1, num_sequences).mean(dim=1)
@@ -106,25 +116,54 @@ def profile_losses(
     num_sequences: int,
     profiles: Sequence[Active],
 ) -> list[dict[str, float]]:
-    """Returns `domain_losses` of every profile, bit for bit; computes the first layer's trunk once for all profiles."""
+    """Returns `domain_losses` of every profile, bit for bit.
+
+    Computes the first layer's trunk once for all profiles.
+    """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[torch.Tensor]] = [[] for _ in profiles]
-    with shared_first_trunk(model) as clear_cache:
+    first, uncached = model.blocks[0], model.blocks[0].trunk
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def trunk(
+        x_BTD: torch.Tensor,
+        rotary: Rotary,
+        loras: list[tuple[Lora, float]],
+        mask_BTT: torch.Tensor | None,
+    ):
+        # LoRAs change the core MLP.
+        if loras:
+            return uncached(x_BTD, rotary, loras, mask_BTT)
+        if not kept:
+            kept.append(uncached(x_BTD, rotary, loras, mask_BTT))
+        return kept[0]
+
+    first.trunk = trunk
+    try:
         for domain, rows in batches:
             tokens_BT = tokens_of(rows, model.device)
             for of_profile, active in zip(losses, profiles, strict=True):
-                of_profile.append(cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:]))
-            clear_cache()
+                of_profile.append(
+                    cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
+                )
+            kept.clear()
+    finally:
+        del first.trunk
     return [_means(batches, torch.stack(of_profile).tolist()) for of_profile in losses]
 
 
 @torch.no_grad()
 def token_losses(
-    model: Transformer, arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int, active: Active
+    model: Transformer,
+    arrays: Mapping[str, TokenRows],
+    domains: Sequence[str],
+    num_sequences: int,
+    active: Active,
 ) -> dict[str, torch.Tensor]:
-    """Returns float32 cross entropies [num_sequences, seq_len] in nats of each domain's first rows, on the CPU.
+    """Returns each domain's cross entropies in nats: float32 [num_sequences, seq_len] on the CPU.
 
-    Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in `domain_losses`.
+    Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in
+    `domain_losses`.
     """
     losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
@@ -134,7 +173,8 @@ def token_losses(
     return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
 
 
-Batches = list[tuple[str, np.ndarray]]  # domain, rows [batch, seq_len + 1] that are read from disk when used
+# Each a domain and its rows [batch, seq_len + 1], which are read from disk when used.
+Batches = list[tuple[str, np.ndarray]]
 
 
 def _batches(
@@ -144,17 +184,23 @@ def _batches(
     num_sequences: int,
     device: torch.device | str,
 ) -> Batches:
-    """Lists the domains' first rows, `evaluation_batch` rows at a time; ValueError when there are too few."""
+    """Lists the domains' first rows, `evaluation_batch` rows at a time.
+
+    ValueError when there are too few.
+    """
     require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
-    parts = [slice(first, min(first + batch, num_sequences)) for first in range(0, num_sequences, batch)]
+    parts = [
+        slice(first, min(first + batch, num_sequences)) for first in range(0, num_sequences, batch)
+    ]
     return [(domain, arrays[domain][part]) for domain in domains for part in parts]
 
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
     """Averages the batches' mean losses by domain, weighted by their numbers of sequences."""
     totals = {domain: (0.0, 0) for domain, _ in batches}
-    for (domain, rows), loss in zip(batches, losses, strict=True):  # not `sum`, which rounds differently in Python 3.12
+    # `sum` rounds differently in Python 3.12.
+    for (domain, rows), loss in zip(batches, losses, strict=True):
         total, num_sequences = totals[domain]
         totals[domain] = total + loss * len(rows), num_sequences + len(rows)
     return {domain: total / num_sequences for domain, (total, num_sequences) in totals.items()}
@@ -175,13 +221,15 @@ def sample_continuations(
     active: Mapping[str, float],
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples continuations of prompts; returns tokens_BC (int64) and surprisals_BC (float64), both on the CPU.
+    """Samples continuations of prompts.
 
-    A token is drawn by one uniform number; its surprisal is -log of its probability, in nats. ValueError unless prompt
-    and continuation fit into the model's context.
+    Returns tokens_BC (int64) and surprisals_BC (float64), both on the CPU. A token is drawn by one
+    uniform number; its surprisal is -log of its probability, in nats. ValueError unless prompt and
+    continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
-    if num_prompt + num_tokens > model.config.seq_len + 1:  # the model never reads the last token
+    # The model never reads the last token.
+    if num_prompt + num_tokens > model.config.seq_len + 1:
         allowed = f"prompt and continuation of at most {model.config.seq_len + 1} tokens"
         raise invalid("continuations.num_tokens", f"{num_prompt} + {num_tokens}", allowed)
     tokens, surprisals = [], []
@@ -199,19 +247,18 @@ def sample_continuations(
 def draw(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, temperature: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns (tokens_B, surprisals_B), by inverse transform sampling of softmax(logits / temperature) in float64."""
+    """Returns (tokens_B, surprisals_B), drawn from softmax(logits / temperature) in float64."""
     log_p_BV = torch.log_softmax(logits_BV.cpu().double() / temperature, dim=-1)
     reached_BV = log_p_BV.exp().cumsum(dim=-1)
-    wanted_B1 = uniforms_B[:, None] * reached_BV[:, -1:]  # the last sum is 1 up to rounding
-    tokens_B1 = torch.searchsorted(reached_BV, wanted_B1, right=True).clamp(max=logits_BV.shape[-1] - 1)
+    # The last sum is 1 up to rounding.
+    wanted_B1 = uniforms_B[:, None] * reached_BV[:, -1:]
+    tokens_B1 = torch.searchsorted(reached_BV, wanted_B1, right=True)
+    tokens_B1 = tokens_B1.clamp(max=logits_BV.shape[-1] - 1)
     return tokens_B1[:, 0], -log_p_BV.gather(1, tokens_B1)[:, 0]
 
 
-# ------------------------------------------------------------------------------ work shared by forward passes
-
-
 class CachedAttention(nn.Module):
-    """Attends over the tokens of all calls so far: any number in the first call, one in each later call.
+    """Attends over the tokens of all calls so far: any number in the first, one in later ones.
 
     Shapes as in `transformer.py`.
     """
@@ -219,22 +266,30 @@ class CachedAttention(nn.Module):
     def __init__(self, attention: Attention):
         super().__init__()
         self.attention = attention
-        self.cache: tuple[torch.Tensor, torch.Tensor] | None = None  # k_BKSh, v_BKSh
+        # The keys k_BKSh and values v_BKSh.
+        self.cache: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def forward(self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None) -> torch.Tensor:
-        """Attends from x_BTD to all tokens so far; with a mask, a second call needs rows of one document each."""
+    def forward(
+        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Attends from x_BTD to all tokens so far.
+
+        With a mask, a second call needs rows of one document each.
+        """
         first = 0 if self.cache is None else self.cache[0].shape[2]
         q_BHTh, *new = self.attention.heads(x_BTD, rotary, first)
         if self.cache is not None:
             assert x_BTD.shape[1] == 1, "after the first call, one token at a time"
             new = [torch.cat(pair, dim=2) for pair in zip(self.cache, new, strict=True)]
         self.cache = new[0], new[1]
-        return self.attention.attend(q_BHTh, *self.cache, first == 0, mask_BTT if first == 0 else None)
+        return self.attention.attend(
+            q_BHTh, *self.cache, first == 0, mask_BTT if first == 0 else None
+        )
 
 
 @contextlib.contextmanager
-def kv_cache(model: Transformer) -> Iterator[Transformer]:
-    """Gives the model a cache of keys and values inside the `with` block, so that each call continues the one before.
+def kv_cache(model: Transformer) -> Iterator[None]:
+    """Gives the model a cache of keys and values: each call continues the one before it.
 
     A further token then costs one token's forward pass and its attention to earlier tokens.
     """
@@ -242,35 +297,7 @@ def kv_cache(model: Transformer) -> Iterator[Transformer]:
     for block in model.blocks:
         block.attn = CachedAttention(block.attn)
     try:
-        yield model
+        yield
     finally:
         for block, attention in zip(model.blocks, uncached, strict=True):
             block.attn = attention
-
-
-@contextlib.contextmanager
-def shared_first_trunk(model: Transformer) -> Iterator[Callable[[], None]]:
-    """Computes the first layer's attention and core MLP once for several calls inside the `with` block.
-
-    All calls must have the same tokens until the yielded function, which clears the cache, is called. Calls with LoRAs,
-    which change the core MLP, do not share. Logits are the same bit for bit. Not for training.
-    """
-    block, uncached = model.blocks[0], model.blocks[0].trunk
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list[tuple[Lora, float]], *mask: torch.Tensor | None):
-        if loras:
-            return uncached(x_BTD, rotary, loras, *mask)
-        if not kept:
-            kept.append(uncached(x_BTD, rotary, loras, *mask))
-        return kept[0]
-
-    was_set = "trunk" in vars(block)  # set by torch.compile
-    block.trunk = trunk
-    try:
-        yield kept.clear
-    finally:
-        if was_set:
-            block.trunk = uncached
-        else:
-            del block.trunk

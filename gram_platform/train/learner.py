@@ -1,8 +1,9 @@
-"""Holds what a run trains: the model, float32 master weights by set, their optimizers, and their gradients.
+"""Holds what a run trains: model, float32 master weights by set, optimizers and gradients.
 
-This is the learner of one process; `sharding.py` has the one for several ranks. In float32 the model is its own master.
-In bfloat16 the model computes with a bfloat16 copy of every weight, and each micro-batch's gradient is added in float32
-to the master, as FSDP2's mixed precision does. Sets that a route does not train get no gradient, so AdamW skips them.
+This is the learner of one process; `sharding.py` has the one for several ranks. In float32 the
+model is its own master. In bfloat16 the model computes with a bfloat16 copy of every weight, and
+each micro-batch's gradient is added in float32 to the master, as FSDP2's mixed precision does. Sets
+that a route does not train get no gradient, so AdamW skips them.
 """
 
 import contextlib
@@ -27,7 +28,12 @@ from gram_platform.model.transformer import (
     parameter_shapes,
     parameters_by_set,
 )
-from gram_platform.train.compilation import Compilation, TargetLogits, compile_blocks, fused_cross_entropy
+from gram_platform.train.compilation import (
+    Compilation,
+    TargetLogits,
+    compile_blocks,
+    fused_cross_entropy,
+)
 from gram_platform.train.data import Staging, rank_share, tokens_of
 from gram_platform.train.objectives import Misdirection, cross_entropy
 from gram_platform.train.optimizers import (
@@ -43,9 +49,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Learner:
-    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`; saves and loads its state."""
+    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`.
 
-    rank, num_ranks = 0, 1  # of this process; `sharding.py` has learners of several
+    Saves and loads its state.
+    """
+
+    # This process is alone; `sharding.py` has the learner of several ranks.
+    rank, num_ranks = 0, 1
 
     def __init__(
         self,
@@ -59,16 +69,19 @@ class Learner:
     ):
         """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
 
-        `activation_checkpointing`: blocks keep only their inputs and recompute the rest in the backward pass; less
-        memory, more time, the same bits. `compiled`: compiles the blocks and the loss, while that works. `num_passes`:
-        divides this process's sequences of a micro-batch; less memory, the same gradient up to rounding. `num_merged`:
-        the most micro-batches of one route that run in one pass; fewer, longer products, the same gradient up to
-        rounding.
+        `activation_checkpointing`: blocks keep only their inputs and recompute the rest in the
+        backward pass; less memory, more time, the same bits. `compiled`: compiles the blocks and
+        the loss, while that works. `num_passes`: divides this process's sequences of a micro-batch;
+        less memory, the same gradient up to rounding. `num_merged`: the most micro-batches of one
+        route that run in one pass; fewer, longer products, the same gradient up to rounding.
         """
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
         self.device = torch.device(device)
-        self._copies: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}  # set -> (copy to compute with, master)
-        self.model, self.master_sets = self._build(starting_weights(config, start or {}, self.rows_of))
+        # By set: each weight as (copy to compute with, master).
+        self._copies: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}
+        self.model, self.master_sets = self._build(
+            starting_weights(config, start or {}, self.rows_of)
+        )
         self.masters = {name: p for named in self.master_sets.values() for name, p in named.items()}
         self.model.keeps_activations = not activation_checkpointing
         self.compilation = Compilation() if compiled else None
@@ -81,36 +94,48 @@ class Learner:
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
         self._publish(self.master_sets)
-        self.misdirection = self._misdirection(start or {}) if config.objective.kind == MISDIRECTION else None
+        self.misdirection = (
+            self._misdirection(start or {}) if config.objective.kind == MISDIRECTION else None
+        )
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Returns the model that computes and the master weights by set; in float32 they are the same parameters."""
-        master = build(self.config.model, ((name, piece.rows) for name, piece in weights)).to(self.device)
+        """Returns the model that computes and the master weights by set.
+
+        In float32 they are the same parameters.
+        """
+        rows = ((name, piece.rows) for name, piece in weights)
+        master = build(self.config.model, rows).to(self.device)
         master_sets = parameters_by_set(master)
         if self.config.precision == "float32":
             return master, master_sets
         with torch.device("meta"):
             compute = Transformer(self.config.model)
         compute.to(DTYPES[self.config.precision]).to_empty(device=self.device)
-        compute.rotary = master.rotary  # its tables stay float32
+        # The rotary tables stay float32.
+        compute.rotary = master.rotary
         compute_sets = parameters_by_set(compute)
-        self._copies = {s: [(compute_sets[s][n], p) for n, p in named.items()] for s, named in master_sets.items()}
+        self._copies = {
+            s: [(compute_sets[s][n], p) for n, p in named.items()]
+            for s, named in master_sets.items()
+        }
         return compute, master_sets
 
     def _misdirection(self, start: Mapping[str, torch.Tensor | RowsOnDisk]) -> Misdirection:
-        """Makes a second learner, which never steps, of the layers of the start that RMU compares activations with."""
+        """Makes a learner, which never steps, of the start's layers that RMU compares with."""
         num_layers = self.config.objective.steered_layers
         model = replace(self.config.model, num_layers=num_layers)
-        later = tuple(f"blocks.{layer}." for layer in range(num_layers, self.config.model.num_layers))
+        later = tuple(
+            f"blocks.{layer}." for layer in range(num_layers, self.config.model.num_layers)
+        )
         layers = {name: rows for name, rows in start.items() if not name.startswith(later)}
-        frozen = type(self)(replace(self.config, model=model, objective=Objective()), self.device, layers)
+        config = replace(self.config, model=model, objective=Objective())
+        frozen = type(self)(config, self.device, layers)
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
-    # ------------------------------------------------------------------------------------------ one window
-
     def passes(self, *of_sequences: torch.Tensor) -> Iterator[tuple]:
-        """Yields (is_last, *tensors): a micro-batch's tensors, a row for each sequence, in `num_passes` equal parts."""
-        parts = zip(*(rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences), strict=True)
+        """Yields (is_last, *tensors): a micro-batch's rows in `num_passes` equal parts."""
+        divided = (rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences)
+        parts = zip(*divided, strict=True)
         for number, part in enumerate(parts, start=1):
             yield number == self.num_passes, *part
 
@@ -138,13 +163,19 @@ class Learner:
         self._trained = trained
 
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
-        """Adds the gradients of `loss` to the masters'. `is_last`: the last pass before they are used, for ranks."""
+        """Adds the gradients of `loss` to the masters'.
+
+        `is_last`: the last pass before they are used, for ranks.
+        """
         loss.backward()
         for name in self._copies.keys() & set(trained):
             add_gradients(self._copies[name])
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Begins a block of forward passes without gradients; ranks gather every weight once for all of them."""
+        """Begins a block of forward passes without gradients.
+
+        Ranks gather every weight once for all of them.
+        """
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -152,7 +183,10 @@ class Learner:
         return values
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Averages per-rank means of equally many sequences over ranks; in one process returns the values."""
+        """Averages per-rank means of equally many sequences over ranks.
+
+        In one process returns the values.
+        """
         return values
 
     def clip(self) -> float:
@@ -160,8 +194,12 @@ class Learner:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Steps the sets that have gradients, clears the gradients and publishes the new weights."""
-        stepped = [s for s, named in self.master_sets.items() if any(p.grad is not None for p in named.values())]
+        """Steps the sets that have gradients, clears these and publishes the new weights."""
+        stepped = [
+            s
+            for s, named in self.master_sets.items()
+            if any(p.grad is not None for p in named.values())
+        ]
         self.staging.before_change()
         set_learning_rate(self.optimizers, rate)
         for name in stepped:
@@ -176,13 +214,12 @@ class Learner:
             with torch.no_grad():
                 torch._foreach_copy_([copy for copy, _ in pairs], [master for _, master in pairs])
 
-    # ---------------------------------------------------------------------------------------------- state
-
     def pieces(self) -> dict[str, Piece]:
-        """Copies this process's rows of every tensor of the state to the CPU, without communication.
+        """Copies this process's rows of the whole state to the CPU, without communication.
 
-        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`; a set that never stepped
-        has none. Copies from a GPU are made while training goes on: see `staging` for when they are complete and valid.
+        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`; a
+        set that never stepped has none. Copies from a GPU are made while training goes on: see
+        `staging` for when they are complete and valid.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
@@ -193,19 +230,23 @@ class Learner:
 
     def weight_pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the float32 weights, by name, to the CPU."""
-        masters = {name: p.detach() for name, p in self.masters.items()}
-        copies = {name: self._local(value).to("cpu", copy=True) for name, value in masters.items()}
-        return {name: self._piece(f"model.{name}", value, copies[name]) for name, value in masters.items()}
+        rows = {
+            name: self._local(p.detach()).to("cpu", copy=True) for name, p in self.masters.items()
+        }
+        return {
+            name: self._piece(f"model.{name}", p, rows[name]) for name, p in self.masters.items()
+        }
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns [first, stop), this process's rows of a tensor of the state, by the tensor's name and full shape."""
+        """Returns [first, stop), this process's rows of a tensor of the state."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
-        """Restores what `pieces` returned, or whole tensors; optimizer states that it lacks are removed.
+        """Restores what `pieces` returned, or whole tensors.
 
-        A piece must hold at least this process's rows (`rows_of`). ValueError unless the weights' names, shapes and
-        dtypes are exactly the model's.
+        Optimizer states that it lacks are removed. A piece must hold at least this process's rows
+        (`rows_of`). ValueError unless the weights' names, shapes and dtypes are exactly the
+        model's.
         """
         stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
         if difference := sorted(self.masters.keys() ^ stored):
@@ -216,10 +257,14 @@ class Learner:
                 self._fill(parameter, f"model.{name}", state[f"model.{name}"])
                 prefix = f"optim.{set_name}.{name}."
                 if prefix + "step" in state:
-                    self.optimizers[set_name].state[parameter] = self._slots(state, prefix, parameter)
+                    self.optimizers[set_name].state[parameter] = self._slots(
+                        state, prefix, parameter
+                    )
         self._publish(self.master_sets)
 
-    def _slots(self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter) -> dict:
+    def _slots(
+        self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter
+    ) -> dict:
         """Reads AdamW's state of one parameter."""
         slots = {"step": as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)}
         for slot in ("exp_avg", "exp_avg_sq"):
@@ -254,12 +299,15 @@ class Learner:
 
 
 def starting_weights(
-    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable = all_rows
+    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable
 ) -> Iterator[tuple[str, Piece]]:
-    """Yields (name, float32 piece) of every parameter: the rows that `rows_of` asks for if `start` has the name, else
-    all rows, drawn from the seed.
+    """Yields (name, float32 piece) of every parameter.
 
-    `start` may lack modules, since a branch adds modules to its base; ValueError for any other difference.
+    It has the rows that `rows_of` asks for if `start` has the name, else all rows, drawn from the
+    seed.
+
+    `start` may lack modules, since a branch adds modules to its base; ValueError for any other
+    difference.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -279,24 +327,30 @@ def starting_weights(
 
 
 def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
-    """Measures how hard one domain pulls at each module: {module's domain: gradient norm of its matrices}.
+    """Measures how hard a domain pulls at each module, by the gradient norm of its matrices.
 
-    `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get gradients, as in an
-    unlabelled batch; the core gets none, which changes no module's gradient. Biases are left out: MLP outputs are
-    summed, so every module has the same gradient at its output bias, and in narrow modules it dominates the norm.
-    Returns the root mean square over `num_probed` micro-batches of the run's size. Leaves the learner's weights,
-    optimizer states and gradients unchanged; with several ranks all must call it.
+    `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
+    gradients, as in an unlabelled batch; the core gets none, which changes no module's gradient.
+    Biases are left out: MLP outputs are summed, so every module has the same gradient at its output
+    bias, and in narrow modules it dominates the norm. Returns the root mean square over
+    `num_probed` micro-batches of the run's size. Leaves the learner's weights, optimizer states and
+    gradients unchanged; with several ranks all must call it.
     """
     config = learner.config
     modules = {module_set(domain): domain for domain in config.model.module_domains}
     active = dict.fromkeys(modules.values(), 1.0)
-    matrices = {name: {n: p for n, p in learner.master_sets[name].items() if p.dim() > 1} for name in modules}
+    matrices = {
+        name: {n: p for n, p in learner.master_sets[name].items() if p.dim() > 1}
+        for name in modules
+    }
     assert all(p.grad is None for p in learner.masters.values()), "only between two steps"
     squares = dict.fromkeys(modules, 0.0)
     learner.train_only(frozenset(modules))
     for number in range(config.num_probed):
         micro_batch = sequences[number * config.micro_batch :][: config.micro_batch]
-        tokens_BT = tokens_of(rank_share(micro_batch, learner.rank, learner.num_ranks), learner.device)
+        tokens_BT = tokens_of(
+            rank_share(micro_batch, learner.rank, learner.num_ranks), learner.device
+        )
         for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
             learner.backward(loss / learner.num_passes, modules, is_last)
@@ -304,4 +358,6 @@ def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
             squares[name] += norm**2
         for parameter in learner.masters.values():
             parameter.grad = None
-    return {domain: math.sqrt(squares[name] / config.num_probed) for name, domain in modules.items()}
+    return {
+        domain: math.sqrt(squares[name] / config.num_probed) for name, domain in modules.items()
+    }

@@ -17,7 +17,10 @@ from gram_platform.train.optimizers import gradient_norms, learning_rate, weight
 
 
 class TrainingDiverged(RuntimeError):
-    """A loss or gradient norm is not finite; the message names the step, the domain and the learning rate."""
+    """A loss or gradient norm is not finite.
+
+    The message names the step, the domain and the learning rate.
+    """
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,16 @@ class StepRecord:
 
     step: int
     learning_rate: float
-    grad_norm: float  # before clipping
-    domains: tuple[str, ...]  # of each micro-batch
-    losses: tuple[float, ...]  # cross entropy of each micro-batch, in nats per token
-    norms: Mapping[str, float] = field(default_factory=dict)  # of parameter sets, see `training_steps`
-    forgetting: float = math.nan  # unlearning: mean forget term of the window's forget micro-batches
+    # The norm before clipping.
+    grad_norm: float
+    # The domain of each micro-batch.
+    domains: tuple[str, ...]
+    # Cross entropy of each micro-batch, in nats per token.
+    losses: tuple[float, ...]
+    # Norms of parameter sets, see `training_steps`.
+    norms: Mapping[str, float] = field(default_factory=dict)
+    # In unlearning, the mean forget term of the window's forget micro-batches.
+    forgetting: float = math.nan
 
 
 def training_steps(
@@ -38,18 +46,21 @@ def training_steps(
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the end of the plan; yields a record after each optimizer step.
 
-    A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in `num_passes` passes
-    of the learner, or up to `num_merged` of one route share a pass. In every case the gradient is that of the mean of
-    the micro-batches' losses, up to rounding. Every `norms_every` steps (0: never), and after the last step, the
-    record's norms are `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>` after
-    the step. Raises TrainingDiverged before a non-finite gradient changes a weight.
+    A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in
+    `num_passes` passes of the learner, or up to `num_merged` of one route share a pass. In every
+    case the gradient is that of the mean of the micro-batches' losses, up to rounding. Every
+    `norms_every` steps (0: never), and after the last step, the record's norms are
+    `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>`
+    after the step. Raises TrainingDiverged before a non-finite gradient changes a weight.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
         window = plan.window(step)
         domains = tuple(micro_batch.domain for micro_batch in window)
         rate = learning_rate(config.optimizer, step, config.num_steps)
-        is_measured = norms_every > 0 and ((step + 1) % norms_every == 0 or step + 1 == config.num_steps)
+        is_measured = norms_every > 0 and (
+            (step + 1) % norms_every == 0 or step + 1 == config.num_steps
+        )
 
         losses, minimised = _accumulate_gradients(learner, window, reader)
         for domain, loss in zip(domains, losses, strict=True):
@@ -57,7 +68,9 @@ def training_steps(
         gradients = gradient_norms(learner.master_sets) if is_measured else {}
         grad_norm = learner.clip()
         drawn = sorted(set(domains))
-        require_finite(f"gradient norm {grad_norm}", grad_norm, f"step {step + 1}, domains {drawn}", rate)
+        require_finite(
+            f"gradient norm {grad_norm}", grad_norm, f"step {step + 1}, domains {drawn}", rate
+        )
         learner.step(rate)
         weights = weight_norms(learner.master_sets) if is_measured else {}
 
@@ -70,9 +83,10 @@ def training_steps(
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: PlanReader
 ) -> tuple[list[float], list[float]]:
-    """Runs every micro-batch forward and backward; returns their cross entropies and minimised losses over all ranks.
+    """Runs every micro-batch forward and backward.
 
-    Reads values from the device once, after the whole window: each read waits for all queued work.
+    Returns their cross entropies and minimised losses over all ranks. Reads values from the device
+    once, after the whole window: each read waits for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values = torch.zeros(len(window), 2, device=learner.device)
@@ -82,7 +96,9 @@ def _accumulate_gradients(
         read = [(reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches]
         joined = read[0] if len(read) == 1 else map(torch.cat, zip(*read, strict=True))
         for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in joined)):
-            found = _pass(learner, micro_batches, num_losses, is_last and group is groups[-1], *part)
+            found = _pass(
+                learner, micro_batches, num_losses, is_last and group is groups[-1], *part
+            )
             for index, value in zip(group, found, strict=True):
                 values[index] += value
     losses, minimised = learner.mean_over_ranks(values / learner.num_passes).T.tolist()
@@ -99,8 +115,8 @@ def _pass(
 ) -> list[torch.Tensor]:
     """Runs micro-batches of one route, or a part of one, forward and backward.
 
-    Returns the cross entropy and minimised loss of each, detached. `num_losses` and `is_last` are of the window;
-    `weights_BT` are of the targets.
+    Returns the cross entropy and minimised loss of each, detached. `num_losses` and `is_last` are
+    of the window; `weights_BT` are of the targets.
     """
     route, number = micro_batches[0].route, len(micro_batches)
     learner.train_only(route.trained)
@@ -108,9 +124,12 @@ def _pass(
     whole = logits_BTV, tokens_BT[:, 1:], weights_BT
     parts = list(zip(*(_parts(rows, number) for rows in whole), strict=True))
     found, to_minimise = [], []
-    for micro_batch, loss, (logits, _, _) in zip(micro_batches, learner.losses(whole, parts), parts, strict=True):
+    for micro_batch, loss, (logits, _, _) in zip(
+        micro_batches, learner.losses(whole, parts), parts, strict=True
+    ):
         domain, steered = micro_batch.domain, learner.misdirection
-        activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None  # its passes have one
+        # A pass of misdirection has one micro-batch.
+        activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None
         minimised = training_loss(learner.config.objective, domain, loss, logits, activations)
         found.append(torch.stack([loss.detach(), minimised.detach()]))
         to_minimise.append(minimised)
@@ -119,13 +138,23 @@ def _pass(
 
 
 def _parts(rows: torch.Tensor | None, number: int) -> Sequence[torch.Tensor | None]:
-    """Divides sequences among micro-batches; a single part is not cut, since that copies its gradient."""
+    """Divides sequences among micro-batches.
+
+    A single part is not cut, since that copies its gradient.
+    """
     return [rows] * number if rows is None or number == 1 else rows.chunk(number)
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
-    """Averages the forget term over forget micro-batches, undoing the factor 2 of `training_loss`; NaN without any."""
-    terms = [value / 2.0 for domain, value in zip(domains, minimised, strict=True) if domain in objective.forget]
+    """Averages the forget term over forget micro-batches, undoing the factor 2 of `training_loss`.
+
+    NaN without any.
+    """
+    terms = [
+        value / 2.0
+        for domain, value in zip(domains, minimised, strict=True)
+        if domain in objective.forget
+    ]
     return sum_in_order(terms) / len(terms) if terms else math.nan
 
 

@@ -1,4 +1,4 @@
-"""Computes losses from logits or activations: cross entropy, terms of unlearning, and what a micro-batch minimises."""
+"""Computes losses from logits or activations: cross entropy and terms of unlearning."""
 
 import math
 from collections.abc import Callable
@@ -20,9 +20,10 @@ from gram_platform.model.transformer import NO_MODULES, Transformer
 def cross_entropy(
     logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_BT: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns the mean next-token cross entropy in nats over all B x T targets, each times its weight.
+    """Returns the mean next-token cross entropy in nats over B x T targets, times their weights.
 
-    Without weights it is computed in float32 part by part; with them all logits exist in float32 at once.
+    Without weights it is computed in float32 part by part; with them all logits exist in float32 at
+    once.
     """
     if weights_BT is not None:
         return (token_cross_entropy(logits_BTV, targets_BT) * weights_BT).mean()
@@ -30,7 +31,7 @@ def cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Computes the gradient (p - 1[target]) / N in the forward pass, so all logits never exist in float32 at once."""
+    """Computes the gradient in the forward pass: all logits never exist in float32 at once."""
 
     @staticmethod
     def forward(ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
@@ -51,11 +52,14 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
         require_first_order()
-        grad_NV, ctx.grad_NV = ctx.grad_NV, None  # scaled in place, so usable only once
+        # The gradient is scaled in place, so it is usable only once.
+        grad_NV, ctx.grad_NV = ctx.grad_NV, None
         return grad_NV.mul_(grad), None
 
 
-def _fill(grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int) -> torch.Tensor:
+def _fill(
+    grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
+) -> torch.Tensor:
     """Fills `grad_NV` with (p - 1[target]) / divisor; returns the sum of the losses."""
     log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
     total = -log_p_NV.gather(1, targets_N1).sum()
@@ -66,7 +70,7 @@ def _fill(grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tens
 def _fill_in_place(
     grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
 ) -> torch.Tensor:
-    """Does the same as `_fill` for float32, in the gradient's memory, with one exponential instead of two."""
+    """Does as `_fill` for float32, in the gradient's memory, with one exponential, not two."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -85,20 +89,25 @@ def rows_at_once(device: torch.device, vocab_size: int) -> int:
 
 def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     """Returns the cross entropy of every target in nats: float32 losses_BT."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none").view_as(targets_BT)
+    return F.cross_entropy(
+        logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none"
+    ).view_as(targets_BT)
 
 
 def sequence_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-    """Returns the mean cross entropy of every sequence in nats: float32 losses_B, in few operations."""
+    """Returns the mean cross entropy of every sequence in nats: float32 losses_B."""
     at_once = max(1, rows_at_once(logits_BTV.device, logits_BTV.shape[-1]) // targets_BT.shape[1])
     parts = zip(logits_BTV.split(at_once), targets_BT.split(at_once), strict=True)
-    return torch.cat([token_cross_entropy(logits, targets).mean(dim=1) for logits, targets in parts])
+    return torch.cat(
+        [token_cross_entropy(logits, targets).mean(dim=1) for logits, targets in parts]
+    )
 
 
 def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Returns KL(uniform || p) averaged over tokens, in nats: mean(-log p) - log V (code of Yuan et al. 2024).
+    """Returns KL(uniform || p) averaged over tokens, in nats (code of Yuan et al. 2024).
 
-    Logits (2, 1, 0, -1) give 0.553895; the gradient of one token's logits is p - 1/V.
+    This is mean(-log p) - log V: logits (2, 1, 0, -1) give 0.553895; the gradient of one token's
+    logits is p - 1/V.
     """
     log_p = F.log_softmax(logits_BTV.float(), dim=-1)
     return -log_p.mean() - math.log(log_p.shape[-1])
@@ -111,7 +120,10 @@ def maxent_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
 
 
 def activation_distance(x_BTD: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Returns the mean over tokens and dimensions of (x - target)^2; `target` is [D] or [B, T, D]."""
+    """Returns the mean over tokens and dimensions of (x - target)^2.
+
+    `target` is [D] or [B, T, D].
+    """
     return (x_BTD.float() - target.float()).square().mean()
 
 
@@ -122,11 +134,12 @@ def training_loss(
     logits_BTV: torch.Tensor,
     activations: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Returns the loss that a micro-batch of `domain` minimises; `activations` of misdirection are x and their target.
+    """Returns the loss that a micro-batch of `domain` minimises.
 
-    Unlearning is F(forget batch) + w R(retain batch), where R is CE and F is ME or -CE, or both are the distance of
-    activations from their target. Half of a window's micro-batches are of forget domains and the loop divides each loss
-    by the number of all of them, so both terms are doubled: each becomes a mean over one half.
+    `activations` of misdirection are x and their target. Unlearning is F(forget batch) + w R(retain
+    batch), where R is CE and F is ME or -CE, or both are the distance of activations from their
+    target. Half of a window's micro-batches are of forget domains and the loop divides each loss by
+    the number of all of them, so both terms are doubled: each becomes a mean over one half.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -143,29 +156,43 @@ def training_loss(
 class Misdirection:
     """Keeps what RMU compares: the output of a layer of the trained model, and its target.
 
-    On forget domains the target is a fixed random vector of length `steering`, with components drawn uniformly from
-    [0, 1) as the authors do; it depends on the seed alone. On others it is the layer's output at the run's start.
-    `above`: what comes after that layer, which never trains; its losses are only reported, without a graph.
+    On forget domains the target is a fixed random vector of length `steering`, with components
+    drawn uniformly from [0, 1) as the authors do; it depends on the seed alone. On others it is the
+    layer's output at the run's start. `above`: what comes after that layer, which never trains; its
+    losses are only reported, without a graph.
     """
 
-    def __init__(self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable):
-        """`frozen` has the first layers of the start; `run_frozen(tokens_BT, active)` is its forward pass."""
+    def __init__(
+        self, config: RunConfig, model: Transformer, frozen: Transformer, run_frozen: Callable
+    ):
+        """`frozen` has the first layers of the start.
+
+        `run_frozen(tokens_BT, active)` is its forward pass.
+        """
         self.objective, self.run_frozen = config.objective, run_frozen
         values_D = uniforms(hash_key(config.seed, MISDIRECTION), np.arange(config.model.d_model))
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()
         self.target_D = (config.objective.steering * direction_D).to(model.rotary.cos_Th.device)
         num_layers = self.objective.steered_layers
-        self.above = [p for part in (*model.blocks[num_layers:], model.ln_f, model.lm_head) for p in part.parameters()]
+        self.above = [
+            p
+            for part in (*model.blocks[num_layers:], model.ln_f, model.lm_head)
+            for p in part.parameters()
+        ]
         self.kept: dict[str, torch.Tensor] = {}
         for name, steered in (("trained", model), ("frozen", frozen)):
             steered.blocks[num_layers - 1].register_forward_hook(partial(self._keep, name))
 
-    def _keep(self, name: str, block: nn.Module, inputs: tuple, x_BTD: torch.Tensor) -> torch.Tensor:
+    def _keep(
+        self, name: str, block: nn.Module, inputs: tuple, x_BTD: torch.Tensor
+    ) -> torch.Tensor:
         if name == "frozen" or torch.is_grad_enabled():
             self.kept[name] = x_BTD
         return x_BTD.detach()
 
-    def activations(self, domain: str, tokens_BT: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def activations(
+        self, domain: str, tokens_BT: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns x_BTD of the last forward pass, which had these tokens, and the target."""
         x_BTD = self.kept.pop("trained")
         if domain in self.objective.forget:

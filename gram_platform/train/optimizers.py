@@ -1,6 +1,7 @@
-"""Updates parameter sets: learning-rate schedule, AdamW for each set, gradient clipping; measures norms by set.
+"""Updates parameter sets: learning-rate schedule, AdamW for each set, gradient clipping.
 
-Works on lists of tensors, for which a GPU needs few kernels, and of sharded tensors on this rank's rows.
+Measures norms by set. Works on lists of tensors, for which a GPU needs few kernels, and of sharded
+tensors on this rank's rows.
 """
 
 import math
@@ -12,14 +13,15 @@ from torch import nn
 
 from gram_platform.config import OptimizerConfig
 
-Sets = Mapping[str, Mapping[str, nn.Parameter]]  # set -> qualified name -> parameter
+# Parameters by set and qualified name.
+Sets = Mapping[str, Mapping[str, nn.Parameter]]
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     """Returns the rate of step 0 <= step < num_steps: warm-up, stable, decay.
 
-    Linear from peak/warmup_steps to peak, constant, then linear down to peak/decay_steps at the last step.
-    Fractions are of the run's steps, rounded to whole steps.
+    Linear from peak/warmup_steps to peak, constant, then linear down to peak/decay_steps at the
+    last step. Fractions are of the run's steps, rounded to whole steps.
     """
     warmup_steps = round(config.warmup_fraction * num_steps)
     decay_steps = round(config.decay_fraction * num_steps)
@@ -31,42 +33,50 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 
 def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
-    """Sets the rate of every optimizer: sets that step rarely follow the run's global step too [ours]."""
+    """Sets every optimizer's rate: sets that step rarely follow the global step too [ours]."""
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes one AdamW for each set. Weight decay applies to matrices, and to vectors only with `decay_vectors`."""
+    """Makes one AdamW for each set.
+
+    Weight decay applies to matrices, and to vectors only with `decay_vectors`.
+    """
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
 def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.AdamW:
     matrices = [p for p in parameters if p.dim() >= 2]
     vectors = [p for p in parameters if p.dim() < 2]
-    decays = ((matrices, config.weight_decay), (vectors, config.weight_decay if config.decay_vectors else 0.0))
+    of_vectors = config.weight_decay if config.decay_vectors else 0.0
+    decays = ((matrices, config.weight_decay), (vectors, of_vectors))
     groups = [{"params": group, "weight_decay": decay} for group, decay in decays if group]
     betas = (config.beta1, config.beta2)
     return torch.optim.AdamW(groups, lr=config.peak_lr, betas=betas, eps=config.eps, fused=True)
 
 
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
-    """Scales gradients down to `clip_norm` (0: leaves them) and returns their norm before, over all sets [ours].
+    """Scales gradients down to `clip_norm` (0: leaves them); returns their norm before [ours].
 
-    The factor is the one of torch's `clip_grad_norm_`. Parameters without gradients are left out.
+    The norm is over all sets, and the factor the one of torch's `clip_grad_norm_`. Parameters
+    without gradients are left out.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
     if config.clip_norm:
-        torch._foreach_mul_(_locals(gradients), torch.clamp(config.clip_norm / (norm + 1e-6), max=1.0))
+        torch._foreach_mul_(
+            _locals(gradients), torch.clamp(config.clip_norm / (norm + 1e-6), max=1.0)
+        )
     return float(norm)
 
 
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Moves the gradient of each (copy, float32 master) from the copy to the master's, and adds in float32.
+    """Adds the gradient of each (copy, float32 master) to the master's and removes it.
 
-    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts while it adds.
+    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts while it
+    adds.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -74,7 +84,11 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         converted = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
         torch._foreach_copy_(converted, gradients)
         gradients = converted
-    added = [(master.grad, g) for (_, master), g in zip(pairs, gradients, strict=True) if master.grad is not None]
+    added = [
+        (master.grad, g)
+        for (_, master), g in zip(pairs, gradients, strict=True)
+        if master.grad is not None
+    ]
     if added:
         torch._foreach_add_(*map(list, zip(*added, strict=True)))
     for (copy, master), gradient in zip(pairs, gradients, strict=True):
@@ -88,25 +102,30 @@ def gradient_norms(sets: Sets) -> dict[str, float]:
 
     With sharded parameters every rank must call it; one reduction serves all sets.
     """
-    gradients = {name: [p.grad for p in named.values() if p.grad is not None] for name, named in sets.items()}
+    gradients = {
+        name: [p.grad for p in named.values() if p.grad is not None] for name, named in sets.items()
+    }
     return _norms({name: tensors for name, tensors in gradients.items() if tensors})
 
 
 def weight_norms(sets: Sets) -> dict[str, float]:
     """Measures the norm of every set's weights; see `gradient_norms` for sharded parameters."""
-    return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items() if named})
+    return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
 def _norms(groups: dict[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Computes one norm per tensor with a single transfer from the device, then combines the numbers by group."""
-    if not groups:
-        return {}
-    left = iter(_tensor_norms([tensor for tensors in groups.values() for tensor in tensors]).tolist())
+    """Combines the tensors' norms by group, with a single transfer from the device."""
+    left = iter(
+        _tensor_norms([tensor for tensors in groups.values() for tensor in tensors]).tolist()
+    )
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
 
 
 def _tensor_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the norm of every tensor; of sharded ones by one all-reduce over the ranks of one copy."""
+    """Returns the norm of every tensor.
+
+    Of sharded ones by one all-reduce over the ranks of one copy.
+    """
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms
@@ -122,5 +141,5 @@ def _locals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
-    """Tells a DTensor by its method: one process never imports that class, which takes half a second."""
+    """Tells a DTensor by its method: importing that class takes one process half a second."""
     return hasattr(tensor, "to_local")

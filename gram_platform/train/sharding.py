@@ -1,10 +1,11 @@
 """Trains a run on several ranks: FSDP2 with gradient routing.
 
-The embedding, blocks, and the last norm with the head are sharded separately. So are auxiliary MLPs that are large
-(`Sharing.own_groups`), which are never gathered while inactive; small ones stay in their block's group, for fewer
-collectives. All ranks have the same routes and split each micro-batch's sequences. Gradients are reduced in float32,
-once a window or in every pass; `config.layout` decides which, and whether weights stay gathered between passes. The
-order of calls matters: comments say where another order would train wrongly without an error.
+The embedding, blocks, and the last norm with the head are sharded separately. So are auxiliary MLPs
+that are large (`Sharing.own_groups`), which are never gathered while inactive; small ones stay in
+their block's group, for fewer collectives. All ranks have the same routes and split each
+micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass;
+`config.layout` decides which, and whether weights stay gathered between passes. The order of calls
+matters: comments say where another order would train wrongly without an error.
 """
 
 import contextlib
@@ -26,12 +27,12 @@ from gram_platform.train.optimizers import Sets
 
 
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
-    """Makes the mesh of all ranks, or of machines x ranks where every machine has a copy of the weights.
+    """Makes the mesh of all ranks, or of machines x ranks where each machine has a copy.
 
-    `shards`: the ranks that share one copy.
+    `shards`: the ranks that share one copy of the weights.
 
-    Ray Train sets LOCAL_WORLD_SIZE, and numbers the ranks of a machine one after another. Ranks that were not placed as
-    whole machines share one copy.
+    Ray Train sets LOCAL_WORLD_SIZE, and numbers the ranks of a machine one after another. Ranks
+    that were not placed as whole machines share one copy.
     """
     num_ranks = dist.get_world_size()
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -39,16 +40,21 @@ def rank_mesh(device: str, shards: int) -> DeviceMesh:
     dist.all_reduce(is_whole, dist.ReduceOp.MIN)
     if shards == num_ranks or not is_whole:
         return init_device_mesh(device, (num_ranks,))
-    return init_device_mesh(device, (num_ranks // shards, shards), mesh_dim_names=("machine", "rank"))
+    return init_device_mesh(
+        device, (num_ranks // shards, shards), mesh_dim_names=("machine", "rank")
+    )
 
 
 class ShardedLearner(Learner):
-    """One rank's part of a run; needs an initialised process group. Ranks must call methods in the same order."""
+    """One rank's part of a run; needs an initialised process group.
+
+    Ranks must call methods in the same order.
+    """
 
     _is_evaluating = False
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Shards the model on the meta device, then fills this rank's rows, one weight at a time."""
+        """Shards the model on the meta device, then fills this rank's rows, weight by weight."""
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         model_config, kind = self.config.model, self.device.type
         self.sharing = sharing_of(model_config, self.config.precision, self.num_ranks, kind)
@@ -69,19 +75,32 @@ class ShardedLearner(Learner):
 
     def _shard(self, model: Transformer) -> None:
         """Groups the parameters that are gathered and reduced together."""
-        policy = MixedPrecisionPolicy(DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False)
-        apart = [domain for domain in self.config.model.module_domains if domain in self.sharing.own_groups]
-        of_layers = [group for block in model.blocks for group in (*(block.aux[domain] for domain in apart), block)]
+        policy = MixedPrecisionPolicy(
+            DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False
+        )
+        apart = [
+            domain
+            for domain in self.config.model.module_domains
+            if domain in self.sharing.own_groups
+        ]
+        of_layers = [
+            group
+            for block in model.blocks
+            for group in (*(block.aux[domain] for domain in apart), block)
+        ]
         for group in (model.wte, *of_layers, [model.ln_f, model.lm_head], model):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights go after their forward pass; the head's stay, since its backward pass follows."""
+        """Sets whether weights go after their forward pass.
+
+        The head's stay, since its backward pass follows.
+        """
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
     def _warm_up(self) -> None:
-        """Runs a forward pass with everything active and trainable: frozen groups never learn their reduce dtype."""
+        """Runs a forward pass with all trainable: frozen groups never learn their reduce dtype."""
         for parameter in self.model.parameters():
             parameter.requires_grad_(True)
         self._trained = None
@@ -97,7 +116,7 @@ class ShardedLearner(Learner):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Keeps all weights gathered inside the block: between two steps there are no gradients and no activations."""
+        """Keeps all weights gathered: between two steps there are no gradients and activations."""
         self._set_reshard_after_forward(False)
         self._is_evaluating = True
         try:
@@ -122,10 +141,11 @@ class ShardedLearner(Learner):
                 module.reshard()
 
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
-        """Accumulates full gradients on each rank; reduces them, and reshards all weights, in the window's last pass.
+        """Accumulates full gradients on each rank.
 
-        The root's final callback also reduces sets that took no part in the last pass. Where every pass is reduced,
-        each rank accumulates its rows alone.
+        Reduces them, and reshards all weights, in the window's last pass. The root's final callback
+        also reduces sets that took no part in the last pass. Where every pass is reduced, each rank
+        accumulates its rows alone.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
@@ -142,12 +162,19 @@ class ShardedLearner(Learner):
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Gathers the full weights one by one; returns them on rank 0, on the CPU, and {} on all other ranks."""
-        kept = ((name, full.to("cpu", copy=True)) for name, full in self.each_weight() if self.rank == 0)
-        return dict(kept)
+        """Gathers the full weights one by one.
+
+        Returns them on rank 0, on the CPU, and {} on all other ranks.
+        """
+        return {
+            name: full.to("cpu", copy=True) for name, full in self.each_weight() if self.rank == 0
+        }
 
     def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields (name, full weight), sorted by name. Every rank must take all of them: each one is an all-gather."""
+        """Yields (name, full weight), sorted by name.
+
+        Every rank must take all of them: each one is an all-gather.
+        """
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
 

@@ -1,4 +1,5 @@
-"""The code that is fast on some CPUs, and plain torch in its place where what it rests on is missing, as on macOS."""
+"""The code that is fast on some CPUs, and plain torch in its place where what it rests on is
+missing, as on macOS."""
 
 import json
 import os
@@ -10,7 +11,8 @@ import torch
 
 from gram_platform.model import cpu
 
-# Hides what macOS lacks: /proc, glibc's mallopt and boot clock, and torch's operator that is not public.
+# Hides what macOS lacks: /proc, glibc's mallopt and boot clock, and torch's operator that is not
+# public.
 HIDE = """
 import builtins, ctypes, os, time, torch
 def without_proc(function):
@@ -45,15 +47,16 @@ from gram_platform.train.loop import training_steps
 torch.set_num_threads(1)
 losses = {}
 for precision in ("float32", "bfloat16"):
-    workload = Workload(dataclasses.replace(SMOKE_SIZES["tiny"], precision=precision, vocab_size=64), 4, 1)
+    size = dataclasses.replace(SMOKE_SIZES["tiny"], precision=precision, vocab_size=64)
+    workload = Workload(size, 4, 1)
     for end in (-1, 3):
         run = compared_runs(workload)[GRAM]
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=end))
         run_directory = Store(sys.argv[1]).open_for_writing().run(run.run_id)
         run_directory.ensure_config(run)
         with run_directory.start_attempt("a test") as attempt, freed_memory_kept():
-            arguments = loop_arguments(run, workload)
-            losses[f"{precision} {end}"] = [float(r.losses[0]) for r in itertools.islice(training_steps(*arguments), 3)]
+            records = itertools.islice(training_steps(*loop_arguments(run, workload)), 3)
+            losses[f"{precision} {end}"] = [float(record.losses[0]) for record in records]
             attempt.complete({"num_steps": 3}, {"weights": torch.zeros(2)})
 kernel = kernel_in_use(run.model, torch.bfloat16, "cpu")
 facts = {"fast": has_fast_code(), "kernel": kernel, "status": run_directory.status()}
@@ -62,7 +65,8 @@ print(json.dumps({"losses": losses, **facts}))
 
 
 def trained(storage, before: str = "", **variables: str) -> dict:
-    """Three steps of GRAM at each precision, with and without a mask of documents, in a new process."""
+    """Three steps of GRAM at each precision, with and without a mask of documents, in a new
+    process."""
     command = [sys.executable, "-W", "ignore", "-c", before + TRAIN, str(storage)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -78,7 +82,9 @@ def test_without_proc_and_private_operator_the_same_run_trains_in_plain_torch(tm
     assert plain["status"] == fast["status"] == "complete"
     assert plain["losses"].keys() == fast["losses"].keys()
     for name, losses in fast["losses"].items():
-        assert plain["losses"][name] == pytest.approx(losses, rel=1e-5 if "float32" in name else 1e-2), name
+        assert plain["losses"][name] == pytest.approx(
+            losses, rel=1e-5 if "float32" in name else 1e-2
+        ), name
 
 
 def test_the_variable_chooses_plain_torch(monkeypatch):
@@ -90,7 +96,9 @@ def test_the_variable_chooses_plain_torch(monkeypatch):
     assert cpu.has_fast_code()
 
 
-@pytest.mark.parametrize("wrong", [lambda *_, **__: torch.zeros(1), lambda *_, **__: (torch.zeros(1, 2, 4, 8),) * 2])
+@pytest.mark.parametrize(
+    "wrong", [lambda *_, **__: torch.zeros(1), lambda *_, **__: (torch.zeros(1, 2, 4, 8),) * 2]
+)
 def test_an_operator_that_answers_something_else_is_not_used(monkeypatch, wrong):
     class Others:
         def __getattr__(self, name):

@@ -17,7 +17,9 @@ END = 0
 
 def model(document_end: int, seq_len: int = 48):
     config = dataclasses.replace(tiny.model_config(), seq_len=seq_len, document_end=document_end)
-    return build(config, initial_weights(dataclasses.replace(config, init_std=0.3), 0)).requires_grad_(True)
+    return build(
+        config, initial_weights(dataclasses.replace(config, init_std=0.3), 0)
+    ).requires_grad_(True)
 
 
 def packed(lengths=(7, 20, 1, 21)) -> tuple[torch.Tensor, list[slice]]:
@@ -25,7 +27,14 @@ def packed(lengths=(7, 20, 1, 21)) -> tuple[torch.Tensor, list[slice]]:
     generator = torch.Generator().manual_seed(0)
     parts, places, first = [], [], 0
     for length in lengths:
-        parts.append(torch.cat([torch.randint(1, tiny.VOCAB, (length - 1,), generator=generator), torch.tensor([END])]))
+        parts.append(
+            torch.cat(
+                [
+                    torch.randint(1, tiny.VOCAB, (length - 1,), generator=generator),
+                    torch.tensor([END]),
+                ]
+            )
+        )
         places.append(slice(first, first + length))
         first += length
     return torch.cat(parts)[None], places
@@ -54,7 +63,9 @@ def test_gradients_are_those_of_separate_documents():
         own = tokens[:, place]
         if own.shape[1] > 1:
             token_cross_entropy(apart(own[:, :-1]), own[:, 1:]).sum().backward()
-    for (name, one), (_, other) in zip(masked.named_parameters(), apart.named_parameters(), strict=True):
+    for (name, one), (_, other) in zip(
+        masked.named_parameters(), apart.named_parameters(), strict=True
+    ):
         if one.grad is not None:
             torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=2e-5, msg=name)
 

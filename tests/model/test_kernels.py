@@ -1,4 +1,5 @@
-"""The forms that are fast on a CPU are the same functions as torch's, and their gradients as close to exact ones."""
+"""The forms that are fast on a CPU are the same functions as torch's, and their gradients as close
+to exact ones."""
 
 import pytest
 import torch
@@ -18,15 +19,23 @@ from gram_platform.model.kernels import (
 from gram_platform.train.objectives import LOGITS_AT_ONCE, cross_entropy
 from tests import tiny
 
-SHAPES = [(2, QUERIES_AT_ONCE + 41, 8, 2, 16), (3, 2 * QUERIES_AT_ONCE, 4, 4, 8), (1, 1, 2, 1, 8), (5, 24, 4, 1, 16)]
+SHAPES = [
+    (2, QUERIES_AT_ONCE + 41, 8, 2, 16),
+    (3, 2 * QUERIES_AT_ONCE, 4, 4, 8),
+    (1, 1, 2, 1, 8),
+    (5, 24, 4, 1, 16),
+]
 
 
 def heads(shape, seed=0) -> tuple[torch.Tensor, ...]:
-    """Queries, keys, values and the output's gradient of (B, T, H, K, h), strided as a projection gives them."""
+    """Queries, keys, values and the output's gradient of (B, T, H, K, h), strided as a projection
+    gives them."""
     B, T, H, K, h = shape
     generator = torch.Generator().manual_seed(seed)
     widths = (H, K, K, H)
-    return tuple(torch.randn(B, T, n, h, generator=generator).bfloat16().transpose(1, 2) for n in widths)
+    return tuple(
+        torch.randn(B, T, n, h, generator=generator).bfloat16().transpose(1, 2) for n in widths
+    )
 
 
 def gradients(function, inputs, grad, dtype) -> list[torch.Tensor]:
@@ -49,15 +58,26 @@ def test_attention_and_its_gradients(shape):
     assert torch.equal(ours[0], torchs[0])
     for mine, value in zip(ours, exact, strict=True):
         assert mine.dtype == torch.bfloat16
-        torch.testing.assert_close(mine.double(), value, rtol=0.02, atol=0.02 * float(value.abs().max()) + 1e-3)
-        assert (mine - value).norm() <= 0.008 * value.norm() + 1e-3  # a value of bfloat16 is off by up to 0.004
+        torch.testing.assert_close(
+            mine.double(), value, rtol=0.02, atol=0.02 * float(value.abs().max()) + 1e-3
+        )
+        # A value of bfloat16 is off by up to 0.004.
+        assert (mine - value).norm() <= 0.008 * value.norm() + 1e-3
 
 
-GPU_HEADS = [(torch.float32, 64, False, 8), (torch.bfloat16, 64, False, 2), (torch.bfloat16, 384, False, 8)]
+GPU_HEADS = [
+    (torch.float32, 64, False, 8),
+    (torch.bfloat16, 64, False, 2),
+    (torch.bfloat16, 384, False, 8),
+]
 
 
-@pytest.mark.parametrize(("dtype", "head_dim", "is_masked", "heads_given"), [*GPU_HEADS, (torch.bfloat16, 64, True, 8)])
-def test_a_gpu_gets_repeated_keys_where_its_kernel_takes_no_groups(dtype, head_dim, is_masked, heads_given):
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "is_masked", "heads_given"), [*GPU_HEADS, (torch.bfloat16, 64, True, 8)]
+)
+def test_a_gpu_gets_repeated_keys_where_its_kernel_takes_no_groups(
+    dtype, head_dim, is_masked, heads_given
+):
     q, k = (torch.empty(2, n, 16, head_dim, dtype=dtype, device="meta") for n in (8, 2))
     mask = torch.empty(2, 16, 16, dtype=dtype, device="meta") if is_masked else None
     asked = _arguments(q, k, k, True, mask)
@@ -84,14 +104,19 @@ def test_no_token_sees_a_later_one():
 
 def test_large_scores_neither_overflow_nor_vanish():
     q, k, v, grad = heads(SHAPES[0])
-    for value in gradients(lambda q, k, v: attention(q, k, v, True), (60 * q, 60 * k, v), grad, torch.bfloat16):
+    for value in gradients(
+        lambda q, k, v: attention(q, k, v, True), (60 * q, 60 * k, v), grad, torch.bfloat16
+    ):
         assert value.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotation_is_the_formula_to_the_bit(dtype):
     generator = torch.Generator().manual_seed(1)
-    x, grad = (torch.randn(2, 5, 7, 8, generator=generator, dtype=torch.float32).to(dtype) for _ in range(2))
+    x, grad = (
+        torch.randn(2, 5, 7, 8, generator=generator, dtype=torch.float32).to(dtype)
+        for _ in range(2)
+    )
     angles = torch.randn(7, 4, generator=generator)
     cos, sin = (torch.cat([f(angles)] * 2, dim=-1) for f in (torch.cos, torch.sin))
 
@@ -99,7 +124,9 @@ def test_rotation_is_the_formula_to_the_bit(dtype):
         first, second = x.chunk(2, dim=-1)
         return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
-    ours, theirs = (gradients(f, [x], grad, dtype) for f in (lambda x: rotated(x, cos, sin), formula))
+    ours, theirs = (
+        gradients(f, [x], grad, dtype) for f in (lambda x: rotated(x, cos, sin), formula)
+    )
     assert torch.equal(ours[0], theirs[0])
     torch.testing.assert_close(ours[1], theirs[1], rtol=0.02 * (dtype != torch.float32), atol=0.02)
     assert dtype != torch.float32 or torch.equal(ours[1], theirs[1])
@@ -107,7 +134,8 @@ def test_rotation_is_the_formula_to_the_bit(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_cross_entropy_of_parts_is_that_of_the_whole(dtype, monkeypatch):
-    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 5 * 30)  # five tokens at a time, the last part smaller
+    # Five tokens at a time, the last part smaller.
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 5 * 30)
     generator = torch.Generator().manual_seed(2)
     logits = 4 * torch.randn(3, 7, 30, generator=generator)
     targets = torch.randint(0, 30, (3, 7), generator=generator)
@@ -127,7 +155,8 @@ def test_cross_entropy_of_parts_is_that_of_the_whole(dtype, monkeypatch):
 )
 def test_gelu_and_its_gradient(shape):
     generator = torch.Generator().manual_seed(3)
-    x = 4 * torch.randn(*shape, generator=generator).transpose(0, 1)  # strided, as no projection gives it
+    # Strided, as no projection gives it.
+    x = 4 * torch.randn(*shape, generator=generator).transpose(0, 1)
     grad = torch.randn(x.shape, generator=generator)
     exact = gradients(lambda x: F.gelu(x, approximate="tanh"), [x], grad, torch.float64)
     ours = gradients(gelu, [x], grad, torch.float32)
@@ -158,7 +187,8 @@ KEPT = {  # a function that keeps something for its gradient, and its input's sh
 
 @pytest.mark.parametrize("case", KEPT)
 def test_a_second_derivative_is_refused(case):
-    """What is kept for the first one is a constant to autograd: the second would lack a term without an error."""
+    """What is kept for the first one is a constant to autograd: the second would lack a term
+    without an error."""
     function, shape, dtype = KEPT[case]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype).requires_grad_()
     out = function(x)

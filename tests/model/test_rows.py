@@ -1,4 +1,5 @@
-"""Mixed batches: every row gets the logits that its own profile gives it alone, and nothing of another's module."""
+"""Mixed batches: every row gets the logits that its own profile gives it alone, and nothing of
+another's module."""
 
 import dataclasses
 
@@ -14,11 +15,19 @@ from tests import tiny
 from tests.refused import refused
 
 DOMAINS = ("cyber", "lisp", "nuclear", "virology")
-PROFILES = ({}, {"cyber": 1.0}, {"lisp": 0.5}, {"nuclear": 2.0, "virology": 0.25}, dict.fromkeys(DOMAINS, 1.0))
+PROFILES = (
+    {},
+    {"cyber": 1.0},
+    {"lisp": 0.5},
+    {"nuclear": 2.0, "virology": 0.25},
+    dict.fromkeys(DOMAINS, 1.0),
+)
 TOLERANCE = 1e-5  # float32
 
 
-def random_model(kind: str = "mlp", widths=(4, 4, 4, 4), d_mlp: int = 32, architecture: str = STARCODER2):
+def random_model(
+    kind: str = "mlp", widths=(4, 4, 4, 4), d_mlp: int = 32, architecture: str = STARCODER2
+):
     specs = tuple(ModuleSpec(d, kind, w) for d, w in zip(DOMAINS, widths, strict=True))
     config = tiny.model_config(modular=False, d_mlp=d_mlp)
     config = dataclasses.replace(config, modules=specs, architecture=architecture)
@@ -35,7 +44,8 @@ def separate_logits(model, tokens: list[int], weights) -> torch.Tensor:
 
 
 def read_all(reader, rows: list[tuple[list[int], dict]], lengths: list[int]) -> torch.Tensor:
-    """Logits after each row's tokens: `lengths` of them at once with padding, the rest one by one."""
+    """Logits after each row's tokens: `lengths` of them at once with padding, the rest one by
+    one."""
     active = activation(reader.domains, [weights for _, weights in rows])
     prompts = torch.full((len(rows), max(lengths)), 7)
     for row, (tokens, _) in enumerate(rows):
@@ -43,7 +53,9 @@ def read_all(reader, rows: list[tuple[list[int], dict]], lengths: list[int]) -> 
     seen = torch.tensor(lengths)
     logits = reader.read(prompts, torch.zeros(len(rows), dtype=torch.int64), seen, active)
     for step in range(len(rows[0][0]) - max(lengths)):
-        tokens = torch.tensor([[tokens[length + step]] for (tokens, _), length in zip(rows, lengths, strict=True)])
+        tokens = torch.tensor(
+            [[tokens[length + step]] for (tokens, _), length in zip(rows, lengths, strict=True)]
+        )
         logits = reader.read(tokens, seen + step, torch.ones_like(seen), active)
     return logits
 
@@ -52,11 +64,19 @@ def read_all(reader, rows: list[tuple[list[int], dict]], lengths: list[int]) -> 
 @pytest.mark.parametrize("num_rows", [5, 10])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_mixed_logits_are_separate_logits(architecture, kind, num_rows):
-    model, generator = random_model(kind, architecture=architecture), torch.Generator().manual_seed(0)
+    model, generator = (
+        random_model(kind, architecture=architecture),
+        torch.Generator().manual_seed(0),
+    )
     profiles = [PROFILES[row % len(PROFILES)] for row in range(num_rows)]
     lengths = [1 + row % 4 for row in range(num_rows)]
-    rows = [(torch.randint(0, tiny.VOCAB, (12,), generator=generator).tolist(), p) for p in profiles]
-    read = [tokens[: length + 12 - max(lengths)] for (tokens, _), length in zip(rows, lengths, strict=True)]
+    rows = [
+        (torch.randint(0, tiny.VOCAB, (12,), generator=generator).tolist(), p) for p in profiles
+    ]
+    read = [
+        tokens[: length + 12 - max(lengths)]
+        for (tokens, _), length in zip(rows, lengths, strict=True)
+    ]
     expected = [separate_logits(model, tokens, p) for tokens, p in zip(read, profiles, strict=True)]
     logits = read_all(RowReader(model, num_rows + 1), rows, lengths)
     assert torch.allclose(logits, torch.stack(expected), atol=TOLERANCE)
@@ -73,7 +93,9 @@ def test_all_at_once_is_one_after_the_other(architecture, widths, kind):
     active = activation(DOMAINS, profiles)
     assert active.padded is not None
     tokens = torch.arange(7)[:, None] + torch.arange(3)
-    expected = torch.stack([separate_logits(model, t.tolist(), p) for t, p in zip(tokens, profiles, strict=True)])
+    expected = torch.stack(
+        [separate_logits(model, t.tolist(), p) for t, p in zip(tokens, profiles, strict=True)]
+    )
     reader = RowReader(model, 7)
     none, three = torch.zeros(7, dtype=torch.int64), torch.full((7,), 3)
     at_once = reader.read(tokens, none, three, active)
@@ -87,9 +109,14 @@ def test_all_at_once_is_one_after_the_other(architecture, widths, kind):
 def test_a_poisoned_module_reaches_only_the_rows_that_have_it(kind, holders):
     """NaN times zero is NaN: a module that is weighted away would show here."""
     profiles = [
-        {"lisp": 1.0} if row in holders else dict.fromkeys(("cyber", "nuclear")[row % 2 :], 1.0) for row in range(6)
+        {"lisp": 1.0} if row in holders else dict.fromkeys(("cyber", "nuclear")[row % 2 :], 1.0)
+        for row in range(6)
     ]
-    tokens, none, two = torch.arange(12).reshape(6, 2), torch.zeros(6, dtype=torch.int64), torch.full((6,), 2)
+    tokens, none, two = (
+        torch.arange(12).reshape(6, 2),
+        torch.zeros(6, dtype=torch.int64),
+        torch.full((6,), 2),
+    )
     clean = RowReader(random_model(kind), 6).read(tokens, none, two, activation(DOMAINS, profiles))
     model = random_model(kind)
     for block in model.blocks:
@@ -97,7 +124,11 @@ def test_a_poisoned_module_reaches_only_the_rows_that_have_it(kind, holders):
             parameter.fill_(float("nan"))
     poisoned = RowReader(model, 6).read(tokens, none, two, activation(DOMAINS, profiles))
     for row in range(6):
-        assert poisoned[row].isnan().all() if row in holders else torch.equal(poisoned[row], clean[row])
+        assert (
+            poisoned[row].isnan().all()
+            if row in holders
+            else torch.equal(poisoned[row], clean[row])
+        )
 
 
 def test_a_row_does_not_see_what_was_there_before_it():
@@ -133,7 +164,9 @@ def test_a_moved_row_does_not_see_what_was_there_before_it():
     for memory in (reader.keys_LRKSh, reader.values_LRKSh):
         memory[:, 0] = float("nan")  # what a broken module may leave
     reader.move(2, 0, num_seen=2)
-    logits = reader.read(torch.tensor([[7], [4]]), torch.tensor([2, 6]), torch.ones(2, dtype=torch.int64), active)
+    logits = reader.read(
+        torch.tensor([[7], [4]]), torch.tensor([2, 6]), torch.ones(2, dtype=torch.int64), active
+    )
     assert torch.allclose(logits[0], expected, atol=TOLERANCE)
 
 
@@ -150,7 +183,9 @@ def test_modules_are_moved_into_stacks_not_copied(kind):
 
 
 def test_modules_of_two_kinds_are_refused():
-    modules = tuple(ModuleSpec(domain, kind, 4) for domain, kind in zip(DOMAINS, ("mlp", "lora"), strict=False))
+    modules = tuple(
+        ModuleSpec(domain, kind, 4) for domain, kind in zip(DOMAINS, ("mlp", "lora"), strict=False)
+    )
     config = dataclasses.replace(tiny.model_config(modular=False), modules=modules)
     with refused("model.modules", ["lora", "mlp"]):
         RowReader(build(config, initial_weights(config, seed=1)), 1)

@@ -1,4 +1,5 @@
-"""A package outside gram-platform that adds a method, a corpus, a measurement, two studies and a tracker."""
+"""A package outside gram-platform that adds a method, a corpus, a measurement, two studies and a
+tracker."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -12,7 +13,9 @@ from gram_platform.methods.setting import Plans, Setting
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import SMOKE
 
-STORIES = StoriesCorpus(core_documents=1_500, aux_documents=150, num_facts=96, shared_fact_share=0.3)
+STORIES = StoriesCorpus(
+    core_documents=1_500, aux_documents=150, num_facts=96, shared_fact_share=0.3
+)
 
 
 def core_only(setting: Setting) -> Plans:
@@ -35,10 +38,22 @@ class CoreTokens(TokenIncreases):
         return instead_of_losses(method_nodes(method, setting), self.name, token_losses)
 
 
-PRESET = replace(SMOKE, num_seeds=1, sizes={"tiny": SMOKE.sizes["tiny"]}, corpus="example-stories", core_only=True)
+PRESET = replace(
+    SMOKE,
+    num_seeds=1,
+    sizes={"tiny": SMOKE.sizes["tiny"]},
+    corpus="example-stories",
+    core_only=True,
+)
 METHODS = ("baseline", "gram", "core_only")
-STUDY = Study("example", "Core alone", "Is a module better than no text?", {"smoke": PRESET}, "smoke", METHODS)
-TOKENS = replace(STUDY, name="core_tokens_of_example", presets={"smoke": replace(PRESET, measurement=CoreTokens())})
+STUDY = Study(
+    "example", "Core alone", "Is a module better than no text?", {"smoke": PRESET}, "smoke", METHODS
+)
+TOKENS = replace(
+    STUDY,
+    name="core_tokens_of_example",
+    presets={"smoke": replace(PRESET, measurement=CoreTokens())},
+)
 
 
 def text_lines(place, entry, points) -> None:

@@ -1,8 +1,10 @@
-"""An object store for tests, `shelf:///folder`: files of this machine behind an fsspec driver of its own.
+"""An object store for tests, `shelf:///folder`: files of this machine behind an fsspec driver of
+its own.
 
-As with any driver, fsspec finds it by its entry point wherever this folder is on the path: in Ray's workers too.
-Two files beside the data steer it: `<folder>.log` gets a line for every call that reaches the store, and a number in
-`<folder>.failures` is how many of the next calls fail as a store that throttles does.
+As with any driver, fsspec finds it by its entry point wherever this folder is on the path: in Ray's
+workers too. Two files beside the data steer it: `<folder>.log` gets a line for every call that
+reaches the store, and a number in `<folder>.failures` is how many of the next calls fail as a store
+that throttles does.
 """
 
 import contextlib
@@ -21,7 +23,9 @@ class Shelf(LocalFileSystem):
 
     @classmethod
     def _strip_protocol(cls, path):
-        return super()._strip_protocol(path.removeprefix("shelf://") if isinstance(path, str) else path)
+        return super()._strip_protocol(
+            path.removeprefix("shelf://") if isinstance(path, str) else path
+        )
 
     def unstrip_protocol(self, name):
         return "shelf://" + self._strip_protocol(name)

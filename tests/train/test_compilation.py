@@ -1,4 +1,5 @@
-"""Compiled layers compute what eager ones do, with a bounded number of graphs, and eager ones follow a failure.
+"""Compiled layers compute what eager ones do, with a bounded number of graphs, and eager ones
+follow a failure.
 
 On a CPU, mostly by the eager backend.
 """
@@ -13,14 +14,15 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.utils import fresh_cache
 
 from gram_platform.config import ModuleSpec, RoutingConfig
-from gram_platform.train import learner
+from gram_platform.train import compilation, learner
 from gram_platform.train.compilation import Compilation, compile_blocks
 from gram_platform.train.learner import Learner
 from tests import tiny
 from tests.train.test_sharding import HALF, equal, train
 
 NUM_COMPILED = 2  # functions with separate graphs: a block's trunk and an auxiliary MLP
-EIGHT = {"micro_batch": 2, "batch_size": 16, "draws": (80, 40, 40)}  # micro-batches a step, in 10 steps
+# Micro-batches a step, in 10 steps.
+EIGHT = {"micro_batch": 2, "batch_size": 16, "draws": (80, 40, 40)}
 
 
 class CountingBackend:
@@ -38,7 +40,10 @@ class CountingBackend:
 
 @pytest.fixture(autouse=True)
 def no_graphs_before():
-    limit, lazily = torch._dynamo.config.recompile_limit, torch._functorch.config.force_non_lazy_backward_lowering
+    limit, lazily = (
+        torch._dynamo.config.recompile_limit,
+        torch._functorch.config.force_non_lazy_backward_lowering,
+    )
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -48,19 +53,21 @@ def no_graphs_before():
 
 @pytest.mark.parametrize("max_graphs", [16, 1])
 @pytest.mark.parametrize("kind", ["mlp", "lora"])
-def test_graphs_are_bounded_and_change_nothing(kind, max_graphs):
+def test_graphs_are_bounded_and_change_nothing(kind, max_graphs, monkeypatch):
     """With every route of GRAM and an evaluation after every step."""
+    monkeypatch.setattr(compilation, "MAX_GRAPHS", max_graphs)
     modules = tuple(ModuleSpec(domain, kind, 4) for domain in tiny.DOMAINS[1:])
     config = tiny.run_config(model=dataclasses.replace(tiny.model_config(), modules=modules))
     plain, compiled, backend = Learner(config), Learner(config), CountingBackend()
-    compile_blocks(compiled.model, Compilation(backend, max_graphs))
+    compile_blocks(compiled.model, Compilation(backend))
     assert train(plain, config) == train(compiled, config)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
     assert 0 < backend.num_graphs <= NUM_COMPILED * max_graphs
 
 
 def test_layers_share_their_graphs():
-    """As many graphs for six layers as for two: one for each combination of trained sets and gradient mode."""
+    """As many graphs for six layers as for two: one for each combination of trained sets and
+    gradient mode."""
     counts = []
     for num_layers in (2, 6):
         config = tiny.run_config(model=tiny.model_config(num_layers=num_layers))
@@ -74,8 +81,12 @@ def test_layers_share_their_graphs():
 def test_merged_passes_have_four_sizes():
     """So their graphs stay below the bound, beyond which layers would run without one."""
     config = tiny.run_config(model=tiny.model_config(num_layers=1), **EIGHT)
-    plain, compiled, backend = Learner(config, num_merged=8), Learner(config, num_merged=8), CountingBackend()
-    compile_blocks(compiled.model, Compilation(backend, max_graphs=16))
+    plain, compiled, backend = (
+        Learner(config, num_merged=8),
+        Learner(config, num_merged=8),
+        CountingBackend(),
+    )
+    compile_blocks(compiled.model, Compilation(backend))
     assert train(plain, config) == train(compiled, config)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
     assert backend.num_graphs < 2 * 16
@@ -87,11 +98,14 @@ def failing_backward(graph, inputs):
     def backward(*_):
         raise ModuleNotFoundError("triton")
 
-    return aot_autograd(fw_compiler=lambda module, _: module.forward, bw_compiler=backward)(graph, inputs)
+    return aot_autograd(fw_compiler=lambda module, _: module.forward, bw_compiler=backward)(
+        graph, inputs
+    )
 
 
 def failing_once():
-    """Cannot compile the first graph; later ones save fewer tensors than the functions themselves, as inductor's do."""
+    """Cannot compile the first graph; later ones save fewer tensors than the functions themselves,
+    as inductor's do."""
     failing = CountingBackend(1)
 
     def compiled(module, inputs):
@@ -100,7 +114,9 @@ def failing_once():
     def backend(graph, inputs):
         failing(graph, inputs)
         return aot_autograd(
-            fw_compiler=compiled, bw_compiler=compiled, partition_fn=min_cut_rematerialization_partition
+            fw_compiler=compiled,
+            bw_compiler=compiled,
+            partition_fn=min_cut_rematerialization_partition,
         )(graph, inputs)
 
     return backend
@@ -118,19 +134,23 @@ RECOMPUTED = ("later", "backward", "once")
 
 @pytest.mark.parametrize(
     ("failure", "checkpointing"),
-    [*((name, False) for name in FAILURES if name != "once"), *((name, True) for name in RECOMPUTED)],
+    [
+        *((name, False) for name in FAILURES if name != "once"),
+        *((name, True) for name in RECOMPUTED),
+    ],
 )
 def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatch):
-    """The run has the eager one's bits, and one warning. Recomputed layers run as they ran before."""
-    config, compilation = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
+    """The run has the eager one's bits, and one warning. Recomputed layers run as they ran
+    before."""
+    config, failing = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
     plain = Learner(config, activation_checkpointing=checkpointing, num_merged=8)
-    monkeypatch.setattr(learner, "Compilation", lambda: compilation)
-    monkeypatch.setattr(learner, "fused_cross_entropy", lambda compilation: None)
+    monkeypatch.setattr(learner, "Compilation", lambda: failing)
+    monkeypatch.setattr(learner, "fused_cross_entropy", lambda _: None)
     compiled = Learner(config, activation_checkpointing=checkpointing, compiled=True, num_merged=8)
     with pytest.warns(RuntimeWarning) as given:
         found = train(compiled, config, stop=2)
     assert len([warning for warning in given if "--compile" in str(warning.message)]) == 1
-    assert compilation.has_failed
+    assert failing.has_failed
     assert found == train(plain, config, stop=2)
     assert equal(tiny.full_state(plain), tiny.full_state(compiled))
 
@@ -152,21 +172,28 @@ def test_errors_of_the_function_itself_rise(error):
     def function(x):
         raise error
 
-    compilation = Compilation("eager")
+    eager = Compilation("eager")
     with pytest.raises(type(error)):
-        compilation.compiled(function)(torch.ones(2))
-    assert not compilation.has_failed
+        eager.compiled(function)(torch.ones(2))
+    assert not eager.has_failed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_inductor_with_merged_passes_follows_eager(precision):
-    """One dense layer and the loss, and eight micro-batches in a pass: each graph costs a C++ compiler some seconds."""
+    """One dense layer and the loss, and eight micro-batches in a pass: each graph costs a C++
+    compiler some seconds."""
     model = tiny.model_config(False, num_layers=1)
-    config = tiny.run_config(False, routing=RoutingConfig(), precision=precision, model=model, **EIGHT)
-    plain, compiled = (Learner(config, compiled=compiled, num_merged=8) for compiled in (False, True))
+    config = tiny.run_config(
+        False, routing=RoutingConfig(), precision=precision, model=model, **EIGHT
+    )
+    plain, compiled = (
+        Learner(config, compiled=compiled, num_merged=8) for compiled in (False, True)
+    )
     tolerance = {"float32": 1e-5, "bfloat16": 2e-2}[precision]
-    assert train(compiled, config, stop=2) == pytest.approx(train(plain, config, stop=2), abs=tolerance)
+    assert train(compiled, config, stop=2) == pytest.approx(
+        train(plain, config, stop=2), abs=tolerance
+    )
     assert not compiled.compilation.has_failed
 
 
@@ -182,5 +209,6 @@ def test_inductor_on_a_gpu_follows_eager(num_merged):
 def train_on_gpu(config, compiled, num_merged) -> list[float]:
     learner = Learner(config, "cuda", compiled=compiled, num_merged=num_merged)
     forward = learner.forward
-    learner.forward = lambda tokens_BT, active: forward(tokens_BT.cuda(), active)  # `train` evaluates on CPU tokens
+    # `train` evaluates on CPU tokens.
+    learner.forward = lambda tokens_BT, active: forward(tokens_BT.cuda(), active)
     return train(learner, config)

@@ -1,4 +1,5 @@
-"""Nothing reads a number from the device while there is work to give it: reading waits for all that was given.
+"""Nothing reads a number from the device while there is work to give it: reading waits for all that
+was given.
 
 Tensors of the meta device have no values, so the first reading is an error.
 """
@@ -16,7 +17,9 @@ from gram_platform.train.loop import training_steps
 from tests import tiny
 
 ALL = dict.fromkeys(tiny.DOMAINS[1:], 1.0)
-LORAS = dataclasses.replace(tiny.model_config(), modules=tuple(ModuleSpec(d, "lora", 2) for d in tiny.DOMAINS[1:]))
+LORAS = dataclasses.replace(
+    tiny.model_config(), modules=tuple(ModuleSpec(d, "lora", 2) for d in tiny.DOMAINS[1:])
+)
 RUNS = {
     "dense": {"modular": False, "routing": RoutingConfig()},
     "GRAM": {},

@@ -22,7 +22,10 @@ def both(fused, dtype, is_weighted, num_losses):
     """The losses and the gradient of their sum with other factors, fused and not."""
     logits_BTV, targets_BT, weights_BT = logits_and_targets(dtype)
     whole = logits_BTV, targets_BT, weights_BT if is_weighted else None
-    parts = zip(*([None] * num_losses if rows is None else rows.chunk(num_losses) for rows in whole), strict=True)
+    parts = zip(
+        *([None] * num_losses if rows is None else rows.chunk(num_losses) for rows in whole),
+        strict=True,
+    )
     found = []
     for losses in ([cross_entropy(*part) for part in parts], fused(whole, num_losses, None)):
         total = sum(loss * 2.0**-power for power, loss in enumerate(losses, start=2))
@@ -34,7 +37,9 @@ def assert_alike(found, dtype):
     (losses, gradient), (fused_losses, fused_gradient) = found
     assert torch.allclose(losses, fused_losses, rtol=1e-6, atol=1e-6)
     assert gradient.dtype == fused_gradient.dtype == dtype
-    assert torch.allclose(gradient.double(), fused_gradient.double(), rtol=ROUNDING[dtype], atol=1e-6)
+    assert torch.allclose(
+        gradient.double(), fused_gradient.double(), rtol=ROUNDING[dtype], atol=1e-6
+    )
     assert gradient.abs().max() > 1e-4
 
 
@@ -42,7 +47,9 @@ def assert_alike(found, dtype):
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_the_fused_loss_and_its_gradient_are_the_other_ones(dtype, is_weighted, num_losses):
-    assert_alike(both(fused_cross_entropy(Compilation("eager")), dtype, is_weighted, num_losses), dtype)
+    assert_alike(
+        both(fused_cross_entropy(Compilation("eager")), dtype, is_weighted, num_losses), dtype
+    )
 
 
 @pytest.mark.slow
@@ -58,7 +65,9 @@ def test_far_apart_logits_have_exact_losses():
     """As `objectives.cross_entropy` has: log 2 for two that are alike, however large."""
     logits_NV = torch.tensor([[-600.0, -600.0], [0.0, 0.0], [600.0, 600.0], [700.0, 0.0]])
     losses_N1, *_ = compilation.token_losses(logits_NV, torch.tensor([[0], [1], [0], [1]]))
-    assert losses_N1.flatten().tolist() == pytest.approx([0.6931472, 0.6931472, 0.6931472, 700.0], rel=1e-6)
+    assert losses_N1.flatten().tolist() == pytest.approx(
+        [0.6931472, 0.6931472, 0.6931472, 700.0], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("rows", [10, 10**6])
@@ -75,5 +84,7 @@ def test_a_loss_that_cannot_be_compiled_is_the_other_one():
         logits_and_targets(torch.float32),
     )
     with pytest.warns(RuntimeWarning):
-        (loss,) = fused((logits_BTV, targets_BT, None), 1, lambda: [cross_entropy(logits_BTV, targets_BT)])
+        (loss,) = fused(
+            (logits_BTV, targets_BT, None), 1, lambda: [cross_entropy(logits_BTV, targets_BT)]
+        )
     assert torch.equal(loss, cross_entropy(logits_BTV, targets_BT))

@@ -1,4 +1,5 @@
-"""A probe measures what an unlabelled batch would do to the modules, and leaves the training as it was, bit for bit."""
+"""A probe measures what an unlabelled batch would do to the modules, and leaves the training as it
+was, bit for bit."""
 
 import dataclasses
 
@@ -64,7 +65,9 @@ def test_norms_are_those_of_matrices_in_a_batch_that_trains_everything(kind):
     learner.train_only(frozenset(learner.master_sets))
     for first in (0, 2, 4):  # six sequences are three micro-batches of two
         tokens = torch.from_numpy(sequences[first : first + 2].astype("int64"))
-        cross_entropy(learner.forward(tokens[:, :-1], dict.fromkeys(found, 1.0)), tokens[:, 1:]).backward()
+        cross_entropy(
+            learner.forward(tokens[:, :-1], dict.fromkeys(found, 1.0)), tokens[:, 1:]
+        ).backward()
         for domain in found:
             own = learner.master_sets[module_set(domain)].values()
             squares[domain] += sum(float(p.grad.square().sum()) for p in own if p.dim() > 1) / 3
@@ -72,12 +75,15 @@ def test_norms_are_those_of_matrices_in_a_batch_that_trains_everything(kind):
             first_of, other_of = (learner.model.blocks[0].aux[d].c_proj.bias.grad for d in found)
             assert torch.equal(first_of, other_of)
         learner.model.zero_grad(set_to_none=True)
-    assert found == pytest.approx({domain: square**0.5 for domain, square in squares.items()}, rel=1e-5)
+    assert found == pytest.approx(
+        {domain: square**0.5 for domain, square in squares.items()}, rel=1e-5
+    )
     assert min(found.values()) > 0.0
 
 
 def probing_ranks(rank, num_ranks, folder):
-    """Every rank trains without and with probes, to the same losses and weights; rank 0 leaves what it found."""
+    """Every rank trains without and with probes, to the same losses and weights; rank 0 leaves what
+    it found."""
     for number, kind in enumerate(KINDS):
         plain, probed = (ShardedLearner(config_of(*kind)) for _ in range(2))
         expected, _ = train(plain, False)
@@ -97,4 +103,7 @@ def test_two_ranks_find_what_one_process_does_and_train_on_bit_for_bit(tmp_path)
         _, alone = train(Learner(config_of(*kind)), True)
         assert found.keys() == alone.keys()
         for key, norms in found.items():
-            assert norms == pytest.approx(alone[key], rel=1e-3 if "float32" in kind else 0.2), (kind, key)
+            assert norms == pytest.approx(alone[key], rel=1e-3 if "float32" in kind else 0.2), (
+                kind,
+                key,
+            )

@@ -1,4 +1,5 @@
-"""A loss that counts responses alone: which targets they are, and that passes and ranks share the same mean."""
+"""A loss that counts responses alone: which targets they are, and that passes and ranks share the
+same mean."""
 
 import dataclasses
 
@@ -25,7 +26,13 @@ ROWS = np.array(
         [1, 7, 2, 8, 7, 7, 8, 0],  # half separators are none
     ]
 )
-COUNTED = [[0, 0, 0, 1, 1, 1, 0], [1, 1, 0, 0, 0, 0, 1], [0] * 7, [1, 1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 0, 1]]
+COUNTED = [
+    [0, 0, 0, 1, 1, 1, 0],
+    [1, 1, 0, 0, 0, 0, 1],
+    [0] * 7,
+    [1, 1, 0, 0, 0, 1, 1],
+    [0, 0, 0, 0, 0, 0, 1],
+]
 
 
 def test_responses_and_their_ends_are_counted():
@@ -43,7 +50,9 @@ def asked() -> dict[str, np.ndarray]:
     return found
 
 
-CONFIG = tiny.run_config(False, draws=(64, 0, 0), micro_batch=4, objective=Objective(responses_after=" Response:"))
+CONFIG = tiny.run_config(
+    False, draws=(64, 0, 0), micro_batch=4, objective=Objective(responses_after=" Response:")
+)
 
 
 def test_a_micro_batch_is_the_mean_over_its_responses_however_it_is_shared():
@@ -54,7 +63,9 @@ def test_a_micro_batch_is_the_mean_over_its_responses_however_it_is_shared():
     assert 0 < int(counted.sum()) < counted.numel()
     logits_BTV, targets_BT = learner.forward(tokens_BT[:, :-1], {}), tokens_BT[:, 1:]
     whole = cross_entropy(logits_BTV, targets_BT, weights_BT)
-    assert whole.item() == pytest.approx(cross_entropy(logits_BTV[counted][None], targets_BT[counted][None]).item())
+    assert whole.item() == pytest.approx(
+        cross_entropy(logits_BTV[counted][None], targets_BT[counted][None]).item()
+    )
     shares = [reader.weights(micro_batch, rank, 2)[0] for rank in range(2)]
     assert torch.equal(torch.cat(shares), weights_BT)
     halves = zip(logits_BTV.split(2), targets_BT.split(2), shares, strict=True)
@@ -64,17 +75,27 @@ def test_a_micro_batch_is_the_mean_over_its_responses_however_it_is_shared():
 
 
 def test_passes_train_the_same_weights_and_prompts_are_no_part_of_the_loss():
-    whole, parts, merged = Learner(CONFIG), Learner(CONFIG, num_passes=2), Learner(CONFIG, num_merged=2)
+    whole, parts, merged = (
+        Learner(CONFIG),
+        Learner(CONFIG, num_passes=2),
+        Learner(CONFIG, num_merged=2),
+    )
     losses = {}
     for learner in (whole, parts, merged):
-        steps = training_steps(learner, Plan(CONFIG), PlanReader(CONFIG, asked(), separator=SEPARATOR))
+        steps = training_steps(
+            learner, Plan(CONFIG), PlanReader(CONFIG, asked(), separator=SEPARATOR)
+        )
         losses[learner] = [record.losses for record in steps]
     for other in (parts, merged):
         np.testing.assert_allclose(losses[whole], losses[other], atol=1e-5)
         after = other.weights()
-        assert all(torch.allclose(value, after[name], atol=1e-5) for name, value in whole.weights().items())
+        assert all(
+            torch.allclose(value, after[name], atol=1e-5) for name, value in whole.weights().items()
+        )
     plain = dataclasses.replace(CONFIG, objective=Objective())
-    every = [r.losses for r in training_steps(Learner(plain), Plan(plain), PlanReader(plain, asked()))]
+    every = [
+        r.losses for r in training_steps(Learner(plain), Plan(plain), PlanReader(plain, asked()))
+    ]
     assert not np.allclose(losses[whole], every, atol=1e-3)
 
 

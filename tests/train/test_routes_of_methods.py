@@ -31,7 +31,9 @@ def changed_sets(before, after):
 @pytest.mark.parametrize(("kind", "width"), [("lora", 2), ("mlp", 8)])
 def test_a_branch_leaves_its_frozen_base_bit_identical(kind, width):
     base = Learner(tiny.run_config(modular=False)).weights()
-    model = dataclasses.replace(tiny.model_config(False), modules=(ModuleSpec("lisp", kind, width),))
+    model = dataclasses.replace(
+        tiny.model_config(False), modules=(ModuleSpec("lisp", kind, width),)
+    )
     routing = RoutingConfig(1.0, 0.0, freeze_core=True)
     config = tiny.run_config(draws=(64, 32, 0), model=model, routing=routing, seed=1)
     learner = Learner(config, start=base)
@@ -41,7 +43,9 @@ def test_a_branch_leaves_its_frozen_base_bit_identical(kind, width):
     learner, _ = train(config, learner)
     after = learner.weights()
     assert changed_sets(before, after) == {module_set("lisp")}
-    assert not any(key.startswith(("optim.shared", "optim.core_mlp")) for key in tiny.full_state(learner))
+    assert not any(
+        key.startswith(("optim.shared", "optim.core_mlp")) for key in tiny.full_state(learner)
+    )
 
 
 def test_freezing_what_nothing_replaces_is_refused():
@@ -83,10 +87,17 @@ def test_unlabelled_batches_pool_all_domains_and_train_every_set():
     config = unlabelled_config()
     learner, plan = Learner(config), Plan(config)
     reader = PlanReader(config, tiny.arrays())
-    rows = [row for t in range(len(plan)) if plan[t].domain == UNLABELLED for row in reader.rows(plan[t]).tolist()]
+    rows = [
+        row
+        for t in range(len(plan))
+        if plan[t].domain == UNLABELLED
+        for row in reader.rows(plan[t]).tolist()
+    ]
     assert len({tuple(row) for row in rows}) == 12
     assert {row[0] for row in rows} == {0, 1, 2}
-    assert any(len({row[0] for row in rows[i : i + 4]}) > 1 for i in (0, 4, 8)), "a batch must not leak its label"
+    assert any(len({row[0] for row in rows[i : i + 4]}) > 1 for i in (0, 4, 8)), (
+        "a batch must not leak its label"
+    )
     before = {n: w.clone() for n, w in learner.weights().items()}
     everything = {SHARED, CORE_MLP, module_set("lisp"), module_set("virology")}
     for record in training_steps(learner, plan, reader):
@@ -119,7 +130,9 @@ def test_maxent_raises_the_forgotten_entropy():
         tokens = torch.from_numpy(tiny.arrays()[domain].astype("int64"))
         with torch.no_grad():
             logits = model.forward(tokens[:, :-1], {})
-        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+        return float(
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        )
 
     assert loss_of(learner.weights(), "lisp") > loss_of(pretrained.weights(), "lisp") + 0.5
     assert loss_of(learner.weights(), "core") < loss_of(pretrained.weights(), "core") + 0.2

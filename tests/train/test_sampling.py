@@ -1,4 +1,5 @@
-"""Continuations: reading bit by bit gives the logits of reading at once, and draws follow the distribution."""
+"""Continuations: reading bit by bit gives the logits of reading at once, and draws follow the
+distribution."""
 
 import pytest
 import torch
@@ -14,22 +15,29 @@ ACTIVE = {"lisp": 1.0, "virology": 0.5}
 
 @pytest.fixture(scope="module", params=["mlp", "lora"])
 def model(request):
-    """Random weights, of both kinds of module; LoRAs' second factors are zero unless they are filled."""
+    """Random weights, of both kinds of module; LoRAs' second factors are zero unless they are
+    filled."""
     specs = tuple(ModuleSpec(domain, request.param, 4) for domain in ACTIVE)
     config = tiny.model_config(modular=False)
     config = type(config)(**{**vars(config), "modules": specs})
     model = build(config, initial_weights(config, seed=1)).eval().requires_grad_(False)
     for parameter in model.parameters():
-        parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+        parameter.add_(
+            0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
+        )
     return model
 
 
 @torch.no_grad()
 def test_bit_by_bit_is_at_once(model):
-    tokens = torch.randint(0, tiny.VOCAB, (3, tiny.SEQ_LEN), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        0, tiny.VOCAB, (3, tiny.SEQ_LEN), generator=torch.Generator().manual_seed(0)
+    )
     at_once = model(tokens, ACTIVE)
     with kv_cache(model):
-        parts = [model(tokens[:, :5], ACTIVE)] + [model(tokens[:, t : t + 1], ACTIVE) for t in range(5, tiny.SEQ_LEN)]
+        parts = [model(tokens[:, :5], ACTIVE)] + [
+            model(tokens[:, t : t + 1], ACTIVE) for t in range(5, tiny.SEQ_LEN)
+        ]
     assert torch.allclose(torch.cat(parts, dim=1), at_once, atol=1e-5)
     assert torch.equal(model(tokens, ACTIVE), at_once)  # the model is as it was
 
