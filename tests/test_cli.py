@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.config.identity import flatten
 from gram_platform.config.terminal import say
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
@@ -139,7 +138,7 @@ def test_gc_removes_half_written_files_wherever_they_are(finished):
     assert not any(half.exists() for half in halves)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"data": 1}'])
+@pytest.mark.parametrize("text", ["{", '{"data": 1}'])
 def test_configs_that_cannot_be_read(finished, text, capsys):
     """`status` shows the run; `gc` removes nothing, since it cannot know what the run needs."""
     storage, nodes = finished
@@ -164,7 +163,6 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["compare", "a", "b"], "run_id='a'"),
         (["report", "nothing"], "study='nothing'"),
         (["report", "--out", "/dev/null/site"], "out="),
-        (["report", "a", "--tracking-uri", "sqlite:////nowhere/a.db", "--out", "/proc/a"], "out="),
         (["report", "--tracking-uri", "foo://x"], "tracking_uri="),
         (["eval", "a", "--tasks", "b", "--out", "/nowhere/a.csv"], "out="),
         (["sync", "--tracking-uri", "http://host:abc"], "tracking_uri="),
@@ -188,11 +186,6 @@ def test_prepare_packs_and_checks(tmp_path, capsys):
     gram("prepare", "stories-smoke", "--check")
     gram("prepare", "stories-smoke", "--out", tmp_path, "--seq-len", 64, "--vocab-size", 512)
     assert "core" in capsys.readouterr().out
-
-
-def test_flatten_keys_items_by_name():
-    plain = {"a": [{"name": "x", "n": 1}, {"name": "y", "n": 2}], "b": [3, 4]}
-    assert flatten(plain) == {"a.x.name": "x", "a.x.n": 1, "a.y.name": "y", "a.y.n": 2, "b.0": 3, "b.1": 4}
 
 
 def test_a_terminal_gets_no_command_from_a_text_or_a_name(tmp_path, capsys):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import tyro
 
-from gram_platform.cli.flags import Positional, report_progress
+from gram_platform.cli.flags import Positional, make_folder, report_progress
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.studies.flag_groups import Amount, Number, Place, Switch, Text
@@ -46,10 +46,7 @@ def prepare_command(
     if not out:
         raise invalid("out", out, "a folder for the packed corpus")
     root = local_path("out", out)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise invalid("out", out, f"a folder that can be written ({error.strerror})") from None
+    make_folder(str(root))
     recipe = resolve(
         corpus,
         core_label=core_label or None,

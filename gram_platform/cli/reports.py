@@ -1,6 +1,5 @@
 """Makes what `gram report` and `gram replicate` print and write. Its imports take seconds: MLflow, pandas, plotly."""
 
-import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gram_platform.analysis.tables import table_csv
+from gram_platform.cli.flags import make_folder
 from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.config.provenance import provenance
 from gram_platform.config.terminal import masked, say
@@ -94,16 +94,6 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
         names.append(record.name)
     say(f"\n{'site':12} {write_index(store)}")
     say(f"studies: {len(names)}, in {time.monotonic() - started:.1f} s")
-
-
-def make_folder(path: str) -> None:
-    """Makes a local folder if need be; ValueError that names `out` if nothing can be written there."""
-    try:
-        os.makedirs(path, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError("it cannot be written")
-    except OSError as error:
-        raise invalid("out", path, f"a folder where files can be written ({error})") from error
 
 
 def tracking_of(store: Store, tracking_uri: str) -> str | None:

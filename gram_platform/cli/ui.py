@@ -70,12 +70,16 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
     """Runs MLflow's server for the length of a block; it and its workers end with the block, however that ends."""
+    from gram_platform.tracking.database import database_uri
+
     how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
     if sys.platform == "linux":
         # It ends also where this process is killed.
         how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    server = subprocess.Popen(_mlflow_command(database, port), env=environment, **how)
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
+    command += ["--host", HOST, "--port", str(port), "--workers", "1"]
+    server = subprocess.Popen(command, env=environment, **how)
     try:
         yield server
     finally:
@@ -87,14 +91,6 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
             with suppress(subprocess.TimeoutExpired):
                 server.wait(ENDING_S)
         leave_link_page(database, f"http://{HOST}:{port}")
-
-
-def _mlflow_command(database: Path, port: int) -> list[str]:
-    """Returns the command of MLflow's server, for this machine alone."""
-    from gram_platform.tracking.database import database_uri
-
-    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
-    return [*command, "--host", HOST, "--port", str(port), "--workers", "1"]
 
 
 def _answers(server: subprocess.Popen, address: str) -> bool:

@@ -4,44 +4,27 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypedDict
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.plain import from_plain
 from gram_platform.config.training import merged_config
 from gram_platform.corpora.recipe import TRAINED
 from gram_platform.release.export import data_id_of
+from gram_platform.release.files import find_corpus
 from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
-from gram_platform.store.data import open_corpus
 from gram_platform.store.views import model_config, view_model
 
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")  # in Markdown; `_` at the ends of words
-ANY_TEXT = "-"  # an empty cell
 
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can name what was
   removed. A study with `--core-tokenizer` trains it on core alone."""
-
-
-class TokenizerFacts(TypedDict):
-    kind: str
-
-
-class RecipeFacts(TypedDict):
-    tokenizer: TokenizerFacts
-
-
-class CorpusFacts(TypedDict):
-    """What a corpus's manifest says of its tokenizer."""
-
-    recipe: RecipeFacts
 
 
 @dataclass(frozen=True)
@@ -81,15 +64,17 @@ def card_subject(
 
 
 def _tokenizer(store: Store, view: View) -> str:
-    data_id = data_id_of(store, view.run_id)
-    try:
-        manifest = open_corpus(store, data_id).manifest if data_id else {}
-        recipe = from_plain(CorpusFacts, manifest)["recipe"]["tokenizer"]
-    except ValueError:
+    corpus = find_corpus(store, data_id_of(store, view.run_id))
+    if corpus is None:
         return ""
-    if recipe["kind"] not in TRAINED:
+    try:
+        recipe = corpus.manifest["recipe"]["tokenizer"]
+        kind, is_of_core = recipe["kind"], recipe.get("core_only")
+    except (LookupError, TypeError):  # a manifest without a recipe
+        return ""
+    if kind not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."
-    if recipe.get("core_only"):
+    if is_of_core:
         return "The tokenizer was trained on text of core alone."
     return TOKENIZER_HAS_SEEN
 
@@ -174,7 +159,7 @@ def _missing(numbers: ProfileNumbers) -> list[str]:
 
 def _table(frame: pd.DataFrame) -> str:
     rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(plain(cell) or ANY_TEXT for cell in row) + " |" for row in rows)
+    return "\n".join("| " + " | ".join(plain(cell) or "-" for cell in row) + " |" for row in rows)
 
 
 # ------------------------------------------------------------------------------------------------- escaping

@@ -6,10 +6,9 @@ import fcntl
 import importlib.util
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -26,7 +25,7 @@ from gram_platform.config.training import merged_config
 from gram_platform.config.written import read_json
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
-from gram_platform.release.files import ByteCounter, Progress, shards, write_tensors, write_tokenizer
+from gram_platform.release.files import Progress, byte_counter, shards, write_tensors, write_tokenizer
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
@@ -46,7 +45,6 @@ from gram_platform.train.learner import DTYPES
 RECORD, CARD = "export.json", "README.md"
 EXPORT_LAYOUT = 2  # version of an export's set of files
 CHECKS = ("own", "transformers")
-MOUNTS = Path("/proc/self/mountinfo")  # proc(5): the fifth field is the mount point, blanks in it as \040
 # errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
@@ -78,7 +76,7 @@ class ExportResult:
     """Reports a finished export: its folder, and how closely each checkpoint, by subfolder, matches its view."""
 
     folder: Path
-    agreements: Mapping[str, tuple[Agreement, ...]] = field(default_factory=dict)
+    agreements: Mapping[str, tuple[Agreement, ...]]
     num_bytes: int = 0
     is_new: bool = True
 
@@ -99,18 +97,20 @@ def export_view(
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
     identity, out = _identity(store, export), resolved(out)
-    if _is_this_export(out, identity):
-        return _with_new_cards(out, write_card)
-    require_no_mount(out)
+    if (verified_before := _agreements_in(out, identity)) is not None:
+        _write_cards(out, verified_before, write_card)
+        return ExportResult(out, verified_before, is_new=False)
+    if os.path.ismount(out):  # no folder can be moved onto it
+        raise invalid("out", str(out), f"a folder that is no mount point, such as a new one in it: {out / 'model'}")
     with open_view(store, export.view) as (config, weights):
         total = sum(_num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values())
         require_room(out, total)
         with atomic_folder(out) as partial:
-            written, agreements = ByteCounter(progress, "exporting", total), {}
+            on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
                 (partial / name).mkdir(exist_ok=True)
                 routed, folder = (config, weights, dict(part.weights)), partial / name
-                agreements[name] = _write_part(store, part, routed, folder, export, written.add, progress)
+                agreements[name] = _write_part(store, part, routed, folder, export, on_bytes, progress)
             _write_cards(partial, agreements, write_card)
             record = {**identity, "files": _hashes(partial)}
             record["agreements"] = {name: [to_plain(a) for a in found] for name, found in agreements.items()}
@@ -171,14 +171,14 @@ def _identity(store: Store, export: ExportRequest) -> dict:
     return {"layout": EXPORT_LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
 
 
-def _is_this_export(out: Path, identity: Mapping) -> bool:
-    """Tells whether `out` is this export; ValueError if it holds anything else."""
+def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
+    """Returns what was verified of this export if `out` is it; None for a free place. ValueError for anything else."""
     if not out.exists():
-        return False
+        return None
     if not out.is_dir():
         raise invalid("out", str(out), "a folder, found a file")
     if not any(out.iterdir()):
-        return False
+        return None
     try:
         record: Mapping[str, Any] = _record(out)
     except ValueError:
@@ -186,7 +186,7 @@ def _is_this_export(out: Path, identity: Mapping) -> bool:
     if "agreements" not in record or {key: record.get(key) for key in identity} != json.loads(canonical_json(identity)):
         raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
     require_unchanged(out)
-    return True
+    return record["agreements"]
 
 
 def require_unchanged(out: Path) -> None:
@@ -209,13 +209,6 @@ def _record(out: Path) -> ExportRecord:
         raise invalid("out", str(out), f"an export, with its {RECORD} ({error})") from None
 
 
-def _with_new_cards(out: Path, write_card: WriteCard) -> ExportResult:
-    """Rewrites the cards of an existing export from the studies' present numbers."""
-    agreements = _record(out)["agreements"]
-    _write_cards(out, agreements, write_card)
-    return ExportResult(out, agreements, is_new=False)
-
-
 def _hashes(folder: Path) -> dict[str, str]:
     """Hashes (SHA-256) every file except the record and the cards, which change with the studies."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
@@ -223,25 +216,11 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def resolved(out: Path) -> Path:
-    """Resolves symbolic links. ValueError if they form a circle."""
+    """Follows symbolic links. ValueError if they form a circle."""
     try:
         return out.resolve()
     except (OSError, RuntimeError) as error:
         raise invalid("out", str(out), f"a path that leads to a folder ({error})") from None
-
-
-def require_no_mount(out: Path) -> None:
-    """ValueError for a mount point: no folder can be moved onto it."""
-    if os.path.ismount(out) or str(out) in _listed_mounts():
-        raise invalid("out", str(out), f"a folder that is no mount point, such as a new one in it: {out / 'model'}")
-
-
-def _listed_mounts() -> set[str]:
-    """Lists Linux's mount points, including bind mounts, which `ismount` does not see."""
-    if not MOUNTS.is_file():
-        return set()
-    fields = (line.split()[4] for line in MOUNTS.read_text(errors="surrogateescape").splitlines())
-    return {re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields}
 
 
 def require_room(out: Path, num_bytes: int) -> None:

@@ -17,11 +17,10 @@ import torch
 
 from gram_platform.config.identity import invalid
 from gram_platform.config.written import read_json
-from gram_platform.corpora.packed import TOKENIZER
+from gram_platform.corpora.packed import TOKENIZER, PackedCorpus
 from gram_platform.corpora.records import reading
 from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
-from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
@@ -30,18 +29,19 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class ByteCounter:
-    """Reports the progress of an activity, in bytes."""
+def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int], None]:
+    """Returns a function that adds bytes to those done and reports them."""
+    done = 0
 
-    def __init__(self, progress: Progress, activity: str, total: int) -> None:
-        self._progress, self._activity, self._total, self._done = progress, activity, total, 0
+    def add(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        progress(activity, done, total)
 
-    def add(self, num_bytes: int) -> None:
-        self._done += num_bytes
-        self._progress(self._activity, self._done, self._total)
+    return add
 
 
-def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int = MAX_WEIGHTS_BYTES) -> dict[str, Shapes]:
+def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
     """Assigns tensors to files, in order. A tensor larger than `max_file_bytes` gets its own file."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
@@ -143,15 +143,12 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
 
     Returns the id of the end of text; None, and writes nothing, if the corpus is not in the storage.
     """
-    try:
-        path = None if data_id is None else open_corpus(store, data_id).tokenizer_path
-    except ValueError:
-        path = None
-    if path is None:
+    corpus = find_corpus(store, data_id)
+    if corpus is None:
         return None
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)
-    plain = json.loads(path.read_bytes()) | dict.fromkeys(("post_processor", "truncation", "padding"))
+    plain = json.loads(corpus.tokenizer_path.read_bytes()) | dict.fromkeys(("post_processor", "truncation", "padding"))
     _write(folder / TOKENIZER, plain, sort_keys=False)
     special = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end))
     settings = {"clean_up_tokenization_spaces": False, "model_max_length": seq_len, "split_special_tokens": True}
@@ -161,6 +158,14 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     _write(folder / "generation_config.json", ids)
     return end
+
+
+def find_corpus(store: Store, data_id: str | None) -> PackedCorpus | None:
+    """Returns a run's corpus; None without a `data_id`, and for one that the storage does not have whole."""
+    try:
+        return None if data_id is None else open_corpus(store, data_id)
+    except ValueError:
+        return None
 
 
 def _write(path: Path, fields: dict, sort_keys: bool = True) -> None:

@@ -5,7 +5,7 @@ start=View.of(import_id), ...): the checkpoint becomes the run's core, the modul
 Reads only safetensors files, never pickles, one tensor at a time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.sources import silent
 from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
 from gram_platform.model.transformer import parameter_shapes
-from gram_platform.release.files import ByteCounter, Progress, file_names, open_checkpoint
+from gram_platform.release.files import Progress, byte_counter, file_names, open_checkpoint
 from gram_platform.release.stock_config import checked_fields, native_config
 from gram_platform.release.stock_tensors import CheckpointWeights
 from gram_platform.store import Store
@@ -56,7 +56,7 @@ def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, pr
         weights.require_no_others()
         weights.require_zero_biases()
         names = sorted(weights)
-        weights_sha256 = hash_named(_read(weights, names, ByteCounter(progress, "importing", total)))
+        weights_sha256 = hash_named(_read(weights, names, byte_counter(progress, "importing", total)))
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
@@ -64,7 +64,7 @@ def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, pr
 
             def write(path: str) -> None:
                 tensors = ((name, weights[name]) for name in names)
-                write_stream(path, shapes, torch.float32, tensors, ByteCounter(progress, "importing", total).add)
+                write_stream(path, shapes, torch.float32, tensors, byte_counter(progress, "importing", total))
 
             origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
             directory.complete(model, origin, write, tokenizer)
@@ -72,10 +72,12 @@ def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, pr
     return Imported(directory.node_id, model, is_new, notes)
 
 
-def _read(weights: CheckpointWeights, names: list[str], counter: ByteCounter) -> Iterator[tuple[str, torch.Tensor]]:
+def _read(
+    weights: CheckpointWeights, names: list[str], on_bytes: Callable[[int], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         tensor = weights[name]
-        counter.add(tensor.nbytes)
+        on_bytes(tensor.nbytes)
         yield name, tensor
         del tensor  # frees it before the next one is read
 

@@ -65,11 +65,6 @@ class Benchmark:
                 raise invalid("tasks", task, expected)
         return replace(self, folder=folder)
 
-    def of_view(self, view: View, data_id: str, precision: str, files_sha256: str) -> TaskScores:
-        """`files_sha256`: as `contents_sha256` of the folder; "" without one."""
-        asked = (self.num_fewshot, self.limit, precision)
-        return TaskScores(view, data_id, self.tasks, version("lm_eval"), files_sha256, *asked)
-
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
     """Hashes all that defines tasks of a folder: its files, and what these tasks read from elsewhere on this machine.
@@ -167,7 +162,8 @@ def score_profiles(
     for name, view in profiles.items():
         started = time.monotonic()
         run = store.run(view.run_id).config_as(run_from_plain)
-        scores = benchmark.of_view(view, run.data.data_id, precision, files_sha256)
+        asked = (benchmark.num_fewshot, benchmark.limit, precision)
+        scores = TaskScores(view, run.data.data_id, benchmark.tasks, version("lm_eval"), files_sha256, *asked)
         directory = store.evaluation(scores.eval_id)
         if (result := directory.result()) is None:
             manager = manager or _loadable(benchmark)[0]

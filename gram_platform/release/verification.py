@@ -18,15 +18,13 @@ from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
-from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.model.merge import Weights
 from gram_platform.model.transformer import Block, Rotary, make_norm
-from gram_platform.release.files import open_checkpoint, shapes_by_file
+from gram_platform.release.files import find_corpus, open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import CheckpointWeights, foreign_shapes, foreign_weights
 from gram_platform.store import Store
-from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import load_view
 
@@ -56,11 +54,8 @@ class Agreement:
 def verification_tokens(store: Store, data_id: str | None, model: ModelConfig) -> tuple[torch.Tensor, str]:
     """Returns (tokens_BT, their origin): the start of every domain's validation split; random ids without a corpus."""
     num_tokens = min(model.seq_len, NUM_TOKENS)
-    try:
-        if data_id is None:
-            raise invalid("data_id", data_id, "that of a corpus")
-        corpus = open_corpus(store, data_id)
-    except ValueError:
+    corpus = find_corpus(store, data_id)
+    if corpus is None:
         generator = torch.Generator().manual_seed(RANDOM_SEED)
         tokens = torch.randint(model.vocab_size, (2, num_tokens), generator=generator)
         return tokens, "random ids, for the run's corpus is not in this storage"
@@ -77,7 +72,7 @@ def verified(
     folder: Path,
     dtype: torch.dtype,
     tokens: Tokens,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None],
 ) -> Agreement:
     """Reads a checkpoint back. ValueError if it holds anything except the view, or its logits differ from the view's.
 
@@ -135,11 +130,12 @@ def require_same_ids(store: Store, data_id: str | None, folder: Path, tokens_BT:
 
     Compares on the text of these tokens, and on one that spells the end of a text. ImportError without the library.
     """
-    if not (folder / TOKENIZER).is_file():
+    corpus = find_corpus(store, data_id)
+    if corpus is None:
         return
     from transformers import AutoTokenizer
 
-    trained, found = load_tokenizer(open_corpus(store, data_id).tokenizer_path), AutoTokenizer.from_pretrained(folder)
+    trained, found = load_tokenizer(corpus.tokenizer_path), AutoTokenizer.from_pretrained(folder)
     end = trained.id_to_token(end_of_text_id(trained))
     texts = [trained.decode(row, skip_special_tokens=False) for row in tokens_BT.tolist()]
     for text in [*texts, f"one {end} two", end]:
@@ -177,7 +173,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 
 @torch.no_grad()
 def largest_difference(
-    left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None] = lambda num_layers: None
+    left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
     """Returns (the largest difference of a logit, the largest logit) of two models.
 

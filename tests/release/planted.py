@@ -12,12 +12,16 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from gram_platform.config import RunConfig
+from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.model.transformer import initial_weights
 from gram_platform.release.export import CARD, ExportRequest, ExportResult, export_view
 from gram_platform.release.files import SINGLE
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import foreign_shapes
 from gram_platform.store import Store
+from gram_platform.store.checkpoints import SHARDS
+from gram_platform.store.shards import write_shard
+from gram_platform.store.tensors import hash_tensors
 
 
 def drawn_weights(run: RunConfig, std: float = 0.05) -> dict[str, torch.Tensor]:
@@ -27,13 +31,23 @@ def drawn_weights(run: RunConfig, std: float = 0.05) -> dict[str, torch.Tensor]:
     return {name: offsets[name] + std * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def complete(store: Store, run: RunConfig, weights: Mapping[str, torch.Tensor] | None = None) -> str:
-    """The id of the run, complete with these weights."""
-    directory = store.run(run.run_id)
+def complete(
+    store: Store, run: RunConfig, weights: Mapping[str, torch.Tensor] | None = None, num_ranks: int = 1
+) -> str:
+    """The id of the run, complete with these weights, as so many ranks write it."""
+    directory, weights = store.run(run.run_id), drawn_weights(run) if weights is None else weights
     directory.ensure_config(run)
     fields = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "final": {}, "parameters": 1}
     with directory.start_attempt("test") as attempt:
-        attempt.complete(fields, drawn_weights(run) if weights is None else weights)
+        if num_ranks == 1:
+            attempt.complete(fields, weights)
+            return run.run_id
+        folder, files = directory.attempts.child(attempt.attempt_id, SHARDS), {}
+        for rank in range(num_ranks):
+            rows = {n: rank_rows(len(w), rank, num_ranks) for n, w in weights.items()}
+            held = {n: Piece(w[slice(*rows[n])], rows[n][0], tuple(w.shape)) for n, w in weights.items()}
+            files |= write_shard(folder, held, rank, num_ranks)
+        attempt.complete_shards(fields, files, hash_tensors(weights))
     return run.run_id
 
 

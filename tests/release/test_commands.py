@@ -109,11 +109,9 @@ def test_an_export_becomes_a_version_in_mlflow(study, tmp_path, capsys, through)
         (["export", "RUN"], "out"),
         (["export", "nothing", "--out", "OUT"], "run_id"),
         (["export", "RUN", "--out", "OUT"], "modules"),
-        (["export", "RUN", "--out", "OUT", "--modules", "nope"], "modules"),
         (["export", "RUN", "--out", "OUT", "--modules", "", "--all-modules"], "modules"),
         (["export", "RUN", "--out", "OUT", "--modules", "", "--max-file-gb", "0"], "max_file_gb"),
         (["export", "RUN", "--out", "OUT", "--modules", ""], "run_id"),  # which is not complete
-        (["import", "/nowhere/at/all"], "checkpoint"),
     ],
 )
 def test_bad_input(arguments, field, setting, execution, tmp_path, capsys):

@@ -94,8 +94,7 @@ def exported(request, tmp_path, monkeypatch) -> tuple[Tokenizer, Path]:
     """(the tokenizer of training, the folder of an export with it)"""
     path, folder = tmp_path / "corpus.json", tmp_path / "out"
     GIVEN[request.param]().save(str(path))
-    for module in (files, verification):
-        monkeypatch.setattr(module, "open_corpus", lambda store, data_id: SimpleNamespace(tokenizer_path=path))
+    monkeypatch.setattr(files, "open_corpus", lambda store, data_id: SimpleNamespace(tokenizer_path=path))
     folder.mkdir()
     write_tokenizer(None, "d" * 12, folder, seq_len=64)
     return load_tokenizer(path), folder

@@ -33,7 +33,7 @@ from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 from tests.engine import conftest as cells
 from tests.refused import refused
-from tests.release.planted import complete, drawn_weights, exported
+from tests.release.planted import complete, exported
 from tests.tiny import materialised
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
@@ -143,19 +143,16 @@ def test_export_and_import_are_inverse(architecture, store, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_types_become_float32_and_a_tied_embedding_is_expanded(dtype, foreign, store):
+def test_other_types_become_float32_and_a_tied_embedding_is_expanded(foreign, store):
     model, folder = foreign
-    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / SINGLE).items() if "lm_head" not in name}
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / SINGLE).items() if "lm_head" not in name}
     save_file(tensors, folder / SINGLE, {"format": "pt"})
-    plain = json.loads((folder / "config.json").read_text())
-    plain["tie_word_embeddings"] = True
-    (folder / "config.json").write_text(json.dumps(plain))
+    changed_config(folder, tie_word_embeddings=True)
     imported = import_checkpoint(folder, store)
     _, weights = materialised(store, View.of(imported.import_id))
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert torch.equal(weights["lm_head.weight"], weights["wte.weight"])
-    assert torch.equal(weights["wte.weight"], model.model.embed_tokens.weight.to(dtype).float())
+    assert torch.equal(weights["wte.weight"], model.model.embed_tokens.weight.bfloat16().float())
 
 
 # ------------------------------------------------------------------------------------------------------- training
@@ -211,8 +208,7 @@ def test_the_engine_starts_a_run_from_an_import(architecture, setting, execution
     assert any(".aux." in name for name in trained)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
-@pytest.mark.parametrize("weight", [1.0, 0.5])
+@pytest.mark.parametrize(("kind", "weight"), [("mlp", 1.0), ("lora", 0.5)])
 def test_a_run_with_an_imported_start_is_exported(kind, weight, foreign, store, tmp_path):
     """The way there and back: import, add modules, train them, export a profile."""
     model, folder = foreign
@@ -232,23 +228,6 @@ def test_a_run_with_an_imported_start_is_exported(kind, weight, foreign, store, 
     assert (expected - found).abs().max() < 1e-4
 
 
-def test_a_whole_module_of_a_llama_is_its_hidden_units(store, tmp_path):
-    """Gate, up and down side by side, unit by unit, so that nothing of another module is mixed in."""
-    model = dataclasses.replace(tiny.model_config(), architecture=LLAMA)
-    run = tiny.run_config(model=model)
-    weights = drawn_weights(run)
-    exported(store, View.of(complete(store, run, weights), {"lisp": 0.5}), tmp_path / "out")
-    written = load_file(tmp_path / "out" / SINGLE)
-    for layer in range(model.num_layers):
-        core, module, theirs = f"blocks.{layer}.mlp", f"blocks.{layer}.aux.lisp", f"model.layers.{layer}.mlp"
-        for ours, foreign_name in (("c_gate", "gate_proj"), ("c_fc", "up_proj")):
-            rows = torch.cat([weights[f"{core}.{ours}.weight"], weights[f"{module}.{ours}.weight"]])
-            assert torch.equal(written[f"{theirs}.{foreign_name}.weight"], rows)
-        columns = [weights[f"{core}.c_proj.weight"], 0.5 * weights[f"{module}.c_proj.weight"]]
-        assert torch.equal(written[f"{theirs}.down_proj.weight"], torch.cat(columns, dim=1))
-    assert not [name for name in written if name.endswith("bias")]
-
-
 # -------------------------------------------------------------------------------------------------------- refusals
 
 
@@ -261,28 +240,6 @@ def changed_tensors(folder, change):
     tensors = load_file(folder / SINGLE)
     change(tensors)
     save_file(tensors, folder / SINGLE, {"format": "pt"})
-
-
-CONFIGS = [
-    ("config.json: model_type", {"model_type": "gpt2"}),
-    ("config.json: hidden_act", {"hidden_act": "relu"}),
-    ("config.json: rope_type", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}),
-    ("config.json: rope_type", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}),
-    ("config.json: head_dim", {"head_dim": 8}),
-    ("config.json: num_hidden_layers", {"num_hidden_layers": 3}),
-    ("tensors", {"num_hidden_layers": 1}),
-    ("lm_head.weight", {"vocab_size": tiny.VOCAB + 1}),
-    ("model.num_kv_heads", {"num_key_value_heads": 3}),
-]
-
-
-@pytest.mark.parametrize(("field", "fields"), CONFIGS)
-def test_what_is_not_our_model_is_refused(field, fields, foreign, store):
-    _, folder = foreign
-    changed_config(folder, **fields)
-    with refused(field):
-        import_checkpoint(folder, store)
-    assert not store.list_imports()
 
 
 @pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
@@ -299,24 +256,23 @@ def test_biases_of_a_llama_are_refused(name, store, tmp_path):
     assert not store.list_imports()
 
 
-@pytest.mark.parametrize("architecture", [STARCODER2])
-def test_attention_biases_are_refused_by_layer(foreign, store):
-    _, folder = foreign
+def test_attention_biases_are_refused_by_layer(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     changed_tensors(folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5))
     with refused("model.layers.1.self_attn.q_proj.bias"):
         import_checkpoint(folder, store)
 
 
-def test_a_window_shorter_than_the_sequences_is_refused(foreign, store):
-    _, folder = foreign
+def test_a_window_shorter_than_the_sequences_is_refused(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     changed_config(folder, sliding_window=8)
     with refused("seq_len", 16):
         import_checkpoint(folder, store, seq_len=16)
     assert import_checkpoint(folder, store).model.seq_len == 8
 
 
-def test_files_that_are_not_whole_are_refused(foreign, store, tmp_path):
-    _, folder = foreign
+def test_files_that_are_not_whole_are_refused(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     whole = (folder / SINGLE).read_bytes()
     (folder / SINGLE).write_bytes(whole[:-10])
     with pytest.raises(ValueError):
@@ -334,8 +290,8 @@ def test_files_that_are_not_whole_are_refused(foreign, store, tmp_path):
         import_checkpoint(tmp_path / "nowhere", store)
 
 
-def test_an_import_that_was_damaged_is_not_used(foreign, store, tmp_path):
-    _, folder = foreign
+def test_an_import_that_was_damaged_is_not_used(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     imported = import_checkpoint(folder, store)
     (path,) = (tmp_path / "storage").rglob("weights.safetensors")
     data = bytearray(path.read_bytes())

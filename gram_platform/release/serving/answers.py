@@ -64,28 +64,6 @@ class _OfProfiles:
             yield metric
 
 
-class CompletionTimer:
-    """Times and counts one completion."""
-
-    def __init__(self, metrics: Metrics, profile: str, num_prompt_tokens: int):
-        self._metrics, self._profile, self._started = metrics, profile, time.monotonic()
-        self.num_drawn, self.end = 0, "abandoned"
-        metrics.open.labels(profile).inc()
-        metrics.prompt_tokens.labels(profile).inc(num_prompt_tokens)
-
-    def drew(self, num_tokens: int) -> None:
-        if num_tokens and not self.num_drawn:
-            self._metrics.first_token.labels(self._profile).observe(time.monotonic() - self._started)
-        self.num_drawn += num_tokens
-
-    def close(self) -> None:
-        metrics, profile = self._metrics, self._profile
-        metrics.open.labels(profile).dec()
-        metrics.drawn_tokens.labels(profile).inc(self.num_drawn)
-        metrics.ended.labels(profile, self.end).inc()
-        metrics.whole.labels(profile).observe(time.monotonic() - self._started)
-
-
 class Completions(Protocol):
     """Generates completions; the source of deliveries."""
 
@@ -124,33 +102,39 @@ class Answer:
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
         """Yields an empty text when generation is accepted, then text as it comes. Refusal if it cannot finish."""
-        timed = CompletionTimer(self._metrics, self.grant.profile, len(self.request.prompt))
+        metrics, profile = self._metrics, self.grant.profile
         whole = whole and not self._stops  # a stop can end it early
-        stream = self._completions.stream(self._digest, self.grant.profile, self.request, whole)
-        is_accepted = False
+        stream = self._completions.stream(self._digest, profile, self.request, whole)
+        started, is_accepted, end = time.monotonic(), False, "abandoned"
+        metrics.open.labels(profile).inc()
+        metrics.prompt_tokens.labels(profile).inc(len(self.request.prompt))
         try:
             async with aclosing(stream):
                 async for delivery in stream:
                     is_accepted = True
-                    timed.drew(len(delivery.tokens))
+                    if delivery.tokens and not self.num_drawn:
+                        metrics.first_token.labels(profile).observe(time.monotonic() - started)
+                    self.num_drawn += len(delivery.tokens)
                     yield self._shown(delivery)
                     if self.finish_reason:
-                        timed.end = self.finish_reason
+                        end = self.finish_reason
                         return
             raise ModelLost("the stream ended without a final delivery")
         except ModelLost:
-            timed.end = FAILED
+            end = FAILED
             raise refusal("interrupted" if is_accepted else "unavailable") from None
         except Refusal as refused:
-            timed.end = refused.code
+            end = refused.code
             raise
         finally:
-            timed.close()
+            metrics.open.labels(profile).dec()
+            metrics.drawn_tokens.labels(profile).inc(self.num_drawn)
+            metrics.ended.labels(profile, end).inc()
+            metrics.whole.labels(profile).observe(time.monotonic() - started)
 
     def _shown(self, delivery: Delivery) -> str:
         if delivery.end in REFUSALS:
             raise refusal(REFUSALS[delivery.end])
-        self.num_drawn += len(delivery.tokens)
         text = self._text.add(delivery.tokens, last=bool(delivery.end))
         self.finish_reason = STOP if self._text.stopped else delivery.end
         return text

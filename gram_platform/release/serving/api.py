@@ -92,9 +92,9 @@ class Api:
         if not wanted.stream:
             return await self._at_once(answer, rule)
         events = self._events(answer, rule)
-        first = await anext(events)  # sets the status: accepted or refused
+        await anext(events)  # a refusal before the first token sets the status
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
-        return StreamingResponse(_chained(first, events), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> Response:
         _, rule = self._caller(request)
@@ -220,14 +220,6 @@ def _body_of(answer: Answer, text: str, finish_reason: str | None) -> dict:
 
 def _event(body: dict) -> str:
     return f"data: {json.dumps(body)}\n\n"
-
-
-async def _chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
-    async with aclosing(rest):
-        if first:
-            yield first
-        async for event in rest:
-            yield event
 
 
 # ---------------------------------------------------------------------------------------------------- the samples page

@@ -10,7 +10,6 @@ from itertools import count
 
 import torch
 
-from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.model.row_modules import Activation, activation
 from gram_platform.model.rows import RowReader
 from gram_platform.release.serving.policy import Grant
@@ -23,25 +22,13 @@ _NUMBERS = count()
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Says what to continue and how, in token ids."""
+    """Says what to continue and how, in token ids. The API makes it from a request that was parsed and fits."""
 
     prompt: tuple[int, ...]
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
-
-    def check(self, vocab_size: int, context: int) -> None:
-        """ValueError unless it is valid and fits a context of `context` tokens; the last drawn token is never read."""
-        require_int("max_tokens", self.max_tokens, 1, context)
-        require_real("temperature", self.temperature, 0.0, 100.0)
-        require_real("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        require_int("seed", self.seed, -(2**63), 2**63 - 1)
-        if not 1 <= len(self.prompt) <= context + 1 - self.max_tokens:
-            allowed = f"1 to {context + 1 - self.max_tokens} tokens beside max_tokens={self.max_tokens}"
-            raise invalid("prompt", f"{len(self.prompt)} tokens", allowed)
-        if not all(type(token) is int and 0 <= token < vocab_size for token in self.prompt):
-            raise invalid("prompt", "token ids", f"integers from 0 to {vocab_size - 1}")
 
 
 @dataclass(eq=False)

@@ -20,7 +20,6 @@ from typing import NoReturn
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
-from gram_platform.config.plain import from_plain
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed
@@ -79,10 +78,6 @@ class Service:
     def __post_init__(self) -> None:
         require_int("max_requests", self.max_requests, 1)
 
-    @classmethod
-    def from_json(cls, text: str) -> "Service":
-        return from_plain(cls, json.loads(text))
-
     def run(self) -> NoReturn:
         """Checks, then becomes the serving process. ValueError as `prepare` and `Endpoint.find_port`."""
         prepare(self)
@@ -139,21 +134,22 @@ def prepare(service: Service) -> PreparedService:
     return PreparedService(run, source, tokenizer_json)
 
 
-class Interruption:
-    """Turns SIGINT and SIGTERM into KeyboardInterrupt, the one exception that passes through Ray's waits.
+def listen(handler: Callable[..., None]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
-    Ignores signals once it is ending: a second one must not cut the clean-up short and leave processes on a given Ray.
+
+def interrupt(*_) -> None:
+    """Ends the command by the one exception that passes through Ray's waits.
+
+    A second signal must not cut the clean-up short and leave processes on a given Ray.
     """
+    listen(ignore)
+    raise KeyboardInterrupt
 
-    is_ending = False
 
-    def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._interrupt)
-
-    def _interrupt(self, *_) -> None:
-        if not self.is_ending:
-            raise KeyboardInterrupt
+def ignore(*_) -> None:
+    pass
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
@@ -161,16 +157,16 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
 
     ValueError as `Service.run`, `require_gpu`, `require_own_serve`; RuntimeError if it does not start, or Ray dies.
     """
-    prepared, endpoint, interruption = prepare(service), service.endpoint, Interruption()
+    prepared, endpoint = prepare(service), service.endpoint
 
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
 
     with ExitStack() as ending:
         ending.callback(leave)
-        interruption.listen()
+        listen(interrupt)
         try:
             is_private = join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads)
-            interruption.listen()  # ray.init has replaced the signal handlers
+            listen(interrupt)  # ray.init has replaced the signal handlers
             require_gpu(service.device)
             require_own_serve()
             name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
@@ -190,12 +186,12 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
                 require_ray()
                 time.sleep(POLICY_CHECK_S)
         except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
-            interruption.is_ending = True
+            listen(ignore)
             say("stopping")
         except ClusterLost as error:
             raise Stopped("Ray has died, and all models with it: start `gram serve` again") from error
         finally:
-            interruption.is_ending = True
+            listen(ignore)
 
 
 def start(service: Service, prepared: PreparedService, name: str) -> int:

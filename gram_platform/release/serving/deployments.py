@@ -95,8 +95,7 @@ class Model(ModelServer):
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, _: int, confirmed_at: float) -> None:
-        self.change_policy(policy)
-        self.confirmed_at = confirmed_at
+        self.policy, self.confirmed_at = policy, confirmed_at
 
     def check_health(self) -> None:
         """Raises if the engine has died or stalled; Serve then replaces the replica."""

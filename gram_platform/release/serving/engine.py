@@ -23,6 +23,7 @@ BUSY, LATE, FAILED = "busy", "late", "failed"  # ends without a completion
 MAX_PROMPT_TOKENS = 8192  # read between two steps, padding included; active rows wait for them
 LONGEST_WAIT_S = 1.0  # longest wait for arrivals without work
 LATE_CHECK_S = 0.1  # between two checks for late requests
+STALL_S = 120.0  # longest time between two steps, which an idle engine makes too; then it counts as dead
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,11 @@ class EngineLimits:
     num_rows: int = 64
     num_waiting: int = 512
     deadline_s: float = 60.0  # from a request's arrival to its end
-    stall_s: float = 120.0  # longest time without a step, though there is work; then the engine counts as dead
 
     def __post_init__(self) -> None:
         require_int("num_rows", self.num_rows, 1)
         require_int("num_waiting", self.num_waiting, 0)
         require_real("deadline_s", self.deadline_s, 0.0, open_low=True)
-        require_real("stall_s", self.stall_s, 0.0, open_low=True)
 
 
 Receive = Callable[[Delivery], None]
@@ -82,7 +81,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
-        """Queues an unchecked request and returns its number; None, without deliveries, if there are too many."""
+        """Queues a request and returns its number; None, without deliveries, if there are too many."""
         job = _Job(ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s)
         with self._lock:
             if self._closed or self._num_open >= self.limits.num_rows + self.limits.num_waiting:
@@ -100,7 +99,7 @@ class Engine:
         if self.failure is not None or not self._thread.is_alive():
             raise RuntimeError(f"the engine has stopped: {self.failure!r}")
         idle_s = time.monotonic() - self._last_step
-        if idle_s > self.limits.stall_s:
+        if idle_s > STALL_S:
             raise RuntimeError(f"the engine has made no step for {idle_s:.0f} s")
 
     def load(self) -> tuple[int, int]:

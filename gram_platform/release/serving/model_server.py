@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gram_platform.config import View, run_from_plain
+from gram_platform.config import RunConfig, View
 from gram_platform.config.identity import invalid
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer
@@ -39,12 +39,11 @@ class ModelSource:
     num_threads: int = 1
 
 
-def require_servable(source_config, policy: Policy) -> None:
+def require_servable(run: RunConfig, policy: Policy) -> None:
     """ValueError for a run without a core, or without a module that the policy names."""
-    model = source_config.model
-    if not model.d_mlp:
-        raise invalid("run_id", source_config.run_id, "a run with a core MLP, not one expert per domain")
-    policy.require_modules(model.module_domains)
+    if not run.model.d_mlp:
+        raise invalid("run_id", run.run_id, "a run with a core MLP, not one expert per domain")
+    policy.require_modules(run.model.module_domains)
 
 
 def load_granted(source: ModelSource) -> Transformer:
@@ -53,34 +52,28 @@ def load_granted(source: ModelSource) -> Transformer:
     The other modules' bytes are hashed where the file is mapped, since its hash covers them, and never copied.
     """
     store = Store(source.storage)
-    require_servable(store.run(source.run_id).config_as(run_from_plain), source.policy)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
     return load_view(store, view, source.precision)[1].to(source.device)
 
 
 class ModelServer:
-    """Continues requests that the policy grants. All coroutines belong to one event loop."""
+    """Continues requests that `policy` grants; whoever sets another one ends those that it does not grant.
+
+    All coroutines belong to one event loop.
+    """
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
         """Loads the model with `load_granted` unless `model` is given."""
         torch.set_num_threads(source.num_threads)
         self.policy, self.model = source.policy, model or load_granted(source)
-        self._context = self.model.config.seq_len
         batch = Batch(RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text)
-        self._vocab_size = source.vocab_size
         self.engine = Engine(batch, source.limits)
         self.confirmed_at = math.inf  # by `time.monotonic`; a test's policy stays confirmed
-
-    def change_policy(self, policy: Policy) -> None:
-        """Ends requests that it does not grant any more. ValueError for a module that is not in memory."""
-        for error in policy.not_loaded(self.model.config.module_domains).values():
-            raise error
-        self.policy = policy
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields one request's deliveries, the first empty or final (busy, forbidden). ValueError for a bad request.
+        """Yields one request's deliveries, the first empty or final (busy, forbidden).
 
         Tokens follow a few times a second, less often with `whole`. Without tokens an empty delivery comes every
         `BEAT_S`; a longer silence means that this process is lost.
@@ -92,7 +85,6 @@ class ModelServer:
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
-        request.check(self._vocab_size, self._context)
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
         number = self.engine.submit(request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d))
         if number is None:

@@ -76,20 +76,17 @@ def edit_policy(path: str, change: Callable[[str], str]) -> None:
     Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if the text cannot be
     read or replaced or, once changed, is no policy.
     """
+    real = Path(os.path.realpath(local_path("policy", path)))
     try:
-        _edit(Path(os.path.realpath(local_path("policy", path))), change)
+        folder = os.open(real.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            while not _replaced(real, change):
+                pass
+        finally:
+            os.close(folder)
     except OSError as error:
         raise invalid("policy", path, f"a file that can be read and replaced ({error})") from error
-
-
-def _edit(real: Path, change: Callable[[str], str]) -> None:
-    folder = os.open(real.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        while not _replaced(real, change):
-            pass
-    finally:
-        os.close(folder)
 
 
 def _replaced(path: Path, change: Callable[[str], str]) -> bool:

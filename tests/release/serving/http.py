@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -19,10 +19,6 @@ from gram_platform.release.serving.text import Vocabulary
 from tests.release.serving.planted import END_OF_TEXT, SEQ_LEN, Planted, planted, planted_model
 
 TEXTS = ["the quick brown fox jumps over the lazy dog, and the dog sleeps"] * 4
-
-
-def tokenizer_json() -> str:
-    return train_tokenizer(TEXTS, 270).to_str()
 
 
 @dataclass(frozen=True)
@@ -73,6 +69,22 @@ class Served:
         headers = {**self.bearer(holder), "Content-Type": "application/json"}
         return self.ask("POST", "/v1/completions", body, headers, opened=opened)
 
+    def completion(self, holder: str, **fields) -> bytes:
+        """A whole request as it is sent."""
+        body = json.dumps({"prompt": "x", **fields}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {self.bearer(holder)['Authorization']}\r\n"
+        return head.encode() + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+    @contextlib.contextmanager
+    def slowed(self, step_s: float) -> Iterator[None]:
+        """Lets each step of the model take so much longer."""
+        batch = self.server.engine._batch
+        step, batch.step = batch.step, lambda: (time.sleep(step_s), step())[1]
+        try:
+            yield
+        finally:
+            batch.step = step
+
     def raw(self, text: bytes, num_bytes: int = 2**20, timeout_s: float = 10.0) -> bytes:
         """The answer to bytes sent as they are, as far as it goes; with enough of it the connection is closed."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
@@ -84,8 +96,15 @@ class Served:
             return received
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def vocabulary() -> Vocabulary:
-    return Vocabulary.of(tokenizer_json(), SEQ_LEN)
+    return Vocabulary.of(train_tokenizer(TEXTS, 270).to_str(), SEQ_LEN)
 
 
 @contextlib.contextmanager

@@ -25,13 +25,10 @@ from gram_platform.config import (
     RunConfig,
 )
 from gram_platform.corpora import prepare, resolve
-from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.model.transformer import Transformer, build, initial_weights
 from gram_platform.release.serving.policy import Policy, parse_policy, token_digest
 from gram_platform.store import Store
-from gram_platform.store.checkpoints import SHARDS
-from gram_platform.store.shards import write_shard
-from gram_platform.store.tensors import hash_tensors
+from tests.release.planted import complete
 
 MODULES = ("lisp", "secret", "virology")  # nobody is granted `secret`
 SEQ_LEN, PUSH, CORE_PUSH = 64, 400.0, 100.0
@@ -161,21 +158,4 @@ def write_run(root: Path, config: ModelConfig, data_id: str, num_ranks: int = 1)
     data = DataConfig(data_id, tuple(DomainBudget(d, 8, 8) for d in domains))
     optimizer, points = OptimizerConfig(1e-3, 0.1, 0.1), EvalPoints(0, 2, domains)
     run = RunConfig(config, data, RoutingConfig(), optimizer, 4, 2, points, 0, precision="float32")
-    directory = Store(root).open_for_writing(min_free_bytes=0).run(run.run_id)
-    directory.ensure_config(run)
-    sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 1}
-    costs = {"compute_units": 1.0, "hardware_flops": 1.0}
-    fields = {"data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": {"train/loss": 1.0}, **sizes, **costs}
-    with directory.start_attempt("test") as attempt:
-        record = {"step": run.num_steps, "time": 1.5e9, "metrics": {"train/loss": 1.0}}
-        weights = planted_weights(config)
-        if num_ranks == 1:
-            attempt.complete(fields, weights, [record])
-        else:
-            folder, files = directory.attempts.child(attempt.attempt_id, SHARDS), {}
-            for rank in range(num_ranks):
-                rows = {n: rank_rows(len(w), rank, num_ranks) for n, w in weights.items()}
-                held = {n: Piece(w[slice(*rows[n])], rows[n][0], tuple(w.shape)) for n, w in weights.items()}
-                files |= write_shard(folder, held, rank, num_ranks)
-            attempt.complete_shards(fields, files, hash_tensors(weights), [record])
-    return run.run_id
+    return complete(Store(root).open_for_writing(min_free_bytes=0), run, planted_weights(config), num_ranks)

@@ -57,9 +57,8 @@ def environment() -> dict[str, str]:
 @contextlib.contextmanager
 def gram_serve(folder: Path, *arguments: str) -> Iterator[Running]:
     """Of a planted run in `folder`; afterwards none of its processes is left, or it fails."""
-    plan = planted()
-    run_id = write_storage(folder / "storage", plan)
-    storage = folder / "storage"
+    plan, storage = planted(), folder / "storage"
+    run_id = write_storage(storage, plan)
     places = ("--storage", str(storage), "--policy", str(storage / "policy.toml"))
     command = [*GRAM, "serve", run_id, *places, "--port", "0", *arguments]
     log = folder / "serve.log"

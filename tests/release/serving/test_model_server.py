@@ -16,7 +16,7 @@ from gram_platform.release.serving.model_server import ModelServer, ModelSource,
 from gram_platform.release.serving.policy import LEASE_S, token_digest
 from gram_platform.store import Store
 from tests.refused import refused
-from tests.release.serving.planted import ANSWERS, END_OF_TEXT, planted, write_storage
+from tests.release.serving.planted import END_OF_TEXT, planted, write_storage
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +42,6 @@ def test_only_granted_modules_are_in_memory(source):
     assert load_granted(dataclasses.replace(source, policy=narrower)).config.module_domains == ()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_digest_and_a_profile_of_its_own_are_answered(source, whole):
-    server = ModelServer(source)
-    for profile, token in ANSWERS.items():
-        digest = token_digest(planted().tokens[profile])
-        first, *rest = answered(server, digest, profile, GenerationRequest((7,), 9), whole)
-        assert first == Delivery()
-        assert rest[-1].end == LENGTH
-        assert [t for delivery in rest for t in delivery.tokens] == [token] * 9
-    server.close()
-
-
 def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
     server, tokens = ModelServer(source), planted().tokens
     forbidden = [Delivery(end=FORBIDDEN)]
@@ -65,8 +53,6 @@ def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
         ("", "open"),
     ):
         assert answered(server, digest, profile, GenerationRequest((7,), 3)) == forbidden
-    with refused("max_tokens", 10**6):
-        answered(server, token_digest(tokens["open"]), "open", GenerationRequest((7,), 10**6))
     assert server.engine.load() == (0, 0)
     server.close()
 
@@ -108,9 +94,9 @@ def test_a_revocation_ends_what_is_being_answered(source, whole):
         return end
 
     async def history() -> list[str]:
-        ends = [await end_of(lambda: server.change_policy(dataclasses.replace(source.policy, tokens=others)))]
+        ends = [await end_of(lambda: setattr(server, "policy", dataclasses.replace(source.policy, tokens=others)))]
         ends.append(await end_of())
-        server.change_policy(source.policy)
+        server.policy = source.policy
         ends.append(await end_of(lambda: setattr(server, "confirmed_at", time.monotonic() - LEASE_S - 0.1)))
         ends.append(await end_of())
         server.confirmed_at = time.monotonic()

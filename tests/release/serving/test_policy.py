@@ -13,7 +13,6 @@ from gram_platform.release.serving.policy import (
     LEASE_S,
     Grant,
     NotGranted,
-    TokenRule,
     followed,
     is_recent,
     new_token,
@@ -34,32 +33,12 @@ def test_a_token_has_its_profiles_and_no_other():
     policy, reader = plan.policy, token_digest(plan.tokens["reader"])
     assert policy.grant(reader) == Grant("reader", "medicine", (("virology", 1.0),))
     assert policy.grant(reader, "open") == Grant("reader", "open", ())
-    for name in (
-        "both",
-        "nobodys",
-        "virology",
-        "",
-        "OPEN",
-        "open ",
-        "\u043epen",
-        "medicine\n",
-        "open\x00",
-    ):  # a Cyrillic o
+    for name in ("both", "nobodys", "virology", "", "OPEN", "open ", "\u043epen"):  # a Cyrillic o
         with pytest.raises(NotGranted):
             policy.grant(reader, name)
-    for digest in (
-        token_digest("token-of-nobody"),
-        token_digest(""),
-        reader.upper(),
-        reader[:-1],
-        plan.tokens["reader"],
-    ):
+    for digest in (token_digest("token-of-nobody"), reader.upper(), reader[:-1], plan.tokens["reader"]):
         with pytest.raises(NotGranted):
             policy.grant(digest, "open")
-
-
-def test_modules_that_nobody_is_granted_are_not_among_those_to_load():
-    assert planted().policy.granted_modules == ("lisp", "virology")
 
 
 def test_weights_are_kept_and_zeros_dropped():
@@ -69,18 +48,8 @@ def test_weights_are_kept_and_zeros_dropped():
     assert policy.granted_modules == ("lisp",)
 
 
-def test_a_written_entry_is_read_again(tmp_path):
-    token, path = new_token(), tmp_path / "policy.toml"
-    path.write_text(POLICY + token_entry("zoe", token, ("open", "both"), "both", True, 7))
-    rule = load_policy(str(path)).holder(token_digest(token))
-    assert rule == TokenRule("zoe", token_digest(token), ("open", "both"), "both", True, 7)
-    assert token not in path.read_text()
-    assert len(token) > 40
-    assert token != new_token()
-
-
 def test_a_policy_is_written_as_it_was_read():
-    for text in (POLICY, planted().policy_text, '[profiles."a+b"]\nmodules = { "é \\"q\\"" = 0.125, "😀" = 1e-05 }\n'):
+    for text in (POLICY, planted(lisp=7).policy_text, '[profiles."a+b"]\nmodules = { "é \\"q\\"" = 0.125, "😀" = 1e-05 }\n'):
         policy = parse_policy(text)
         assert parse_policy(policy.text()) == policy
 
@@ -119,22 +88,17 @@ profiles = ["both"]
 REST, NOTHING = "open lisp medicine", ""
 EDITS = {  # what an operator makes of the text of profile and token `both`; what is left to another token
     "no profiles": ({OWN: OWN.replace('["both"]', "[]")}, REST),
-    "an unusable hash": ({OWN: OWN.replace('sha256 = "', 'sha256 = "revoked-')}, REST),
     "an unknown field": ({OWN: OWN + "until = 2027-01-01\n"}, REST),
     "two entries of a token": ({OWN: OWN + OWN.replace('"both"\n', '"again"\n')}, REST),
     "two entries, one wrong": ({OWN: OWN + OWN.replace('["both"]', "3")}, REST),
     "a profile of another name": ({OWN: OWN.replace('["both"]', '["bo\u200bth"]')}, REST),
     "the profile gone": ({BOTH: ""}, REST),
     "an unknown module": ({BOTH: BOTH.replace("virology", "vir\u200bology")}, REST),
-    "a number for a module": ({BOTH: BOTH.replace('"lisp"', "1")}, REST),
     "a weight out of range": ({BOTH: "[profiles.both]\nmodules = { lisp = 7 }\n"}, REST),
     "a profile of others gone": ({'[profiles.lisp]\nmodules = ["lisp"]\n': "", BOTH: ""}, "open medicine"),
     "the default of others gone": ({"[profiles.medicine]": "[profiles.other]", BOTH: ""}, NOTHING),
     "a comment of another language": ({OWN: "// " + OWN.replace("\n", "\n// ") + "\n"}, NOTHING),
-    "a word without quotes": ({OWN: OWN.replace('name = "both"', "name = both")}, NOTHING),
     "the same table twice": ({BOTH: BOTH + "[profiles.both]\nmodules = []\n"}, NOTHING),
-    "lone carriage returns": ({"\n": "\r"}, NOTHING),
-    "a NUL": ({OWN: OWN + "\0"}, NOTHING),
     "brackets": ({OWN: OWN + "x = " + "[" * 100_000}, NOTHING),
     "no text": ({PLAN.policy_text: ""}, NOTHING),
     "tokens that are no list": ({PLAN.policy_text: PLAN.policy_text.split("[[tokens]]")[0] + "[tokens]\n"}, NOTHING),
@@ -154,15 +118,6 @@ def test_what_cannot_be_read_grants_nothing_and_the_rest_is_followed(name):
     assert {profile for rule in policy.tokens for profile in rule.profiles if rule.name == "reader"} == set(
         left.split()
     )
-
-
-def test_a_narrower_profile_holds_beside_an_error_elsewhere():
-    text = PLAN.policy_text.replace(BOTH, '[profiles.both]\nmodules = ["lisp"]\n').replace('name = "open"', "name = 1")
-    policy, errors = followed(text, PLAN.policy, ("lisp", "virology"))
-    assert policy.grant(token_digest(PLAN.tokens["both"])).weights == (("lisp", 1.0),)
-    assert len(errors) == 1
-    with pytest.raises(NotGranted):
-        policy.grant(token_digest(PLAN.tokens["open"]))
 
 
 def test_a_confirmation_lasts_as_long_as_security_says():
@@ -223,22 +178,19 @@ def test_a_file_that_everyone_could_replace_is_refused(tmp_path, monkeypatch):
     assert policy_text(str(path)) == POLICY
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "loop", "large", "latin"])
-def test_a_policy_that_is_no_regular_text_is_refused_at_once(kind, tmp_path):
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        lambda path: path.symlink_to(path),
+        lambda path: path.write_text(POLICY + "#" * MAX_POLICY_BYTES),
+        lambda path: path.write_bytes(POLICY.encode() + b"# \xe9\n"),
+    ],
+    ids=["pipe", "circle", "large", "latin"],
+)
+def test_a_policy_that_is_no_regular_text_is_refused_at_once(make, tmp_path):
     path = tmp_path / "policy.toml"
-    match kind:
-        case "folder":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case "device":
-            path.symlink_to("/dev/zero")
-        case "loop":
-            path.symlink_to(path)
-        case "large":
-            path.write_text(POLICY + "#" * MAX_POLICY_BYTES)
-        case "latin":
-            path.write_bytes(POLICY.encode() + b"# \xe9\n")
+    make(path)
     for read in (policy_text, lambda place: edit_policy(place, lambda text: text)):
         with refused("policy"):
             read(str(path))
@@ -294,14 +246,11 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
     ("field", "text"),
     [
         ("profiles", TOKEN),
-        ("profiles", "profiles = 3\n"),
         ("profiles", '[profiles."ví"]\nmodules = []\n'),
         ("profiles.open", "[profiles.open]\nmodule = []\n"),
-        ("profiles.open.modules", "[profiles.open]\n"),
         ("profiles.open.modules", '[profiles.open]\nmodules = ["a/b"]\n'),
         ("profiles.open.modules", '[profiles.open]\nmodules = ["lisp", "lisp"]\n'),
         ("profiles.open.modules.lisp", "[profiles.open]\nmodules = { lisp = 1.5 }\n"),
-        ("profiles.open.modules.lisp", "[profiles.open]\nmodules = { lisp = true }\n"),
         ("profiles.open.modules.lisp", "[profiles.open]\nmodules = { lisp = nan }\n"),
         ("policy", POLICY + "[extra]\n"),
         ("tokens", POLICY + "[tokens]\n"),
@@ -309,10 +258,8 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
         ("tokens[0].name", POLICY + TOKEN.replace('"a"', '""')),
         ("tokens[0].sha256", POLICY + TOKEN.replace(SHA, SHA.upper())),
         ("tokens[0].profiles", POLICY + TOKEN.replace("open", "gone")),
-        ("tokens[0].profiles", POLICY + TOKEN.replace('["open"]', '"open"')),
         ("tokens[0].profiles", POLICY + TOKEN.replace('"open"', '"open", "open"')),
         ("tokens[0].default", POLICY + TOKEN.replace('"open"', '"open", "lisp"')),
-        ("tokens[0].default", POLICY + TOKEN + 'default = "both"\n'),
         ("tokens[0].metrics", POLICY + TOKEN + "metrics = 1\n"),
         ("tokens[0].max_requests", POLICY + TOKEN + "max_requests = 0\n"),
         ("tokens.name", POLICY + TOKEN + TOKEN),

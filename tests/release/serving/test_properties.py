@@ -15,7 +15,7 @@ from gram_platform.release.serving.policy import Grant, Policy, followed, parse_
 from gram_platform.train.evaluate import uniforms
 from tests.release.serving.planted import MODULES, planted, policy_rights, said_rights
 
-NUM_HISTORIES = 12
+NUM_HISTORIES = 6
 VOCAB, NUM_ROWS = 290, 5  # the model has 10 further ids, which have no text
 LOADED = ("lisp", "virology")
 BROKEN = "broken"  # a module of NaN
@@ -132,7 +132,7 @@ def edited(text: str, chooser: random.Random) -> str:
 def test_no_edit_gives_a_right_by_accident():
     """Nothing is granted that the text does not say; a text without an error is followed as it is."""
     num_broken = num_partly = 0
-    for seed in range(300):
+    for seed in range(100):
         chooser, policy, text = random.Random(seed), planted().policy, planted().policy.text()
         for _ in range(12):
             before, text = policy, edited(text, chooser)
@@ -152,5 +152,5 @@ def test_no_edit_gives_a_right_by_accident():
             if not error:
                 assert rights(policy) == meant
                 assert policy == parse_policy(text) == parse_policy(policy.text())
-    assert num_broken > 500
-    assert num_partly > 50
+    assert num_broken > 150
+    assert num_partly > 15

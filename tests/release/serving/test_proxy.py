@@ -10,13 +10,13 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gram_platform.release.serving.requests import MAX_BODY_BYTES
-from tests.release.serving.http import Served, served
+from tests.release.serving.http import Served, served, wait_until
 from tests.release.serving.planted import ANSWERS
 from tests.release.serving.proxy import CONFIGURATION, Proxied, proxied, read_all
 
@@ -83,30 +83,6 @@ def nothing_noted(noted) -> None:
     noted.clear()
 
 
-def completion(site: Served, **fields) -> bytes:
-    body = json.dumps({"prompt": "x", **fields}).encode()
-    bearer = site.bearer("open")["Authorization"].encode()
-    head = POST + b"Authorization: " + bearer + b"\r\nContent-Type: application/json\r\n"
-    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-@contextlib.contextmanager
-def slowed(inner: Served, step_s: float) -> Iterator[None]:
-    batch = inner.server.engine._batch
-    step, batch.step = batch.step, lambda: (time.sleep(step_s), step())[1]
-    try:
-        yield
-    finally:
-        batch.step = step
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 # ------------------------------------------------------------------------------------------------ what passes
 
 
@@ -127,29 +103,18 @@ def test_all_addresses_of_the_api_pass_and_answers_come_back_unchanged(proxy, in
 
 
 def test_a_stream_comes_while_it_is_made(proxy, inner):
-    with slowed(inner, 0.1), proxy.connect() as connection:
+    with inner.slowed(0.1), proxy.connect() as connection:
         started = time.monotonic()
-        connection.sendall(completion(inner, max_tokens=50, stream=True))
+        connection.sendall(inner.completion("open", max_tokens=50, stream=True))
         while b"data: " not in connection.recv(65536):
             pass
         assert time.monotonic() - started < 3  # and not the 5 s of fifty steps
 
 
-def test_an_answer_may_take_longer_than_its_request(proxy, inner):
-    """The caller says nothing meanwhile, and hears nothing unless it is a stream."""
-    requests = [completion(inner, max_tokens=25, stream=stream) for stream in (False, True)]
-    with slowed(inner, 0.5), ThreadPoolExecutor(2) as pool:
-        started = time.monotonic()
-        whole, streamed = pool.map(proxy.send, requests)
-    assert time.monotonic() - started > REQUEST_S
-    assert b'"finish_reason":"length"' in whole
-    assert b"data: [DONE]" in streamed
-
-
 def test_a_caller_who_leaves_frees_the_row(proxy, inner):
-    with slowed(inner, 0.5):
+    with inner.slowed(0.5):
         with proxy.connect() as connection:
-            connection.sendall(completion(inner, max_tokens=60, stream=True))
+            connection.sendall(inner.completion("open", max_tokens=60, stream=True))
             wait_until(lambda: inner.server.engine.load() == (1, 0))
         started = time.monotonic()
         wait_until(lambda: inner.server.engine.load() == (0, 0))
@@ -171,7 +136,7 @@ def test_a_caller_who_leaves_before_the_answer_is_told_to_the_server(tmp_path):
 
 
 def test_a_body_that_waits_for_leave_gets_it(proxy, inner):
-    head, _, body = completion(inner, max_tokens=1).partition(b"\r\n\r\n")
+    head, _, body = inner.completion("open", max_tokens=1).partition(b"\r\n\r\n")
     with proxy.connect() as connection:
         connection.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
@@ -221,8 +186,11 @@ def test_nothing_of_a_request_is_passed_on_before_it_is_whole(noting_proxy, note
     assert noted[0].endswith(b"x" * num_bytes)
 
 
-def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted):
-    """Also one of which a byte comes now and then, or whose head comes late and whose body is slow."""
+def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted, proxy, inner):
+    """Also one of which a byte comes now and then, or whose head comes late and whose body is slow.
+
+    An answer may take longer: its caller says nothing meanwhile, and hears nothing unless it is a stream.
+    """
     head = POST + b"Content-Length: 1000\r\n\r\n"
     slow_body = [*bytes_of(head, 2.5), *bytes_of(b"x" * 900, 20)]
     cases = {
@@ -234,10 +202,17 @@ def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted):
         "a body byte by byte": [(head, 0.0), *bytes_of(b"x" * 900, 20)],
         "a late head and a slow body": slow_body,
     }
-    with ThreadPoolExecutor(len(cases) + 1) as pool:
+    whole = [inner.completion("open", max_tokens=25, stream=stream) for stream in (False, True)]
+    with inner.slowed(0.5), ThreadPoolExecutor(len(cases) + 3) as pool:
+        started = time.monotonic()
+        answers = pool.map(proxy.send, whole)
         silent = pool.submit(seconds_of_a_silent_handshake, noting_proxy)
         asked = {name: pool.submit(send_slowly, noting_proxy, parts) for name, parts in cases.items()}
         ended = {name: sent.result() for name, sent in asked.items()}
+        at_once, streamed = answers
+        assert time.monotonic() - started > REQUEST_S
+    assert b'"finish_reason":"length"' in at_once
+    assert b"data: [DONE]" in streamed
     assert {name: s for name, (_, s) in ended.items() if s > REQUEST_S + 1.5} == {}
     assert silent.result() < REQUEST_S + 1.5
     assert not noted
@@ -370,7 +345,7 @@ def test_many_at_once_beside_slow_ones(proxy, inner):
         for _ in range(40):
             opened.enter_context(proxy.connect()).sendall(GET)
         with ThreadPoolExecutor(30) as pool:
-            requests = [completion(inner, max_tokens=3)] * 30
+            requests = [inner.completion("open", max_tokens=3)] * 30
             assert all(got.startswith(b"HTTP/1.1 200") for got in pool.map(proxy.send, requests))
 
 

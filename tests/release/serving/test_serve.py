@@ -62,20 +62,9 @@ def test_callers_get_their_own_profile_and_no_other(running):
     assert re.search(r"not in memory.*: secret\b", running.log.read_text())
 
 
-def test_refusals_are_in_the_log_without_what_was_said(running):
-    running.site.complete("reader", model="confidential-model", prompt="confidential-prompt")
-    wanted, deadline = "refused: holder=reader status=404 code=model_not_found", time.monotonic() + 60
-    while wanted not in running.log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert wanted in running.log.read_text()
-    assert "confidential" not in running.log.read_text()
-    for token in running.site.plan.tokens.values():
-        assert token not in running.log.read_text()
-
-
 def test_forty_clients_of_four_profiles(running, capsys):
     address = f"http://127.0.0.1:{running.site.port}"
-    record = asyncio.run(hammer(address, [running.site.plan.tokens], planted_questions(running), 40, 5.0))
+    record = asyncio.run(hammer(address, [running.site.plan.tokens], planted_questions(running), 40, 3.0))
     with capsys.disabled():
         print(f"\n40 clients: {record.summary()}")
     assert not record.wrong
@@ -131,7 +120,8 @@ def said_to_a_stranger(port: int) -> set[str]:
 def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_path):
     """Ray opens its own folder to everybody, inside one that is this user's alone; no file has a token or a prompt.
 
-    Nor a header, through the reverse proxy: Ray Serve itself would log one.
+    Nor a header, through the reverse proxy: Ray Serve itself would log one. What the command prints names a refusal by
+    the token's name.
     """
     site, prompt = running.site, "a planted prompt, " * 2
     for stream in (False, True):
@@ -148,8 +138,9 @@ def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_pa
     environment = Path(f"/proc/{running.process.pid}/environ").read_bytes()
     (ray_token,) = re.findall(rb"RAY_AUTH_TOKEN=(\w+)", environment)
     secrets = [b"planted", ray_token, *(token.encode() for token in site.plan.tokens.values())]
+    running.wait_until(lambda: "refused: holder=lisp status=404 code=model_not_found" in running.log.read_text())
     time.sleep(3)  # Ray writes some of its logs now and then
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    files = [running.log, *(path for folder in folders for path in folder.rglob("*") if path.is_file())]
     assert len(files) > 20
     assert {path.name for path in files if any(secret in path.read_bytes() for secret in secrets)} == set()
     processes = [psutil.Process(running.process.pid), *psutil.Process(running.process.pid).children(recursive=True)]
