@@ -1,5 +1,6 @@
 """Defines flags that several commands share, and opens the storage that they name."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +16,8 @@ from gram_platform.studies.flag_groups import Place, Switch, shown
 STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
 Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
 TrackingUri = Annotated[
-    shown(str, "URL"), tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")
+    shown(str, "URL"),
+    tyro.conf.arg(help="MLflow server or database; default SQLite in the storage"),
 ]
 AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
@@ -36,6 +38,16 @@ def has_study(storage: str, study: str) -> bool:
     """Tells whether there is a storage with a study of this name."""
     store = Store(storage_place(storage))
     return (not store.is_local or Path(store.root).is_dir()) and study in store.list_studies()
+
+
+def make_folder(path: str) -> None:
+    """Makes a local folder if need be; ValueError if nothing can be written there."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError("it cannot be written")
+    except OSError as error:
+        raise invalid("out", path, f"a folder where files can be written ({error})") from error
 
 
 def report_progress(what: str, done: int, total: int | None) -> None:

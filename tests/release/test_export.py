@@ -18,7 +18,6 @@ from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
 from gram_platform.release import export as exporting
-from gram_platform.release import export as output_folder
 from gram_platform.release.export import RECORD, ExportRequest, export_view
 from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import import_checkpoint
@@ -43,7 +42,9 @@ def store(tmp_path):
 
 def modular_run(kinds=("mlp", "mlp"), **parts):
     widths = {"mlp": 8, "lora": 3}
-    modules = tuple(ModuleSpec(d, k, widths[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True))
+    modules = tuple(
+        ModuleSpec(d, k, widths[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True)
+    )
     model = dataclasses.replace(tiny.model_config(False), modules=modules)
     return tiny.run_config(model=model, **parts)
 
@@ -56,21 +57,21 @@ def require_loads(store, view, folder):
     tokens = torch.arange(3 * config.seq_len).reshape(3, -1) * 7 % config.vocab_size
     difference = (ours(tokens, dict(view.weights)) - model(tokens).logits).abs().max()
     assert difference < 1e-4
-    drawn = model.generate(tokens[:, :4], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    drawn = model.generate(
+        tokens[:, :4], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0
+    )
     assert drawn.shape == (3, 8)
     biases = config.num_layers * (2 * config.d_model + 2 * config.num_kv_heads * config.head_dim)
-    num_parameters = total_parameters(merged_config(config, dict(view.weights))) + biases
+    dense = merged_config(config, dict(view.weights))
+    num_parameters = total_parameters(dense) + biases
     size = (folder / SINGLE).stat().st_size
-    assert 4 * num_parameters < size < 4 * num_parameters + 200 * len(foreign_shapes(model_of(config, view)))
-
-
-def model_of(config, view):
-    return merged_config(config, dict(view.weights))
+    assert 4 * num_parameters < size < 4 * num_parameters + 200 * len(foreign_shapes(dense))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_views_of_every_method_load_in_transformers(method, setting, execution, tmp_path):
-    """Core alone, core with a domain, two domains where the method has such a view, and an attacked one."""
+    """Core alone, core with a domain, two domains where the method has such a view, and an attacked
+    one."""
     first, second = setting.auxiliary[:2]
     attack = Elicitation(num_sequences=8, num_steps=2, batch_size=8)
     options = Options(branch_full=Branching(1.0, 0.5), elicitation=attack)
@@ -79,7 +80,9 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
     store, plans = execution.store(), plan(method, setting)
     for run in plans.runs.values():
         complete(store, run)
-    for number, (profile, view) in enumerate((p, v) for p, v in plans.views.items() if p in ((*profiles, ()))):
+    for number, (profile, view) in enumerate(
+        (p, v) for p, v in plans.views.items() if p in ((*profiles, ()))
+    ):
         out = tmp_path / f"out{number}"
         found = exported(store, view, out)
         assert set(found.agreements) == set(dense_parts(view))
@@ -88,7 +91,9 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
             assert agreement.largest_difference < 1e-5 < agreement.largest_logit
             assert re.search(r"validation .*\bcore\b", agreement.tokens)
             require_loads(store, part, out / name)
-        assert {path.name for path in out.iterdir() if path.is_dir()} == {n for n in found.agreements if n}
+        assert {path.name for path in out.iterdir() if path.is_dir()} == {
+            n for n in found.agreements if n
+        }
         for run in list(attacks(setting, profile, view, plans.runs.values()).values())[:1]:
             attacked = View(complete(store, run))
             exported(store, attacked, tmp_path / f"attacked{number}")
@@ -105,18 +110,11 @@ def test_weights_of_modules_are_scaled_in(kinds, store, tmp_path):
     require_loads(store, view, tmp_path / "out")
 
 
-def test_the_tokenizer_is_the_corpus_s(setting, execution, tmp_path):
-    run = plan("baseline", setting).runs["all"]
+def test_a_text_ends_as_in_the_corpus(setting, execution, tmp_path):
     store = execution.store()
-    exported(store, View(complete(store, run)), tmp_path / "out")
+    exported(store, View(complete(store, plan("baseline", setting).runs["all"])), tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    corpus = execution.corpus(setting.data_id)
-    text = "The lamp stood on the table near the door."
-    tokens = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(tokens) == text
-    assert max(tokens) < corpus.vocab_size
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    end = config["eos_token_id"]
+    end = json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"]
     assert tokenizer.eos_token_id == end
     assert tokenizer.convert_ids_to_tokens(end) == "<|endoftext|>"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -135,15 +133,11 @@ def test_large_checkpoints_have_several_files(store, tmp_path):
     with open_checkpoint(tmp_path / "one") as one, open_checkpoint(tmp_path / "many") as many:
         assert set(one) == set(many)
         assert all(torch.equal(one[name], many[name]) for name in one)
+        num_numbers = sum(one[name].numel() for name in one)
     index = json.loads((tmp_path / "many" / INDEX).read_text())
-    assert index["metadata"]["total_size"] == 4 * sum(tensor.numel() for tensor in view_tensors(tmp_path / "one"))
+    assert index["metadata"]["total_size"] == 4 * num_numbers
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "many")
     assert model.config.intermediate_size == run.model.d_mlp + 8
-
-
-def view_tensors(folder):
-    with open_checkpoint(folder) as tensors:
-        return [tensors[name] for name in tensors]
 
 
 def test_bfloat16_has_half_the_size(store, tmp_path):
@@ -153,18 +147,10 @@ def test_bfloat16_has_half_the_size(store, tmp_path):
     assert half.num_bytes < 0.6 * full.num_bytes
     (agreement,) = half.agreements[""]
     assert 1e-4 < agreement.largest_difference < agreement.tolerance
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half", torch_dtype="auto").dtype == torch.bfloat16
-
-
-def test_an_export_checks_itself_with_transformers_too(store, tmp_path):
-    view = View.of(complete(store, modular_run()), {"lisp": 1.0})
-    own, other = exported(store, view, tmp_path / "out", check="transformers").agreements[""]
-    assert other.largest_difference < 1e-4
-    assert other.tokens.endswith("by transformers")
-    assert own.largest_logit == pytest.approx(other.largest_logit, rel=1e-4)
-
-
-# --------------------------------------------------------------------------------------------- whole or not at all
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "half", torch_dtype="auto").dtype
+        == torch.bfloat16
+    )
 
 
 def test_the_same_export_again_writes_the_card_alone(store, tmp_path):
@@ -199,7 +185,8 @@ def test_other_files_are_never_overwritten(store, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, store, tmp_path, monkeypatch):
-    """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and nothing stays."""
+    """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and
+    nothing stays."""
     view, out = View.of(complete(store, modular_run()), {"lisp": 1.0}), tmp_path / "out"
     right = exporting.foreign_weights
 
@@ -215,13 +202,21 @@ def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, store, tmp_path, m
 
 def test_a_tensor_of_another_shape_and_equal_size_is_refused(store, tmp_path, monkeypatch):
     """The file's size is right; only the tensors' names and shapes tell it from a dense model."""
-    view, out, turned = View.of(complete(store, modular_run())), tmp_path / "out", "model.layers.1.mlp.c_fc.weight"
+    view, out, turned = (
+        View.of(complete(store, modular_run())),
+        tmp_path / "out",
+        "model.layers.1.mlp.c_fc.weight",
+    )
     shapes, weights = exporting.foreign_shapes, exporting.foreign_weights
     monkeypatch.setattr(
-        exporting, "foreign_shapes", lambda *a: {n: s[::-1] if n == turned else s for n, s in shapes(*a).items()}
+        exporting,
+        "foreign_shapes",
+        lambda *a: {n: s[::-1] if n == turned else s for n, s in shapes(*a).items()},
     )
     monkeypatch.setattr(
-        exporting, "foreign_weights", lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a))
+        exporting,
+        "foreign_weights",
+        lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a)),
     )
     with refused("export"):
         exported(store, view, out)
@@ -233,7 +228,7 @@ def test_a_killed_exports_folder_is_removed_and_a_living_ones_is_kept(store, tmp
     dead, living = tmp_path / ".out.1.part", tmp_path / ".out.2.part"
     dead.mkdir()
     living.mkdir()
-    with output_folder.folder_lock(living):
+    with exporting.folder_lock(living):
         exported(store, view, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.2.part", "out", "storage"]
 
@@ -268,36 +263,18 @@ def test_a_storage_behind_a_url_and_an_import_there(tmp_path):
 
 def test_a_full_disk_is_reported_before_the_work(store, tmp_path, monkeypatch):
     view = View(complete(store, modular_run()))
-    monkeypatch.setattr(output_folder.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(exporting.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     with refused("out", str(tmp_path / "out")):
         exported(store, view, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-# -------------------------------------------------------------------------------------------------- reading lazily
-
-
 def test_weights_on_disk_are_those_in_memory(store):
     """One file, and the shards of several ranks."""
-    from gram_platform.model.pieces import Piece, num_rows, rank_rows
-    from gram_platform.store.checkpoints import SHARDS
-    from gram_platform.store.shards import write_shard
-    from gram_platform.store.tensors import hash_tensors
-
     run = modular_run(("lora", "mlp"))
-    whole = complete(store, run)
-    sharded = dataclasses.replace(run, seed=1)
     weights = drawn_weights(run)
-    directory = store.run(sharded.run_id)
-    directory.ensure_config(sharded)
-    with directory.start_attempt("test") as attempt:
-        folder, files = attempt._folder.child(SHARDS), {}
-        for rank in range(3):
-            spans = {n: rank_rows(num_rows(tuple(w.shape)), rank, 3) for n, w in weights.items()}
-            pieces = {n: Piece(w[slice(*spans[n])], spans[n][0], tuple(w.shape)) for n, w in weights.items()}
-            files |= write_shard(folder, pieces, rank, 3)
-        attempt.complete_shards({"num_steps": 1, "num_tokens": 1, "final": {}}, files, hash_tensors(weights))
-    for run_id in (whole, sharded.run_id):
+    sharded = dataclasses.replace(run, seed=1)
+    for run_id in (complete(store, run, weights), complete(store, sharded, weights, num_ranks=3)):
         view = View.of(run_id, {"lisp": 1.0})
         config, expected = view_weights(store, view)
         with open_view(store, view) as (lazy, found):
@@ -307,14 +284,3 @@ def test_weights_on_disk_are_those_in_memory(store):
         with store.run(run_id).open_weights() as tensors:
             assert isinstance(tensors, DiskTensors)
             assert all(torch.equal(tensors[name], weights[name]) for name in weights)
-
-
-def test_corrupted_weights_are_set_aside(store, tmp_path):
-    run_id = complete(store, modular_run())
-    (path,) = (tmp_path / "storage").rglob("weights.safetensors")
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.warns(RuntimeWarning), pytest.raises(ValueError):
-        exported(store, View(run_id), tmp_path / "out")
-    assert store.run(run_id).status() != "complete"

@@ -1,4 +1,5 @@
-"""A StarCoder2 or Llama checkpoint becomes a starting point, bit by bit; what is not our model is refused."""
+"""A StarCoder2 or Llama checkpoint becomes a starting point, bit by bit; what is not our model is
+refused."""
 
 import dataclasses
 import json
@@ -33,7 +34,7 @@ from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 from tests.engine import conftest as cells
 from tests.refused import refused
-from tests.release.planted import complete, drawn_weights, exported
+from tests.release.planted import complete, exported
 from tests.tiny import materialised
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
@@ -44,16 +45,31 @@ def store(tmp_path):
     return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
 
 
-CLASSES = {STARCODER2: (Starcoder2Config, Starcoder2ForCausalLM), LLAMA: (LlamaConfig, LlamaForCausalLM)}
+CLASSES = {
+    STARCODER2: (Starcoder2Config, Starcoder2ForCausalLM),
+    LLAMA: (LlamaConfig, LlamaForCausalLM),
+}
 
 
 def saved(architecture, folder, **fields):
     """(transformers' own model with drawn weights, the folder that it saved itself in)."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "vocab_size": tiny.VOCAB, "max_position_embeddings": 32, **fields}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "vocab_size": tiny.VOCAB,
+        "max_position_embeddings": 32,
+        **fields,
+    }
     of_config, of_model = CLASSES[architecture]
-    model = of_model(of_config(**{"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, **shape}))
+    model = of_model(
+        of_config(**{"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, **shape})
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             bias_of_attention = "self_attn" in name and name.endswith("bias")
@@ -85,7 +101,8 @@ def test_logits_are_transformers_s(foreign, store):
     assert (ours(TOKENS) - model(TOKENS).logits).abs().max() < 1e-5
     again = import_checkpoint(folder, store, tiny.SEQ_LEN)
     assert (again.import_id, again.is_new) == (imported.import_id, False)
-    assert import_checkpoint(folder, store).import_id != imported.import_id  # another length is another model
+    # Another length is another model.
+    assert import_checkpoint(folder, store).import_id != imported.import_id
     source = store.imported(imported.import_id).result()["source"]
     assert set(source["files"]) == {"config.json", SINGLE}
 
@@ -93,7 +110,10 @@ def test_logits_are_transformers_s(foreign, store):
 LLAMA_LIKE = [
     {"tie_word_embeddings": True},
     {"num_key_value_heads": 4, "rms_norm_eps": 1e-5},
-    {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+    {
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    },
 ]
 
 
@@ -113,14 +133,19 @@ def test_the_loss_of_a_llama_is_transformers_s(fields, store, tmp_path):
 
 
 def test_a_llama_of_an_older_release_is_the_same(store, tmp_path):
-    """Its config has rope_theta itself, as many key heads as heads and no head_dim; its files have the angles."""
+    """Its config has rope_theta itself, as many key heads as heads and no head_dim; its files have
+    the angles."""
     _, folder = saved(LLAMA, tmp_path / "foreign", num_key_value_heads=4)
     new = import_checkpoint(folder, store)
     plain = json.loads((folder / "config.json").read_text())
     for name in ("num_key_value_heads", "head_dim", "rope_parameters"):
         del plain[name]
-    (folder / "config.json").write_text(json.dumps({**plain, "rope_theta": 10_000.0, "rope_scaling": None}))
-    angles = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(2) for layer in range(2)}
+    (folder / "config.json").write_text(
+        json.dumps({**plain, "rope_theta": 10_000.0, "rope_scaling": None})
+    )
+    angles = {
+        f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(2) for layer in range(2)
+    }
     changed_tensors(folder, lambda tensors: tensors.update(angles))
     assert import_checkpoint(folder, store).import_id == new.import_id
 
@@ -143,22 +168,20 @@ def test_export_and_import_are_inverse(architecture, store, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_other_types_become_float32_and_a_tied_embedding_is_expanded(dtype, foreign, store):
+def test_other_types_become_float32_and_a_tied_embedding_is_expanded(foreign, store):
     model, folder = foreign
-    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / SINGLE).items() if "lm_head" not in name}
+    tensors = {
+        name: tensor.bfloat16()
+        for name, tensor in load_file(folder / SINGLE).items()
+        if "lm_head" not in name
+    }
     save_file(tensors, folder / SINGLE, {"format": "pt"})
-    plain = json.loads((folder / "config.json").read_text())
-    plain["tie_word_embeddings"] = True
-    (folder / "config.json").write_text(json.dumps(plain))
+    changed_config(folder, tie_word_embeddings=True)
     imported = import_checkpoint(folder, store)
     _, weights = materialised(store, View.of(imported.import_id))
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert torch.equal(weights["lm_head.weight"], weights["wte.weight"])
-    assert torch.equal(weights["wte.weight"], model.model.embed_tokens.weight.to(dtype).float())
-
-
-# ------------------------------------------------------------------------------------------------------- training
+    assert torch.equal(weights["wte.weight"], model.model.embed_tokens.weight.bfloat16().float())
 
 
 def modular_start(import_id, shape, kind="mlp") -> RunConfig:
@@ -195,10 +218,14 @@ def test_modules_are_trained_on_an_imported_core(is_frozen, foreign, store):
 
 
 def test_the_engine_starts_a_run_from_an_import(architecture, setting, execution, tmp_path):
-    """A branch of FT-MLP whose base came from outside: it is trained, and its core is what was imported."""
+    """A branch of FT-MLP whose base came from outside: it is trained, and its core is what was
+    imported."""
     size = dataclasses.replace(setting.size, architecture=architecture)
     plans = plan("ft_mlp", dataclasses.replace(setting, size=size))
-    base, branch = plans.runs["core"], next(run for run in plans.runs.values() if run.start is not None)
+    base, branch = (
+        plans.runs["core"],
+        next(run for run in plans.runs.values() if run.start is not None),
+    )
     store = execution.store()
     exported(store, View(complete(store, base)), tmp_path / "base")
     imported = import_checkpoint(tmp_path / "base", store)
@@ -211,8 +238,7 @@ def test_the_engine_starts_a_run_from_an_import(architecture, setting, execution
     assert any(".aux." in name for name in trained)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
-@pytest.mark.parametrize("weight", [1.0, 0.5])
+@pytest.mark.parametrize(("kind", "weight"), [("mlp", 1.0), ("lora", 0.5)])
 def test_a_run_with_an_imported_start_is_exported(kind, weight, foreign, store, tmp_path):
     """The way there and back: import, add modules, train them, export a profile."""
     model, folder = foreign
@@ -232,26 +258,6 @@ def test_a_run_with_an_imported_start_is_exported(kind, weight, foreign, store, 
     assert (expected - found).abs().max() < 1e-4
 
 
-def test_a_whole_module_of_a_llama_is_its_hidden_units(store, tmp_path):
-    """Gate, up and down side by side, unit by unit, so that nothing of another module is mixed in."""
-    model = dataclasses.replace(tiny.model_config(), architecture=LLAMA)
-    run = tiny.run_config(model=model)
-    weights = drawn_weights(run)
-    exported(store, View.of(complete(store, run, weights), {"lisp": 0.5}), tmp_path / "out")
-    written = load_file(tmp_path / "out" / SINGLE)
-    for layer in range(model.num_layers):
-        core, module, theirs = f"blocks.{layer}.mlp", f"blocks.{layer}.aux.lisp", f"model.layers.{layer}.mlp"
-        for ours, foreign_name in (("c_gate", "gate_proj"), ("c_fc", "up_proj")):
-            rows = torch.cat([weights[f"{core}.{ours}.weight"], weights[f"{module}.{ours}.weight"]])
-            assert torch.equal(written[f"{theirs}.{foreign_name}.weight"], rows)
-        columns = [weights[f"{core}.c_proj.weight"], 0.5 * weights[f"{module}.c_proj.weight"]]
-        assert torch.equal(written[f"{theirs}.down_proj.weight"], torch.cat(columns, dim=1))
-    assert not [name for name in written if name.endswith("bias")]
-
-
-# -------------------------------------------------------------------------------------------------------- refusals
-
-
 def changed_config(folder, **fields):
     plain = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(plain))
@@ -261,28 +267,6 @@ def changed_tensors(folder, change):
     tensors = load_file(folder / SINGLE)
     change(tensors)
     save_file(tensors, folder / SINGLE, {"format": "pt"})
-
-
-CONFIGS = [
-    ("config.json: model_type", {"model_type": "gpt2"}),
-    ("config.json: hidden_act", {"hidden_act": "relu"}),
-    ("config.json: rope_type", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}),
-    ("config.json: rope_type", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}),
-    ("config.json: head_dim", {"head_dim": 8}),
-    ("config.json: num_hidden_layers", {"num_hidden_layers": 3}),
-    ("tensors", {"num_hidden_layers": 1}),
-    ("lm_head.weight", {"vocab_size": tiny.VOCAB + 1}),
-    ("model.num_kv_heads", {"num_key_value_heads": 3}),
-]
-
-
-@pytest.mark.parametrize(("field", "fields"), CONFIGS)
-def test_what_is_not_our_model_is_refused(field, fields, foreign, store):
-    _, folder = foreign
-    changed_config(folder, **fields)
-    with refused(field):
-        import_checkpoint(folder, store)
-    assert not store.list_imports()
 
 
 @pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
@@ -299,24 +283,25 @@ def test_biases_of_a_llama_are_refused(name, store, tmp_path):
     assert not store.list_imports()
 
 
-@pytest.mark.parametrize("architecture", [STARCODER2])
-def test_attention_biases_are_refused_by_layer(foreign, store):
-    _, folder = foreign
-    changed_tensors(folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5))
+def test_attention_biases_are_refused_by_layer(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
+    changed_tensors(
+        folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5)
+    )
     with refused("model.layers.1.self_attn.q_proj.bias"):
         import_checkpoint(folder, store)
 
 
-def test_a_window_shorter_than_the_sequences_is_refused(foreign, store):
-    _, folder = foreign
+def test_a_window_shorter_than_the_sequences_is_refused(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     changed_config(folder, sliding_window=8)
     with refused("seq_len", 16):
         import_checkpoint(folder, store, seq_len=16)
     assert import_checkpoint(folder, store).model.seq_len == 8
 
 
-def test_files_that_are_not_whole_are_refused(foreign, store, tmp_path):
-    _, folder = foreign
+def test_files_that_are_not_whole_are_refused(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     whole = (folder / SINGLE).read_bytes()
     (folder / SINGLE).write_bytes(whole[:-10])
     with pytest.raises(ValueError):
@@ -334,8 +319,8 @@ def test_files_that_are_not_whole_are_refused(foreign, store, tmp_path):
         import_checkpoint(tmp_path / "nowhere", store)
 
 
-def test_an_import_that_was_damaged_is_not_used(foreign, store, tmp_path):
-    _, folder = foreign
+def test_an_import_that_was_damaged_is_not_used(store, tmp_path):
+    _, folder = saved(STARCODER2, tmp_path / "foreign")
     imported = import_checkpoint(folder, store)
     (path,) = (tmp_path / "storage").rglob("weights.safetensors")
     data = bytearray(path.read_bytes())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gram_platform.config import View, run_from_plain
+from gram_platform.config import RunConfig, View
 from gram_platform.config.identity import invalid
 from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer
@@ -20,8 +20,10 @@ from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_r
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-PAUSE_S = 0.03  # a stream's tokens of this time go out together
-BEAT_S = 2.0  # longest time between deliveries, which may be empty
+# The tokens that a stream draws in this time go out together.
+PAUSE_S = 0.03
+# The longest time between deliveries, which may be empty.
+BEAT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class ModelSource:
     storage: str
     run_id: str
     policy: Policy
-    vocab_size: int  # number of ids that have a text
+    # The number of ids that have a text.
+    vocab_size: int
     end_of_text: int
     limits: EngineLimits = field(default_factory=EngineLimits)
     precision: str = "float32"
@@ -39,62 +42,63 @@ class ModelSource:
     num_threads: int = 1
 
 
-def require_servable(source_config, policy: Policy) -> None:
+def require_servable(run: RunConfig, policy: Policy) -> None:
     """ValueError for a run without a core, or without a module that the policy names."""
-    model = source_config.model
-    if not model.d_mlp:
-        raise invalid("run_id", source_config.run_id, "a run with a core MLP, not one expert per domain")
-    policy.require_modules(model.module_domains)
+    if not run.model.d_mlp:
+        raise invalid("run_id", run.run_id, "a run with a core MLP, not one expert per domain")
+    policy.require_modules(run.model.module_domains)
 
 
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with the modules that some token is granted.
 
-    The other modules' bytes are hashed where the file is mapped, since its hash covers them, and never copied.
+    The other modules' bytes are hashed where the file is mapped, since its hash covers them, and
+    never copied.
     """
     store = Store(source.storage)
-    require_servable(store.run(source.run_id).config_as(run_from_plain), source.policy)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
     return load_view(store, view, source.precision)[1].to(source.device)
 
 
 class ModelServer:
-    """Continues requests that the policy grants. All coroutines belong to one event loop."""
+    """Continues requests that `policy` grants.
+
+    Whoever sets another policy ends those that it does not grant.
+
+    All coroutines belong to one event loop.
+    """
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
         """Loads the model with `load_granted` unless `model` is given."""
         torch.set_num_threads(source.num_threads)
         self.policy, self.model = source.policy, model or load_granted(source)
-        self._context = self.model.config.seq_len
-        batch = Batch(RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text)
-        self._vocab_size = source.vocab_size
+        batch = Batch(
+            RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text
+        )
         self.engine = Engine(batch, source.limits)
-        self.confirmed_at = math.inf  # by `time.monotonic`; a test's policy stays confirmed
-
-    def change_policy(self, policy: Policy) -> None:
-        """Ends requests that it does not grant any more. ValueError for a module that is not in memory."""
-        for error in policy.not_loaded(self.model.config.module_domains).values():
-            raise error
-        self.policy = policy
+        # A time of `time.monotonic`. Without a keeper, as in tests, the policy stays confirmed.
+        self.confirmed_at = math.inf
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields one request's deliveries, the first empty or final (busy, forbidden). ValueError for a bad request.
+        """Yields one request's deliveries, the first empty or final (busy, forbidden).
 
-        Tokens follow a few times a second, less often with `whole`. Without tokens an empty delivery comes every
-        `BEAT_S`; a longer silence means that this process is lost.
+        Tokens follow a few times a second, less often with `whole`. Without tokens an empty
+        delivery comes every `BEAT_S`; a longer silence means that this process is lost.
 
-        Checks the grant here instead of trusting the caller: without a token's digest there is no answer, and no call
-        names a module. Checks it again before every delivery: a revocation ends streams too.
+        Checks the grant here instead of trusting the caller: without a token's digest there is no
+        answer, and no call names a module. Checks it again before every delivery: a revocation ends
+        streams too.
         """
         grant = self._granted(digest, profile)
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
-        request.check(self._vocab_size, self._context)
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
-        number = self.engine.submit(request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d))
+        number = self.engine.submit(
+            request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d)
+        )
         if number is None:
             yield Delivery(end=BUSY)
             return
@@ -107,12 +111,15 @@ class ModelServer:
                     delivery = Delivery(end=now if isinstance(now, str) else FORBIDDEN)
             yield delivery
         finally:
-            self.engine.abandon(number)  # does nothing for a request that has ended
+            # This does nothing for a request that has ended.
+            self.engine.abandon(number)
 
     def _granted(self, digest: str, profile: str) -> Grant | str:
         """Returns the grant that is in force, or the end of a request without one."""
         try:
-            return self.policy.grant(digest, profile) if is_recent(self.confirmed_at) else UNCONFIRMED
+            return (
+                self.policy.grant(digest, profile) if is_recent(self.confirmed_at) else UNCONFIRMED
+            )
         except NotGranted:
             return FORBIDDEN
 
@@ -123,7 +130,9 @@ class ModelServer:
             delivery = await asyncio.wait_for(received.get(), BEAT_S)
             if not whole and not delivery.end:
                 await asyncio.sleep(PAUSE_S)
-            while not delivery.end and (time.monotonic() < started + BEAT_S if whole else not received.empty()):
+            while not delivery.end and (
+                time.monotonic() < started + BEAT_S if whole else not received.empty()
+            ):
                 more = await asyncio.wait_for(received.get(), BEAT_S)
                 delivery = replace(more, tokens=delivery.tokens + more.tokens)
         return delivery

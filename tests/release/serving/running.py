@@ -35,7 +35,9 @@ class Running:
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if re.search(rf"ServeReplica:gram-\w+-\w+:{deployment}", " ".join(process.cmdline())):
+                if re.search(
+                    rf"ServeReplica:gram-\w+-\w+:{deployment}", " ".join(process.cmdline())
+                ):
                     found.append(process)
         return found
 
@@ -57,15 +59,19 @@ def environment() -> dict[str, str]:
 @contextlib.contextmanager
 def gram_serve(folder: Path, *arguments: str) -> Iterator[Running]:
     """Of a planted run in `folder`; afterwards none of its processes is left, or it fails."""
-    plan = planted()
-    run_id = write_storage(folder / "storage", plan)
-    storage = folder / "storage"
+    plan, storage = planted(), folder / "storage"
+    run_id = write_storage(storage, plan)
     places = ("--storage", str(storage), "--policy", str(storage / "policy.toml"))
     command = [*GRAM, "serve", run_id, *places, "--port", "0", *arguments]
     log = folder / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield Running(Served(wait_for_port(process, log), plan), process, log)

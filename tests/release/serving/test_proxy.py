@@ -1,4 +1,5 @@
-"""The shipped configuration of the reverse proxy: what callers get, and what reaches the server behind it.
+"""The shipped configuration of the reverse proxy: what callers get, and what reaches the server
+behind it.
 
 Most tests have a planted model behind it; those of single bytes have a server that notes them.
 """
@@ -10,19 +11,26 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from gram_platform.release.serving.requests import MAX_BODY_BYTES
-from tests.release.serving.http import Served, served
+from tests.release.serving.http import Served, served, wait_until
 from tests.release.serving.planted import ANSWERS
 from tests.release.serving.proxy import CONFIGURATION, Proxied, proxied, read_all
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-PASSED_ON = {b"accept", b"authorization", b"content-encoding", b"content-length", b"content-type", b"host"}
+PASSED_ON = {
+    b"accept",
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"content-type",
+    b"host",
+}
 REQUEST_S = 10.0  # from a connection's handshake to the request's last byte
 MAX_CONNECTIONS = 100  # of one address
 
@@ -41,7 +49,8 @@ def proxy(inner, tmp_path_factory) -> Iterator[Proxied]:
 
 @contextlib.contextmanager
 def noting(noted: list[bytes]) -> Iterator[int]:
-    """The port of a server that notes what each connection sends, and answers once a request is whole."""
+    """The port of a server that notes what each connection sends, and answers once a request is
+    whole."""
 
     def answer(behind: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -54,7 +63,9 @@ def noting(noted: list[bytes]) -> Iterator[int]:
                         if not part:
                             break
                         noted[-1] += part
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    connection.sendall(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                    )
 
     with socket.create_server(("127.0.0.1", 0)) as behind:
         threading.Thread(target=answer, args=(behind,), daemon=True).start()
@@ -83,33 +94,6 @@ def nothing_noted(noted) -> None:
     noted.clear()
 
 
-def completion(site: Served, **fields) -> bytes:
-    body = json.dumps({"prompt": "x", **fields}).encode()
-    bearer = site.bearer("open")["Authorization"].encode()
-    head = POST + b"Authorization: " + bearer + b"\r\nContent-Type: application/json\r\n"
-    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-@contextlib.contextmanager
-def slowed(inner: Served, step_s: float) -> Iterator[None]:
-    batch = inner.server.engine._batch
-    step, batch.step = batch.step, lambda: (time.sleep(step_s), step())[1]
-    try:
-        yield
-    finally:
-        batch.step = step
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-# ------------------------------------------------------------------------------------------------ what passes
-
-
 def test_all_addresses_of_the_api_pass_and_answers_come_back_unchanged(proxy, inner):
     for profile in ANSWERS:
         headers = {**inner.bearer(profile), "Content-Type": "application/json"}
@@ -123,33 +107,26 @@ def test_all_addresses_of_the_api_pass_and_answers_come_back_unchanged(proxy, in
         assert proxy.ask("OPTIONS", f"{route.path}?now").status == 405
     assert proxy.ask("GET", "/healthz").body == b"ok\n"
     got = proxy.ask("GET", "/v1/models", headers={"Authorization": "Bearer x"})
-    assert (got.status, got.code, got.headers["www-authenticate"]) == (401, "invalid_token", "Bearer")
+    assert (got.status, got.code, got.headers["www-authenticate"]) == (
+        401,
+        "invalid_token",
+        "Bearer",
+    )
 
 
 def test_a_stream_comes_while_it_is_made(proxy, inner):
-    with slowed(inner, 0.1), proxy.connect() as connection:
+    with inner.slowed(0.1), proxy.connect() as connection:
         started = time.monotonic()
-        connection.sendall(completion(inner, max_tokens=50, stream=True))
+        connection.sendall(inner.completion("open", max_tokens=50, stream=True))
         while b"data: " not in connection.recv(65536):
             pass
         assert time.monotonic() - started < 3  # and not the 5 s of fifty steps
 
 
-def test_an_answer_may_take_longer_than_its_request(proxy, inner):
-    """The caller says nothing meanwhile, and hears nothing unless it is a stream."""
-    requests = [completion(inner, max_tokens=25, stream=stream) for stream in (False, True)]
-    with slowed(inner, 0.5), ThreadPoolExecutor(2) as pool:
-        started = time.monotonic()
-        whole, streamed = pool.map(proxy.send, requests)
-    assert time.monotonic() - started > REQUEST_S
-    assert b'"finish_reason":"length"' in whole
-    assert b"data: [DONE]" in streamed
-
-
 def test_a_caller_who_leaves_frees_the_row(proxy, inner):
-    with slowed(inner, 0.5):
+    with inner.slowed(0.5):
         with proxy.connect() as connection:
-            connection.sendall(completion(inner, max_tokens=60, stream=True))
+            connection.sendall(inner.completion("open", max_tokens=60, stream=True))
             wait_until(lambda: inner.server.engine.load() == (1, 0))
         started = time.monotonic()
         wait_until(lambda: inner.server.engine.load() == (0, 0))
@@ -158,7 +135,10 @@ def test_a_caller_who_leaves_frees_the_row(proxy, inner):
 
 def test_a_caller_who_leaves_before_the_answer_is_told_to_the_server(tmp_path):
     """Ray Serve then abandons the request."""
-    with socket.create_server(("127.0.0.1", 0)) as behind, proxied(tmp_path, behind.getsockname()[1]) as proxy:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as behind,
+        proxied(tmp_path, behind.getsockname()[1]) as proxy,
+    ):
         connection = proxy.connect()
         connection.sendall(GET + b"\r\n")
         asked, _ = behind.accept()
@@ -171,7 +151,7 @@ def test_a_caller_who_leaves_before_the_answer_is_told_to_the_server(tmp_path):
 
 
 def test_a_body_that_waits_for_leave_gets_it(proxy, inner):
-    head, _, body = completion(inner, max_tokens=1).partition(b"\r\n\r\n")
+    head, _, body = inner.completion("open", max_tokens=1).partition(b"\r\n\r\n")
     with proxy.connect() as connection:
         connection.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
         assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
@@ -181,7 +161,15 @@ def test_a_body_that_waits_for_leave_gets_it(proxy, inner):
 
 def test_only_the_addresses_of_the_api_are_passed_on(noting_proxy, noted):
     """Ray Serve answers some of its own to strangers, such as the names of the applications."""
-    paths = ["/-/routes", "/%2D/routes", "//-/routes", "/./-/routes", "/v1/../-/routes", "/-/healthz", "/v1/models/"]
+    paths = [
+        "/-/routes",
+        "/%2D/routes",
+        "//-/routes",
+        "/./-/routes",
+        "/v1/../-/routes",
+        "/-/healthz",
+        "/v1/models/",
+    ]
     paths += ["http://x/-/routes", "http://x/healthz", "*"]
     for path in paths:
         got = noting_proxy.send(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
@@ -191,18 +179,27 @@ def test_only_the_addresses_of_the_api_are_passed_on(noting_proxy, noted):
 
 def test_only_five_headers_and_the_length_are_passed_on(noting_proxy, noted):
     """Ray Serve would take its time-out from a header, and log another."""
-    switches = b"X-Request-Timeout-Seconds: 0\r\nX-Request-Disconnect-Disabled: ?1\r\nX-Request-ID: secret\r\n"
-    rest = b"Connection: keep-alive, x\r\nUpgrade: websocket\r\nCookie: a\r\nAuthorization:\tBearer t \r\n"
-    kinds = b"Accept: */*\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\n"
+    switches = (
+        b"X-Request-Timeout-Seconds: 0\r\nX-Request-Disconnect-Disabled: ?1\r\nX-Request-ID:"
+        b" secret\r\n"
+    )
+    rest = (
+        b"Connection: keep-alive, x\r\nUpgrade: websocket\r\nCookie: a\r\nAuthorization:\tBearer t"
+        b" \r\n"
+    )
+    kinds = (
+        b"Accept: */*\r\nContent-Type: application/json\r\nContent-Encoding:"
+        b" gzip\r\nContent-Length: 7\r\n\r\n"
+    )
     assert noting_proxy.send(POST + switches + rest + kinds + b"x" * 7).startswith(b"HTTP/1.1 200")
     head, _, body = noted[0].partition(b"\r\n\r\n")
     fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
     assert fields.keys() - {b"connection"} == PASSED_ON
-    assert (fields[b"authorization"], fields.get(b"connection", b"close")) == (b"bearer t", b"close")
+    assert (fields[b"authorization"], fields.get(b"connection", b"close")) == (
+        b"bearer t",
+        b"close",
+    )
     assert body == b"x" * 7
-
-
-# ------------------------------------------------------------------------------------------------ what does not
 
 
 @pytest.mark.parametrize("num_bytes", [1_000, 250_000])
@@ -221,8 +218,12 @@ def test_nothing_of_a_request_is_passed_on_before_it_is_whole(noting_proxy, note
     assert noted[0].endswith(b"x" * num_bytes)
 
 
-def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted):
-    """Also one of which a byte comes now and then, or whose head comes late and whose body is slow."""
+def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted, proxy, inner):
+    """Also one of which a byte comes now and then, or whose head comes late and whose body is slow.
+
+    An answer may take longer: its caller says nothing meanwhile, and hears nothing unless it is a
+    stream.
+    """
     head = POST + b"Content-Length: 1000\r\n\r\n"
     slow_body = [*bytes_of(head, 2.5), *bytes_of(b"x" * 900, 20)]
     cases = {
@@ -234,10 +235,19 @@ def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted):
         "a body byte by byte": [(head, 0.0), *bytes_of(b"x" * 900, 20)],
         "a late head and a slow body": slow_body,
     }
-    with ThreadPoolExecutor(len(cases) + 1) as pool:
+    whole = [inner.completion("open", max_tokens=25, stream=stream) for stream in (False, True)]
+    with inner.slowed(0.5), ThreadPoolExecutor(len(cases) + 3) as pool:
+        started = time.monotonic()
+        answers = pool.map(proxy.send, whole)
         silent = pool.submit(seconds_of_a_silent_handshake, noting_proxy)
-        asked = {name: pool.submit(send_slowly, noting_proxy, parts) for name, parts in cases.items()}
+        asked = {
+            name: pool.submit(send_slowly, noting_proxy, parts) for name, parts in cases.items()
+        }
         ended = {name: sent.result() for name, sent in asked.items()}
+        at_once, streamed = answers
+        assert time.monotonic() - started > REQUEST_S
+    assert b'"finish_reason":"length"' in at_once
+    assert b"data: [DONE]" in streamed
     assert {name: s for name, (_, s) in ended.items() if s > REQUEST_S + 1.5} == {}
     assert silent.result() < REQUEST_S + 1.5
     assert not noted
@@ -282,7 +292,10 @@ def test_too_much_is_refused_before_it_is_read(noting_proxy, noted):
     got = noting_proxy.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
     assert (got[:12], code_of(got)) == (b"HTTP/1.1 411", "length_required")
     much = b"a" * 20_000
-    for head in (b"GET /?" + much + b" HTTP/1.1\r\nHost: x\r\n\r\n", GET + b"X: " + much + b"\r\n\r\n"):
+    for head in (
+        b"GET /?" + much + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        GET + b"X: " + much + b"\r\n\r\n",
+    ):
         got = noting_proxy.send(head)
         assert (got[:12], code_of(got)) == (b"HTTP/1.1 431", "head_too_large")
     assert not noted
@@ -310,20 +323,25 @@ IN_THE_BODY = b"0\r\n\r\n" + GET + b"\r\n"
         b"GET / HTTP/1.1\r\n: b\r\n\r\n",
         TWO_LENGTHS + GET + b"\r\n",
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +4\r\n\r\n" + GET + b"\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n" + IN_THE_BODY,
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: xchunked\r\n\r\n" + IN_THE_BODY,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + IN_THE_BODY,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: xchunked\r\n\r\n"
+        + IN_THE_BODY,
         GET + b"\r\n" + GET + b"\r\n",
     ],
 )
 def test_nothing_is_passed_on_that_could_be_read_in_two_ways(noting_proxy, noted, text):
-    """What passes was written anew by the proxy: one request with the headers that pass, and nothing after it."""
+    """What passes was written anew by the proxy: one request with the headers that pass, and
+    nothing after it."""
     noting_proxy.send(text)
     time.sleep(0.1)
     assert len(noted) <= 1
     for request in noted:
         head, _, body = request.partition(b"\r\n\r\n")
         assert re.fullmatch(rb"(GET|POST) \S+ HTTP/1\.1", head.split(b"\r\n")[0])
-        assert {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]} <= PASSED_ON | {b"connection"}
+        assert {
+            line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]
+        } <= PASSED_ON | {b"connection"}
         assert b"\n" not in head.replace(b"\r\n", b"")
         assert b"GET" not in body
 
@@ -370,11 +388,12 @@ def test_many_at_once_beside_slow_ones(proxy, inner):
         for _ in range(40):
             opened.enter_context(proxy.connect()).sendall(GET)
         with ThreadPoolExecutor(30) as pool:
-            requests = [completion(inner, max_tokens=3)] * 30
+            requests = [inner.completion("open", max_tokens=3)] * 30
             assert all(got.startswith(b"HTTP/1.1 200") for got in pool.map(proxy.send, requests))
 
 
 def test_it_waits_longer_than_the_server():
-    """Ray Serve ends a request 30 s after the deadline of `gram serve`, which is 60 s by default."""
+    """Ray Serve ends a request 30 s after the deadline of `gram serve`, which is 60 s by
+    default."""
     (seconds,) = re.findall(r"timeout server (\d+)s", CONFIGURATION.read_text())
     assert int(seconds) > 60 + 30
