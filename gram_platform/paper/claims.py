@@ -84,19 +84,19 @@ class Claim:
         return tuple(dict.fromkeys(t for side in (self.left, self.right) for t in (side, side.less) if t is not None))
 
 
-def follows(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
-    """Claims by class that LABEL is no worse than OTHER: core and retain not below, forget and elicited not above."""
+def follows(label: str, method: str, source: str) -> tuple[Claim, ...]:
+    """Claims by class that a method is no worse than filtering: core, retain not below, forget, elicited not above."""
     ways = {n: ("below", not_below) if n in ("core", "retain") else ("above", not_above) for n in CLASSES}
     texts = {
-        n: f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES
+        n: f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} filtering's" for n in CLASSES
     }
-    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, ways[n][1](n)) for n in CLASSES)
+    return tuple(Claim(texts[n], Side(method, n), Side("filtering", n), source, ways[n][1](n)) for n in CLASSES)
 
 
-def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
-    """Claims by class that LABEL and OTHER differ by less than the margin, either way."""
+def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
+    """Claims by class that two architectures differ by less than the margin, either way."""
     texts = {n: f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
-    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
+    return tuple(Claim(texts[n], Side(left, n), Side(right, n), "fig:expert-arch", alike(n)) for n in CLASSES)
 
 
 def at(profile: str, *claims: Claim) -> tuple[Claim, ...]:
@@ -109,12 +109,9 @@ def drop(method: str, name: str) -> Side:
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
-def gain(method: str, name: str) -> Side:
-    """Returns the side "what a class gains by heterogeneous accumulation"."""
-    return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
-
-
-# ----------------------------------------------------------------------------------------------------- the claims
+def gain(method: str) -> Side:
+    """Returns the side "what retain gains by heterogeneous accumulation"."""
+    return Side(method, "retain", variant="heterogeneous", less=Side(method, "retain", variant="uniform"))
 
 
 FIRST, LAST = "first", "last"
@@ -129,20 +126,24 @@ def _classes(text: str, method: str, left: str, right: str, source: str, within:
     return Claim(text, Side(method, left), Side(method, right), source, within)
 
 
-def _methods(text: str, name: str, left: str, right: str, source: str, variant: str = "") -> Claim:
+def _methods(
+    text: str, name: str, left: str, right: str, source: str, variant: str = "", within: pd.Interval = POSITIVE
+) -> Claim:
     """Compares a class of two methods, at a variant."""
-    return Claim(text, Side(left, name, variant=variant), Side(right, name, variant=variant), source)
+    return Claim(text, Side(left, name, variant=variant), Side(right, name, variant=variant), source, within)
 
 
-def _variants(text: str, method: str, name: str, left: str, right: str, source: str) -> Claim:
+def _variants(
+    text: str, method: str, name: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE
+) -> Claim:
     """Compares a class of a method at two variants."""
-    return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), source)
+    return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), source, within)
 
 
 STORIES_CLAIMS = (
     _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:grmoe_vs_filtering"),
     _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:grmoe_vs_filtering"),
-    *follows("GRAM", "gram", "filtering", "filtering", "tab:synthetic"),
+    *follows("GRAM", "gram", "tab:synthetic"),
     _classes("GRAM after the attack: retain is above elicited", "gram", "retain", "elicited", "app:stories"),
     _classes("The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "app:stories"),
     Claim(
@@ -183,13 +184,13 @@ SCALING_CLAIMS = at(
         for name in ("forget", "elicited")
         for method, label in LABELS
     ),
-    *follows("GRAM", "gram", "filtering", "filtering", "fig:scaling"),
-    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:scaling"),
+    *follows("GRAM", "gram", "fig:scaling"),
+    *follows("FT-LoRA", "ft_lora", "fig:scaling"),
 )
 DUAL_USE_CLAIMS = (
     _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:realistic-results"),
-    *follows("GRAM", "gram", "filtering", "filtering", "fig:realistic-results"),
-    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:realistic-results"),
+    *follows("GRAM", "gram", "fig:realistic-results"),
+    *follows("FT-LoRA", "ft_lora", "fig:realistic-results"),
     _classes(
         "The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "sec:claim-realistic"
     ),
@@ -205,27 +206,26 @@ DUAL_USE_CLAIMS = (
         )
         for name in ("core", "retain")
     ),
-    Claim(
-        "Summed LoRAs lose core",
-        Side("ft_lora", "core"),
-        Side("ft_lora", "core", profile=ALL),
-        "fig:arbsub-forget",
-    ),
-    Claim(
-        "Summed LoRAs lose retain",
-        Side("ft_lora", "retain"),
-        Side("ft_lora", "retain", profile=ALL),
-        "fig:arbsub-forget",
+    *(
+        Claim(
+            f"Summed LoRAs lose {name}",
+            Side("ft_lora", name),
+            Side("ft_lora", name, profile=ALL),
+            "fig:arbsub-forget",
+        )
+        for name in ("core", "retain")
     ),
 )
 AUX_SCALING_CLAIMS = (
     _classes("Retain is above forget", "gram", "retain", "forget", "fig:aux-scaling-main"),
     _classes("Retain is above elicited", "gram", "retain", "elicited", "fig:aux-scaling-main"),
     *(
-        Claim(
+        _variants(
             f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f} below",
-            Side("gram", name, variant=LAST),
-            Side("gram", name, variant=FIRST),
+            "gram",
+            name,
+            LAST,
+            FIRST,
             "fig:aux-scaling-main",
             not_below(name),
         )
@@ -241,23 +241,27 @@ PARTIAL_LABELS_CLAIMS = at(
         for method, label in LABELS[1:]
         for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
     ),
-    Claim(
+    _methods(
         f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
-        Side("gram", "core", variant=HALF),
-        Side("filtering", "core", variant=HALF),
+        "core",
+        "gram",
+        "filtering",
         PARTIAL,
+        HALF,
         not_below("core"),
     ),
-    Claim(
+    _variants(
         "Filtering forgets less with half the labels than with all",
-        Side("filtering", "forget", variant=HALF),
-        Side("filtering", "forget", variant="1"),
+        "filtering",
+        "forget",
+        HALF,
+        "1",
         "fig:partial-full",
     ),
 )
 ARCHITECTURE_CLAIMS = (
-    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora", "fig:expert-arch"),
-    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora", "fig:expert-arch"),
+    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora"),
+    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora"),
 )
 KINDS = ("heterogeneous", "uniform")  # of accumulation
 ACCUMULATION_CLAIMS = (
@@ -265,25 +269,25 @@ ACCUMULATION_CLAIMS = (
         _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, *KINDS, "tab:hetacc-200m")
         for name in ("core", "retain")
     ),
-    Claim(
+    _variants(
         f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
-        Side("gram", "forget", variant="heterogeneous"),
-        Side("gram", "forget", variant="uniform"),
+        "gram",
+        "forget",
+        *KINDS,
         "tab:hetacc-200m",
         alike("forget"),
     ),
     Claim(
         "GRAM gains more retain by it than FT-LoRA",
-        gain("gram", "retain"),
-        gain("ft_lora", "retain"),
+        gain("gram"),
+        gain("ft_lora"),
         "tab:hetacc-200m",
     ),
-    Claim(
-        "Baseline: uniform accumulation lowers auxiliary domains",
-        Side("baseline", "retain", variant="heterogeneous"),
-        Side("baseline", "retain", variant="uniform"),
-        "tab:hetacc-200m",
-        profile=ALL,
+    *at(
+        ALL,
+        _variants(
+            "Baseline: uniform accumulation lowers auxiliary domains", "baseline", "retain", *KINDS, "tab:hetacc-200m"
+        ),
     ),
 )
 TITRATION_CLAIMS = tuple(
@@ -294,10 +298,12 @@ TITRATION_CLAIMS = tuple(
         _variants(
             f"{label}: a whole module is above half of one on its domain", method, "retain", "1", "0.5", TITRATED
         ),
-        Claim(
+        _variants(
             f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
-            Side(method, "core", variant="1"),
-            Side(method, "core", variant="0"),
+            method,
+            "core",
+            "1",
+            "0",
             TITRATED,
             not_below("core"),
         ),

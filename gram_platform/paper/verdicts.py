@@ -83,11 +83,8 @@ def judge(
 
     `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the values, as where the
     curve is fixed); a seed without them leaves no interval. `unit_error`: the error of the difference that the seeds do
-    not show, in compute ratio (NaN: not known). ValueError if the sides share no seed, a value is not finite, or the
-    error is below 0 or infinite.
+    not show, in compute ratio (NaN: not known). ValueError if the sides share no seed, or a value is not finite.
     """
-    if unit_error < 0.0 or math.isinf(unit_error):
-        raise invalid(UNIT_ERROR, unit_error, "a finite number of at least 0, or NaN if it is not known")
     differences = paired_differences(left, right)
     values, spread = list(differences.values()), list(differences.values())
     if pseudo is not None:
@@ -117,9 +114,6 @@ def verdict_counts(verdicts: Iterable[str]) -> str:
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     """Returns a row per judgement, in order, with JUDGEMENT_COLUMNS."""
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=JUDGEMENT_COLUMNS)
-
-
-# --------------------------------------------------------------------------------------------------- the two sides
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
@@ -310,12 +304,8 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
     return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)
 
 
-# ------------------------------------------------------------------------------------------------- the explanations
-
-
 # {(study, preset, the claim's text): why it is disagreed, and the run or command that shows it, in sentences}
-Explanations = Mapping[tuple[str, str, str], str]
-EXPLANATIONS: Explanations = {
+EXPLANATIONS = {
     ("stories", "demo", "MaxEnt recovers almost completely: elicited is no more than 0.10 below the baseline"): (
         "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025] on generated "
         "stories. Shown by the attacks with more text in docs/findings/methods.md."
@@ -327,10 +317,10 @@ EXPLANATIONS: Explanations = {
 }
 
 
-def explained(claims: pd.DataFrame, study: str, preset: str, explanations: Explanations = EXPLANATIONS) -> pd.DataFrame:
+def explained(claims: pd.DataFrame, study: str, preset: str) -> pd.DataFrame:
     """Adds a column `explanation`: the text beside verdicts of "disagree", if there is one, else empty."""
     texts = [
-        explanations.get((study, preset, claim), "") if verdict.startswith(DISAGREE) else ""
+        EXPLANATIONS.get((study, preset, claim), "") if verdict.startswith(DISAGREE) else ""
         for claim, verdict in zip(claims["claim"], claims["verdict"], strict=True)
     ]
     return claims.assign(**{EXPLANATION: pd.Series(texts, claims.index, dtype=object)})

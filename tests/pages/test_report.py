@@ -1,6 +1,5 @@
 """The report: what it shows and in which order, that it loads nothing, and that it escapes what it shows."""
 
-import re
 from dataclasses import replace
 
 import pandas as pd
@@ -9,12 +8,11 @@ import pytest
 
 from gram_platform.analysis.tables import Analysis, analyse
 from gram_platform.pages.report.build import headline_rows, report_sections, study_page
-from gram_platform.pages.report.claims import readable_claims
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
-from gram_platform.pages.results.record import Results, shared_profile
+from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
-from gram_platform.paper.verdicts import EXPLANATIONS, explained, paper_claims, with_published
+from gram_platform.paper.verdicts import EXPLANATIONS, paper_claims, with_published
 from tests import stories_frames
 from tests.pages.site.pages import ParsedPage, require_whole
 from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
@@ -184,14 +182,6 @@ def test_a_study_of_which_nothing_is_finished_has_a_page():
     assert page_of(nothing).figures == []
 
 
-def test_the_table_of_contents_names_every_section(study):
-    page = page_of(study)
-    ids = [at["id"] for tag, at in page.tags if tag == "section"]
-    first = [tag for tag, _ in page.tags].index("nav")
-    contents = [at["href"] for tag, at in page.tags[first + 1 : first + 1 + len(ids)]]
-    assert contents == [f"#{name}" for name in ids]
-
-
 def test_every_section_has_an_address_of_its_own():
     titles = ("Tokens of \u533b\u5b66", "Tokens of \u6cd5\u5f8b", "Runs", "Runs", "!", 'a "b" <c>')
     page = ParsedPage(str(sections_html([Section(title) for title in titles])))
@@ -199,40 +189,14 @@ def test_every_section_has_an_address_of_its_own():
     assert ids == ["tokens-of-\u533b\u5b66", "tokens-of-\u6cd5\u5f8b", "runs", "runs--2", "section", "a-b-c"]
 
 
-def test_claims_have_their_own_section_above_the_tables():
-    claims = pd.DataFrame({"claim": ["retain > forget"], "verdict": ["agree"]})
-    sections = sections_of(study_with(analysed(), curves(), runs_frame(), claims))
-    require_order(list(sections))
-    assert sections["Claims"].table["claim"].tolist() == ["retain > forget"]
-
-
-def test_a_disagreement_is_explained_in_the_last_column():
-    numbers = dict.fromkeys(("difference", "low", "high", "detectable"), 0.1) | {"source": "fig:scaling"}
-    claims = pd.DataFrame([{"claim": c, "verdict": v, **numbers} for c, v in (("a", "agree"), ("b", "disagree"))])
-    why = {("scaling", "demo", name): f"It <is> {name}. See 0123456789ab." for name in "ab"}
-    shown = readable_claims(explained(claims, "scaling", "demo", why))
-    assert list(shown.columns)[-1] == "explanation"
-    assert shown["explanation"].tolist() == ["", "It <is> b. See 0123456789ab."]
-    assert "explanation" not in readable_claims(explained(claims, "scaling", "smoke", why))
-
-
 def test_every_explanation_is_of_a_claim_that_exists():
     for study, _, claim in EXPLANATIONS:
         assert study not in CLAIMS or claim in {one.text for one in CLAIMS[study]}, (study, claim)
-    assert all(". Shown by " in text and text.endswith(".") for text in EXPLANATIONS.values())
 
 
 def test_the_same_study_is_the_same_page(study):
     again = study_with(analysed())
     assert study_page(study.record, study, None).html() == study_page(again.record, again, None).html()
-
-
-def test_names_of_figures_and_the_shared_profile(study):
-    assert shared_profile(study.analysis.table) == "core+biology"
-    names = set(study_page(study.record, study, None).figures)
-    assert {"scaling-core", "scaling-retain", "scaling-forget", "profiles-gram-tiny", "curves-small"} <= names
-    assert "scaling-elicited" not in names
-    assert all(re.fullmatch(r"[\w-]+", name) for name in names)
 
 
 def test_runs_are_readable():

@@ -46,13 +46,6 @@ def test_a_claim_of_methods_that_are_not_there_is_absent():
     assert paper_claims(analyse(evaluations().iloc[:0], curves()).per_seed, "stories").empty
 
 
-def test_one_seed_gives_sides_without_intervals():
-    alone = analyse(evaluations(seeds=("0",)), curves(seeds=("0",)), attacks=attacks())
-    claims = paper_claims(alone.per_seed, "stories")
-    assert set(claims["verdict"]) == {"agree (no interval)"}
-    assert claims["detectable"].isna().all()
-
-
 def test_methods_are_compared_on_the_profiles_that_both_have():
     known = evaluations()
     kept = known["profile"] == f"core+{AUXILIARY[0]}"

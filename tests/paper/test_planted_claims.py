@@ -37,9 +37,6 @@ def target(within: pd.Interval, verdict: str) -> float:
     return edge + (0.03 if verdict == DISAGREE else -0.03) * outwards
 
 
-# ------------------------------------------------------------------------------------------------ claims of studies
-
-
 def cell(side: Side, claim: Claim, study: str) -> tuple:
     """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or variants."""
     ends = {FIRST: "50M", LAST: "800M"}
@@ -94,9 +91,6 @@ def test_the_claim_of_other_studies(verdict):
     assert [judgement.verdict for judgement in separation_claims(per_seed)] == [verdict]
 
 
-# -------------------------------------------------------------------------------------------------- claims of sweeps
-
-
 def curves(claim: SweepClaim, verdict: str) -> dict[str, pd.DataFrame]:
     """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with noise at its ends."""
     values = PAPER_SWEEPS[claim.knob].values
@@ -138,9 +132,6 @@ def sweep_verdict(claim: SweepClaim, by_seed: dict[str, pd.DataFrame]) -> str:
 @pytest.mark.parametrize("claim", SWEEP_CLAIMS, ids=lambda claim: claim.text)
 def test_every_claim_of_every_sweep(claim, verdict):
     assert sweep_verdict(claim, curves(claim, verdict)) == verdict
-
-
-# -------------------------------------------------------------------------------------------------- claims on tokens
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

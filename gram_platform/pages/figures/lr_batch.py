@@ -88,9 +88,6 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     return with_table(figure, shown.filter(["size", "parameters", "seed", *ends, "on_edge", "loss", "notes"]), None)
 
 
-# ------------------------------------------------------------------------------------------------------ surfaces
-
-
 def _add_contours(figure: go.Figure, surface: pd.DataFrame) -> None:
     if surface.empty:
         return
@@ -175,9 +172,6 @@ def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
             low, high = min(low, row[name]), max(high, row[name])
     margin = math.log10(2.0) / 2.0
     return [math.log10(low) - margin, math.log10(high) + margin]
-
-
-# ---------------------------------------------------------------------------------------------------------- laws
 
 
 def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, line: dict) -> None:

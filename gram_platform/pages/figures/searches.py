@@ -79,14 +79,16 @@ def search_figures(trials: pd.DataFrame, objective: str, parameters: Sequence[Pa
     return figures
 
 
-def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
-    """Returns customdata [N, 2]: the hover text with a trial's `names` (parameters, metrics) and runs, and its page."""
-    rows = []
+def _markers(trials: pd.DataFrame) -> dict:
+    """Returns arguments for hover and click: in customdata a trial's text, and its page at the place `meta.url`."""
+    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
+    names, rows = [name for name in trials.columns if name not in skipped], []
     for trial in trials.to_dict("records"):
         lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
         lines += [f"{name} {_short(trial[name])}" for name in names if not pd.isna(trial[name])]
         rows.append(("<br>".join([*lines, *runs_text(trial[RUNS])]), trial.get(URL) or ""))
-    return np.array(rows, object).reshape(-1, 2)
+    details = np.array(rows, object).reshape(-1, 2)
+    return {"customdata": details, "hovertemplate": "%{customdata[0]}<extra></extra>", "meta": {"url": 1}}
 
 
 def runs_text(runs: str) -> list[str]:
@@ -94,14 +96,6 @@ def runs_text(runs: str) -> list[str]:
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
-
-
-def trial_markers(trials: pd.DataFrame) -> dict:
-    """Returns arguments for hover and click: `meta.url` is the index in customdata of the page that a click opens."""
-    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
-    names = [name for name in trials.columns if name not in skipped]
-    hover = "%{customdata[0]}<extra></extra>"
-    return {"customdata": trial_details(trials, names), "hovertemplate": hover, "meta": {"url": 1}}
 
 
 def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
@@ -112,17 +106,17 @@ def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str)
     if len(rest):
         circle = {"symbol": "circle", "size": 7, "color": BLUE, "opacity": 0.75}
         look = {"name": "trial", "mode": "markers", "marker": circle}
-        figure.add_scatter(x=rest[x], y=rest[objective], **look, **trial_markers(rest))
+        figure.add_scatter(x=rest[x], y=rest[objective], **look, **_markers(rest))
     if best is not None:
         row = done.loc[[best.name]]
         star = {"symbol": "star", "size": 13, "color": VERMILION}
-        figure.add_scatter(x=row[x], y=row[objective], name="best", mode="markers", marker=star, **trial_markers(row))
+        figure.add_scatter(x=row[x], y=row[objective], name="best", mode="markers", marker=star, **_markers(row))
     for state, (label, symbol, height) in UNMEASURED.items():
         rows = trials[trials[STATE] == state]
         if len(rows):
             place = {"x": rows[x], "y": [height] * len(rows), "yaxis": "y2"}
             cross = {"symbol": symbol, "size": 9, "color": INK if state == State.FAILED else GREY}
-            figure.add_scatter(**place, name=label, mode="markers", marker=cross, **trial_markers(rows))
+            figure.add_scatter(**place, name=label, mode="markers", marker=cross, **_markers(rows))
 
 
 def _with_edge(figure: go.Figure) -> go.Figure:

@@ -9,8 +9,6 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
-from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
@@ -18,9 +16,9 @@ from gram_platform.pages.figures.style import (
     Style,
     add_line,
     domain_styles,
-    hover_runs,
     method_style,
     padded_range,
+    ratio_hover,
     reference_line,
     size_axis,
     styled,
@@ -37,8 +35,8 @@ CLASS_TITLES = {
 }
 HIDDEN = ("baseline",)  # the line at 1
 VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
+SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[4]} (%{x:.3s})"
 OFFSET = 0.2  # if both are drawn: of our bar to the left and the paper's point to the right
-TREND_POINTS, PREDICTED_DASH = 25, "2px,6px"
 MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below groups of bars: letters in a line, pixels
 
 Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
@@ -48,9 +46,8 @@ def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | 
     """Draws one class of the table's `mean` rows at one size: a bar for each method with its 90% interval.
 
     `paper` adds a hollow diamond with an interval for each of its methods. The four classes share one scale. Empty if
-    no method has a value; ValueError for an unknown class.
+    no method has a value.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)]
     rows = means[means[value].notna()].reset_index(drop=True)
     figure = go.Figure()
@@ -79,7 +76,6 @@ def _with_paper(rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], v
 
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
-    low, high = rows[f"{value}_low"], rows[f"{value}_high"]
     labels = [method_style(method).label for method in rows["method"]]
     figure.add_bar(
         x=[place - shift for place in range(len(rows))],
@@ -88,10 +84,8 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         name="this study",
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
-        error_y=whiskers(rows[value], low, high),
-        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], hover_runs(rows)], axis=1),
-        hovertemplate="<b>%{customdata[0]}</b><br>%{y:.3f} [%{customdata[1]:.3f}, %{customdata[2]:.3f}], "
-        "%{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+        error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
+        **ratio_hover(rows, f"{value}_", "<b>%{customdata[4]}</b>", labels),
     )
 
 
@@ -127,22 +121,18 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws one class of `table` (columns of table.csv) at one profile against the number of parameters, log scale.
 
-    `parameters` gives the count of each size; ValueError if one is missing. Bands are the table's 90% intervals, error
-    bars if there is one size; methods without the profile or the class have no line. `published` is a table like
-    `table`: thin lines of hollow markers for the methods drawn.
+    `parameters` gives the count of each size. Bands are the table's 90% intervals, error bars if there is one size;
+    methods without the profile or the class have no line. `published` is a table like `table`: thin lines of hollow
+    markers for the methods drawn.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
     beside = table.iloc[:0] if published is None else published[published["method"].isin(table["method"])]
-    unknown = sorted({*table["size"], *beside["size"]} - set(parameters))
-    if unknown:
-        raise invalid("parameters", sorted(parameters), f"a number for each size, also {', '.join(unknown)}")
     rows, theirs = (_points(frame, parameters, profile, value) for frame in (table, beside))
     figure = go.Figure()
     for method, line in theirs.groupby("method", sort=False):
         _add_published(figure, line, value, method_style(method))
     for method, line in rows.groupby("method", sort=False):
-        _add_method(figure, line, value, method_style(method))
-    add_trends(figure, rows, parameters, value)
+        hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
+        add_line(figure, line, "parameters", value, method_style(method), **hover)
     reference_line(figure)
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
@@ -167,7 +157,6 @@ def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, 
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
-    low, high = f"{value}_low", f"{value}_high"
     figure.add_scatter(
         x=line["parameters"],
         y=line[value],
@@ -176,56 +165,8 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
         mode="lines+markers",
         line={"color": style.colour, "dash": "dot", "width": 1.2},
         marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 1.5}},
-        error_y=whiskers(line[value], line[low], line[high], thickness=1.0, color=style.colour),
-        customdata=line[["size", low, high, "num_seeds"]].to_numpy(object),
-        hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<extra></extra>",
-    )
-
-
-def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
-    columns = ["size", f"{value}_low", f"{value}_high", "num_seeds"]
-    add_line(
-        figure,
-        line,
-        "parameters",
-        value,
-        style,
-        customdata=np.column_stack([line[columns].to_numpy(object), hover_runs(line)]),
-        hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
-    )
-
-
-def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, float], value: str) -> None:
-    """Adds the law of `analysis.trends` for each method in `rows`, which are of one profile; core and forget only.
-
-    The line runs from the smallest size to the largest, which is left out of the fit, with the 90% prediction interval
-    there; it is shown once its entry in the legend is clicked. A method has none with fewer than three sizes besides.
-    """
-    if value not in TREND_CLASSES:
-        return
-    for method, trend in trends(rows, parameters, value).items():
-        smallest = rows.loc[rows["method"] == method, "size"].map(parameters).min()
-        _add_trend(figure, trend, smallest, method_style(method))
-
-
-def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -> None:
-    along = np.geomspace(smallest, trend.parameters, TREND_POINTS)
-    predicted, rest = trend.law.predict(along), np.full(TREND_POINTS - 1, np.nan)
-    figure.add_scatter(
-        x=along,
-        y=predicted,
-        name=f"{style.label}, predicted",
-        legendrank=1002,
-        visible="legendonly",
-        mode="lines",
-        line={"color": style.colour, "dash": PREDICTED_DASH, "width": 1.2},
-        error_y=whiskers(
-            predicted, [*rest, trend.low], [*rest, trend.high], thickness=1.2, width=6, color=style.colour
-        ),
-        hovertemplate=f"<b>%{{fullData.name}}</b> from the smaller sizes<br>%{{y:.3f}}, at the largest "
-        f"{trend.predicted:.3f} [{trend.low:.3f}, {trend.high:.3f}], measured {trend.measured:.3f}<extra></extra>",
+        error_y=whiskers(line[value], line[f"{value}_low"], line[f"{value}_high"], thickness=1.0, color=style.colour),
+        **ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"]),
     )
 
 
@@ -288,8 +229,6 @@ def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
         "name": style.label,
         "legendgroup": style.label,
         "offsetgroup": style.label,
-        "customdata": bars[["class", "low", "high", "num_seeds", "runs"]].to_numpy(object),
-        "hovertemplate": "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
-        "meta": {"runs": 4},
+        **ratio_hover(bars, "", "<b>%{fullData.name}</b> (%{customdata[4]}), profile %{x}", bars["class"]),
+        "meta": {"runs": 3},
     }

@@ -227,3 +227,14 @@ def hover_runs(rows: pd.DataFrame) -> np.ndarray:
     """Returns the run ids of each row for a hover, one a line; blank in a frame without a column `runs`."""
     runs = rows["runs"] if "runs" in rows else pd.Series("", index=rows.index)
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
+
+
+def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, *more: Sequence) -> dict:
+    """Returns the hover of values whose intervals are in `<prefix>low, <prefix>high`, below a line `head`.
+
+    customdata has the interval, the number of seeds, the runs, then the columns `more`, which `head` may name.
+    """
+    shown = rows[[f"{prefix}low", f"{prefix}high", "num_seeds"]].to_numpy(object)
+    text = "%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], %{customdata[2]} seeds<br>%{customdata[3]}"
+    hover = f"{head}<br>{text}<extra></extra>"
+    return {"customdata": np.column_stack([shown, hover_runs(rows), *more]), "hovertemplate": hover}

@@ -1,10 +1,8 @@
 """Draws compute ratio against the value of a hyperparameter (a knob), over the paper's curves."""
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.config.identity import require_choice
 from gram_platform.pages.figures.study import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
@@ -19,6 +17,7 @@ from gram_platform.pages.figures.style import (
     drawn,
     log_axis,
     padded_range,
+    ratio_hover,
     reference_line,
     styled,
     with_table,
@@ -40,9 +39,8 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
 
     Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90% intervals, error
     bars if there is one point; the paper's curves are dashed with hollow markers. The panels of a knob share one scale.
-    Empty if we have no value; ValueError for an unknown class.
+    Empty if we have no value.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
     figure = go.Figure()
@@ -50,7 +48,9 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
         return figure
     for name in names:
         _add_paper(figure, paper_curve(knob, name), CLASS_STYLES[name])
-        _add_ours(figure, rows[rows[name].notna()], knob, name)
+        line = rows[rows[name].notna()].assign(runs=rows["runs"].str.replace(" ", "<br>"))
+        hover = ratio_hover(line, f"{name}_", f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}")
+        add_line(figure, line, "value", name, CLASS_STYLES[name], **hover)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
     _scale(figure, rows, knob)
@@ -72,20 +72,6 @@ def _lines(knob: str, value: str) -> tuple[str, ...]:
     if value != "core":
         return (value,)
     return tuple(name for name in PAPER_SWEEPS[knob].classes if name.startswith("core"))
-
-
-def _add_ours(figure: go.Figure, line: pd.DataFrame, knob: str, name: str) -> None:
-    runs = line["runs"].str.replace(" ", "<br>").to_numpy(object)
-    add_line(
-        figure,
-        line,
-        "value",
-        name,
-        CLASS_STYLES[name],
-        customdata=np.stack([line[f"{name}_low"], line[f"{name}_high"], line["num_seeds"], runs], axis=1),
-        hovertemplate=f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}<br>%{{y:.3f}} "
-        "[%{customdata[0]:.3f}, %{customdata[1]:.3f}], %{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
-    )
 
 
 def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:

@@ -13,9 +13,9 @@ from gram_platform.pages.figures.style import (
     IN_PAPER,
     Style,
     domain_styles,
-    hover_runs,
     method_style,
     padded_range,
+    ratio_hover,
     reference_line,
     styled,
     whiskers,
@@ -38,8 +38,7 @@ def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, va
     if rows.empty:
         return figure
     for method, line in rows.groupby("method", sort=False):
-        ends = (line[f"{value}_low"], line[f"{value}_high"])
-        _add_series(figure, line[VARIANT], line[value], ends, method_style(method), variants, hover_runs(line))
+        _add_series(figure, line, value, f"{value}_", method_style(method), variants)
     _add_paper(figure, list(dict.fromkeys(rows["method"])), value, study, variants)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
     figure.update_yaxes(range=padded_range([*shown[VALUE_COLUMNS].to_numpy(float).ravel(), *_drawn(figure)]))
@@ -60,8 +59,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
         line = (kept if len(kept) else of_domain[of_domain["profile"] == "core"]).drop_duplicates(VARIANT)
         if len(line):
             lines.append(line)
-            ends = (line["low"], line["high"])
-            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, hover_runs(line))
+            _add_series(figure, line, "compute_ratio", "", style, variants)
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
         with_table(figure, pd.concat(lines))
@@ -86,23 +84,20 @@ def is_numeric(variants: Sequence[str]) -> bool:
 
 
 def _add_series(
-    figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str], runs: np.ndarray
+    figure: go.Figure, line: pd.DataFrame, value: str, prefix: str, style: Style, variants: Sequence[str]
 ) -> None:
-    """Adds a series with error bars; `runs` has the run ids of each value for the hover."""
-    low, high = ends
-    numeric = is_numeric(all_variants)
+    """Adds a column of a frame as a series, with the ends of its error bars in `<prefix>low, <prefix>high`."""
+    numeric = is_numeric(variants)
     figure.add_scatter(
-        x=variants.astype(float) if numeric else variants,
-        y=values,
+        x=line[VARIANT].astype(float) if numeric else line[VARIANT],
+        y=line[value],
         name=style.label,
         mode="lines+markers" if numeric else "markers",
         line={"color": style.colour, "dash": style.dash, "width": 2.5},
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y=whiskers(values, low, high, width=4, color=style.colour),
+        error_y=whiskers(line[value], line[f"{prefix}low"], line[f"{prefix}high"], width=4, color=style.colour),
         offsetgroup=style.label,
-        customdata=np.stack([low, high, runs], axis=1),
-        hovertemplate="<b>%{fullData.name}</b>, %{x}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<br>"
-        "%{customdata[2]}<extra></extra>",
+        **ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}"),
     )
 
 

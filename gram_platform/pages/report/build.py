@@ -99,7 +99,9 @@ def headline_sections(study: Results) -> list[Section]:
     first = rows.iloc[0]
     place = f" at {first['size']}, profile {first['profile']}"
     place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
-    text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds."
+    seeds = zip(rows["method"], rows["num_seeds"], strict=True)
+    named = " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in seeds)
+    text = f"{named}{place}: compute ratios with 90% intervals over seeds."
     methods = [(method_style(row["method"]).colour, _tiles(row, study.record)) for row in rows.to_dict("records")]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
@@ -110,7 +112,9 @@ def headline_rows(study: Results) -> pd.DataFrame:
     It takes the largest size, and its last variant, among those with numbers of both methods and their intervals.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
-    methods, variants = _chosen(table), list(dict.fromkeys(table[VARIANT]))
+    methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
+    methods = sorted(methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST))[:2]
+    variants = list(dict.fromkeys(table[VARIANT]))
     rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
     rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
@@ -124,18 +128,6 @@ def headline_rows(study: Results) -> pd.DataFrame:
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
 
 
-def _chosen(table: pd.DataFrame) -> list[str]:
-    """Chooses at most two methods, those of FIRST first."""
-    methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
-    return sorted(methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST))[:2]
-
-
-def _methods(rows: pd.DataFrame) -> str:
-    """Writes "GRAM (3 seeds) and filtering (3 seeds)"."""
-    pairs = zip(rows["method"], rows["num_seeds"], strict=True)
-    return " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in pairs)
-
-
 def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
     """Returns (label, number, margins) for each class with a value: the interval as in the tables, the unit's error."""
     label, tiles = method_style(row["method"]).label, []
@@ -146,9 +138,6 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
         if value:
             tiles.append((f"{label} {name}", value, ", ".join(margins)))
     return tiles
-
-
-# --------------------------------------------------------------------------------------------- of a study with variants
 
 
 def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:

@@ -1,7 +1,7 @@
 """Makes the card of a study or a search: the sentence and the small picture that the index of a storage shows of it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -144,13 +144,7 @@ def _drawn(
 ) -> str:
     """Fills the template; `series` are named below the frame, in the order of MARK_LOOKS."""
     legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
-    frame: Mapping[str, object] = {
-        "left": LEFT,
-        "right": RIGHT,
-        "top": TOP,
-        "bottom": bottom,
-        "guide": guide,
-    }
+    frame = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": bottom, "guide": guide}
     return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))
 
 

@@ -87,14 +87,11 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for key, group in claims.groupby(names, sort=False, dropna=False):
         marks = dict.fromkeys(dict.fromkeys(sizes), "")
-        marks |= {sizes[at]: _marked(verdict) for at, verdict in group["verdict"].items()}
+        for at, verdict in group["verdict"].items():
+            marks[sizes[at]] = f"{MARKS[verdict.removesuffix(NO_INTERVAL)]} {verdict}"
         said = {name: "; ".join(filter(None, dict.fromkeys(group[name]))) for name in texts}
         rows.append({**dict(zip(names, key, strict=True)), **marks, **said})
     return pd.DataFrame(rows)
-
-
-def _marked(verdict: str) -> str:
-    return f"{MARKS.get(verdict.removesuffix(NO_INTERVAL), '')} {verdict}".strip()
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
@@ -105,16 +102,13 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     readable = claims.copy()
     if "difference" in claims:
         texts = map(interval_text, claims["difference"], claims["low"], claims["high"])
-        readable["difference"] = [text + unit for text, unit in zip(texts, _unit_texts(claims), strict=True)]
+        errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
+        units = ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
+        readable["difference"] = [text + unit for text, unit in zip(texts, units, strict=True)]
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
     return shown_columns(readable, SHOWN_OF_CLAIMS)
-
-
-def _unit_texts(claims: pd.DataFrame) -> list[str]:
-    errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
-    return ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
 
 
 def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:

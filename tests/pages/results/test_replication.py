@@ -17,7 +17,6 @@ from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.pages.results.results import summary_text
-from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import printed, published_per_seed
 from gram_platform.store import Store
 from tests.external_folder import (
@@ -29,7 +28,7 @@ from tests.external_folder import (
     view_rows,
     write_folder,
 )
-from tests.pages.site.pages import require_links_lead_somewhere, require_whole
+from tests.pages.site.pages import require_links_lead_somewhere
 from tests.paper.claim_texts import claim_of
 from tests.published import FOLDER, NEEDS_FOLDER
 
@@ -90,36 +89,27 @@ def test_a_size_without_curves_and_an_attack_without_a_view_are_missing(tmp_path
     assert set(study.analysis.table["size"]) == {"50M"}
 
 
-QUICK = ("mine", "scaling", "titration", "stories")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ("mine", *CLAIMS)]
+UNUSABLE = {
+    "others": lambda line: {"seed": f"{line['seed']}0"},
+    "rising": lambda line: {"losses": sorted(line["losses"])},
+    "flat": lambda line: {"losses": [2.5] * len(line["losses"])},
+}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_study_without_any_reference_says_why(tmp_path, name):
-    """Curves of other seeds, none, rising or flat ones: the size is missing, whichever claims the study has."""
+@pytest.mark.parametrize(
+    ("name", "what"), [("mine", "others"), ("mine", "rising"), ("scaling", "flat"), ("titration", "others")]
+)
+def test_a_study_without_any_reference_says_why(tmp_path, name, what):
+    """Curves of other seeds, rising or flat ones: the size is missing, whichever claims the study has."""
     rows, curves = ([row | {"study": name} for row in found] for found in (scaling_rows(), curve_lines()))
-    unusable = {"others": [line | {"seed": f"{line['seed']}0"} for line in curves]}
-    unusable |= (
-        {}
-        if name not in ("mine", "scaling", "titration")
-        else {
-            "none": [],
-            "rising": [line | {"losses": sorted(line["losses"])} for line in curves],
-            "flat": [line | {"losses": [2.5] * len(line["losses"])} for line in curves],
-        }
-    )
-    for what, lines in unusable.items():
-        study = replicated(write_folder(tmp_path / what, rows, lines))[name]
-        reasons = dict(study.analysis.missing.itertuples(index=False))
-        assert study.analysis.table.empty, what
-        assert study.claims.empty, what
-        if what in ("others", "none"):
-            assert any(what.endswith("size 50M") for what in reasons)
-        else:
-            why = [reason for lacking, reason in reasons.items() if lacking.startswith("size 50M, domain core")]
-            assert why
-        assert summary_text(study.record, study).startswith("no table:\n")
-        assert any(section.title == "Missing" for section in report_sections(study))
+    lines = [line | UNUSABLE[what](line) for line in curves]
+    study = replicated(write_folder(tmp_path, rows, lines))[name]
+    assert study.analysis.table.empty
+    assert study.claims.empty
+    lacking = "size 50M" if what == "others" else "size 50M, domain core"
+    assert any(lacking in reason for reason in study.analysis.missing["what"])
+    assert summary_text(study.record, study).startswith("no table:\n")
+    assert any(section.title == "Missing" for section in report_sections(study))
 
 
 def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(tmp_path):
@@ -225,9 +215,6 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
     assert replicated(folder, is_beside=False)["scaling"].published is None
 
 
-# ------------------------------------------------------------------------------------------- the published losses
-
-
 @pytest.mark.slow  # tests/paper/test_published.py is its quick relative
 @NEEDS_FOLDER
 def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
@@ -247,9 +234,6 @@ def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
     assert any("800M" in fact and "scaling" in fact for fact in studies["dual_use"].record.facts)
     notes = set(studies["scaling"].analysis.missing["what"])
     assert {"2B", "5B"} <= {note.split()[-1] for note in notes}
-
-
-# ----------------------------------------------------------------------------------------------------- command
 
 
 def blocks(kind: str) -> list[str]:
@@ -308,20 +292,3 @@ def test_an_unwritable_place_is_an_error_before_any_fit(tmp_path, capsys, monkey
         main(["replicate", *folder, "--out", "/proc/pages"])
     assert stop.value.code == 2
     assert "out='/proc/pages': " in capsys.readouterr().err
-
-
-@pytest.mark.slow  # tests/pages/site/test_browser.py is its quick relative
-@pytest.mark.browser
-@pytest.mark.timeout(300)
-def test_its_pages_are_whole(tmp_path):
-    rows = scaling_rows()
-    for weight in ("0", "0.5", "1"):
-        where = {"study": "titration", "variant": weight}
-        rows += view_rows("grmoe", "core+lisp", {"core": 0.9, "lisp": 0.5, "virology": 0.6}, **where)
-    folder, out = write_folder(tmp_path / "in", rows, curve_lines()), tmp_path / "out"
-    main(["replicate", str(folder), "--out", str(out)])
-    main(["replicate", "--out", str(tmp_path / "shipped")])
-    pages = [out / "site/index.html"]
-    pages += [*out.glob("studies/*/report.html"), *(tmp_path / "shipped").glob("studies/*/report.html")]
-    assert len(pages) == 6
-    require_whole(pages, tmp_path)

@@ -42,6 +42,9 @@ FAULTS = """(() => {
       say("a column without a head", table);
     }
   }
+  for (const image of document.images) {
+    if (!image.naturalWidth) say("a picture that is not shown", image);
+  }
   for (const place of document.querySelectorAll("input")) {
     if (!place.closest("label") || !place.closest("label").textContent.trim()) say("an input without a label", place);
   }
