@@ -19,4 +19,8 @@ def test_tables_of_results_show_labels_and_files_ids():
         for frame in brief_results(study.record, study, is_wide).tables.values():
             assert "GRAM" in set(frame["method"])
             assert "gram" not in set(frame["method"])
-    assert {row.split(",")[0] for row in table_csv(table).splitlines()[1:]} == {"baseline", "gram", "filtering"}
+    assert {row.split(",")[0] for row in table_csv(table).splitlines()[1:]} == {
+        "baseline",
+        "gram",
+        "filtering",
+    }

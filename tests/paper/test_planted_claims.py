@@ -1,4 +1,5 @@
-"""Judges every claim on a planted success, a planted failure, and a null: no difference, seeds far apart."""
+"""Judges every claim on a planted success, a planted failure, and a null: no difference, seeds far
+apart."""
 
 import math
 
@@ -38,7 +39,8 @@ def target(within: pd.Interval, verdict: str) -> float:
 
 
 def cell(side: Side, claim: Claim, study: str) -> tuple:
-    """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or variants."""
+    """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or
+    variants."""
     ends = {FIRST: "50M", LAST: "800M"}
     variants = {FIRST: "4", LAST: "20"}
     averaged = MEAN if side.method == "baseline" else "core+x"
@@ -48,16 +50,22 @@ def cell(side: Side, claim: Claim, study: str) -> tuple:
 
 
 def planted(study: str, claim: Claim, difference: float, spread: float) -> pd.DataFrame:
-    """A `per_seed` frame of ones, except for the left side, which is planted above 1 with a spread over seeds."""
+    """A `per_seed` frame of ones, except for the left side, which is planted above 1 with a spread
+    over seeds."""
     rows = []
     for seed, noise in NOISE.items():
         values = {}
         for side in claim.terms:
             values.setdefault(cell(side, claim, study), {})[side.name] = 1.0
         values[cell(claim.left, claim, study)][claim.left.name] += difference + spread * noise
-        own = [dict(zip(("method", "size", "variant", "profile"), key, strict=True)) | v for key, v in values.items()]
+        own = [
+            dict(zip(("method", "size", "variant", "profile"), key, strict=True)) | v
+            for key, v in values.items()
+        ]
         rows += [row | {"seed": seed} for row in own]
-    frame = pd.DataFrame(rows).reindex(columns=["method", "size", "variant", "profile", "seed", *CLASSES])
+    frame = pd.DataFrame(rows).reindex(
+        columns=["method", "size", "variant", "profile", "seed", *CLASSES]
+    )
     counts = {NUM_DOMAINS[name]: frame[name].notna().astype(int) for name in CLASSES}
     return frame.sort_values("variant", key=lambda v: v.str.len()).assign(retained="x", **counts)
 
@@ -92,12 +100,16 @@ def test_the_claim_of_other_studies(verdict):
 
 
 def curves(claim: SweepClaim, verdict: str) -> dict[str, pd.DataFrame]:
-    """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with noise at its ends."""
+    """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with
+    noise at its ends."""
     values = PAPER_SWEEPS[claim.knob].values
     flat = pd.DataFrame(0.9, index=pd.Index(values), columns=list(SWEEP_CLASSES))
     if not math.isinf(claim.within.right):  # claims of "the same"
         rise, base = target(claim.within, verdict), flat
-        return {seed: moved(base, claim.names[0], -1, rise + SPREAD[verdict] * n) for seed, n in NOISE.items()}
+        return {
+            seed: moved(base, claim.names[0], -1, rise + SPREAD[verdict] * n)
+            for seed, n in NOISE.items()
+        }
     if verdict == CANNOT_TELL:
         return {seed: with_noise(flat, claim, noise) for seed, noise in NOISE.items()}
     up = np.linspace(0.0, 0.2, len(values))

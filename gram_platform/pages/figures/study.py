@@ -33,39 +33,55 @@ CLASS_TITLES = {
     "forget": "Forget (lower is better)",
     "elicited": "Elicited forget (lower is better)",
 }
-HIDDEN = ("baseline",)  # the line at 1
+# Methods without a series of their own: the baseline is the line at 1.
+HIDDEN = ("baseline",)
 VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
-SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[4]} (%{x:.3s})"
-OFFSET = 0.2  # if both are drawn: of our bar to the left and the paper's point to the right
-MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below groups of bars: letters in a line, pixels
+SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
+# Where both are drawn, our bar moves so far to the left and the paper's point to the right.
+OFFSET = 0.2
+# Of the labels below groups of bars: letters in a line, and its height in pixels.
+MAX_LETTERS, LINE_HEIGHT = 10, 13
 
-Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
+# {method: (value, half-width of its interval) of each class}.
+Paper = Mapping[str, tuple[tuple[float, float], ...]]
 
 
-def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | None = None) -> go.Figure:
-    """Draws one class of the table's `mean` rows at one size: a bar for each method with its 90% interval.
+def aggregate_figure(
+    table: pd.DataFrame, size: str, value: str, paper: Paper | None = None
+) -> go.Figure:
+    """Draws one class of the `mean` rows at one size: a bar for each method with its interval.
 
-    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share one scale. Empty if
-    no method has a value.
+    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share
+    one scale. Empty if no method has a value.
     """
-    means = table[(table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)]
+    means = table[
+        (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
+    ]
     rows = means[means[value].notna()].reset_index(drop=True)
     figure = go.Figure()
     if rows.empty:
         return figure
-    beside = {place: paper[m][CLASSES.index(value)] for place, m in rows["method"].items() if m in (paper or {})}
+    beside = {
+        place: paper[m][CLASSES.index(value)]
+        for place, m in rows["method"].items()
+        if m in (paper or {})
+    }
     _add_bars(figure, rows, value, OFFSET if beside else 0.0)
     if beside:
         _add_paper(figure, beside)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
-    figure.update_xaxes(tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4])
+    figure.update_xaxes(
+        tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
+    )
     figure.update_yaxes(range=_common_range(means, paper or {}))
     return with_table(figure, class_table(_with_paper(rows, beside, value), value))
 
 
-def _with_paper(rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str) -> pd.DataFrame:
+def _with_paper(
+    rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str
+) -> pd.DataFrame:
     """Puts the values of other authors below ours, which only then have a column `source`."""
     if not beside:
         return rows
@@ -85,7 +101,7 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
         error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-        **ratio_hover(rows, f"{value}_", "<b>%{customdata[4]}</b>", labels),
+        **ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
     )
 
 
@@ -104,7 +120,7 @@ def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> 
 
 
 def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:
-    """Reaches from zero, or the lowest value below it, to just above the highest interval of any class."""
+    """Reaches from zero, or the lowest value below it, to just above the highest interval."""
     points = [point for method in means["method"] for point in paper.get(method, ())]
     ends = [end for value, error in points for end in (value - error, value + error)]
     values = np.array([*means[VALUE_COLUMNS].to_numpy(float).ravel(), *ends, 0.0, 1.0])
@@ -119,13 +135,17 @@ def scaling_figure(
     value: str,
     published: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Draws one class of `table` (columns of table.csv) at one profile against the number of parameters, log scale.
+    """Draws one class of a table at one profile against the number of parameters, log scale.
 
-    `parameters` gives the count of each size. Bands are the table's 90% intervals, error bars if there is one size;
-    methods without the profile or the class have no line. `published` is a table like `table`: thin lines of hollow
-    markers for the methods drawn.
+    `parameters` gives the count of each size. Bands are the table's 90% intervals, error bars if
+    there is one size; methods without the profile or the class have no line. `published` is a table
+    like `table`: thin lines of hollow markers for the methods drawn.
     """
-    beside = table.iloc[:0] if published is None else published[published["method"].isin(table["method"])]
+    beside = (
+        table.iloc[:0]
+        if published is None
+        else published[published["method"].isin(table["method"])]
+    )
     rows, theirs = (_points(frame, parameters, profile, value) for frame in (table, beside))
     figure = go.Figure()
     for method, line in theirs.groupby("method", sort=False):
@@ -137,23 +157,40 @@ def scaling_figure(
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
     size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
-    shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
-    # one scale for the panels of all classes, so that they can be compared
-    figure.update_yaxes(range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0]))
-    drawn = rows if published is None else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    shown = [
+        frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)]
+        for frame in (table, beside)
+    ]
+    # One scale for the panels of all classes, so that they can be compared.
+    figure.update_yaxes(
+        range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0])
+    )
+    drawn = (
+        rows
+        if published is None
+        else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    )
     return with_table(figure, class_table(drawn, value))
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects what a figure of one class draws of rows of the study's table, as the columns of its CSV."""
+    """Selects what a figure of one class draws of rows of the study's table, for its CSV."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
-    return rows.filter([*first, *(value + end for end in ("", "_low", "_high")), "num_seeds", "runs"])
+    return rows.filter(
+        [*first, *(value + end for end in ("", "_low", "_high")), "num_seeds", "runs"]
+    )
 
 
-def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str) -> pd.DataFrame:
+def _points(
+    table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str
+) -> pd.DataFrame:
     """Selects the rows with a value, from the smallest size to the largest."""
-    rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()]
-    return rows.assign(parameters=rows["size"].map(parameters)).sort_values("parameters", kind="stable")
+    rows = table[
+        (table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()
+    ]
+    return rows.assign(parameters=rows["size"].map(parameters)).sort_values(
+        "parameters", kind="stable"
+    )
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
@@ -161,21 +198,29 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
         x=line["parameters"],
         y=line[value],
         name=f"{style.label}, published",
-        legendrank=1001,  # after ours
+        # It comes after ours.
+        legendrank=1001,
         mode="lines+markers",
         line={"color": style.colour, "dash": "dot", "width": 1.2},
         marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 1.5}},
-        error_y=whiskers(line[value], line[f"{value}_low"], line[f"{value}_high"], thickness=1.0, color=style.colour),
+        error_y=whiskers(
+            line[value],
+            line[f"{value}_low"],
+            line[f"{value}_high"],
+            thickness=1.0,
+            color=style.colour,
+        ),
         **ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"]),
     )
 
 
 def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
-    """Draws a group of bars for each profile, a bar for each domain: solid if core or retained, hatched if forgotten.
+    """Draws bars for each profile and domain: solid if core or retained, hatched if forgotten.
 
-    The outline around a hatched bar is the value after an attack on the domain. `domains` is `domain_table`'s frame:
-    mean compute ratio over seeds with a 90% interval, the error bars. All methods at a size have the same axes: a
-    profile that a method does not serve is a blank place. Empty if the frame lacks the method or size.
+    The outline around a hatched bar is the value after an attack on the domain. `domains` is
+    `domain_table`'s frame: mean compute ratio over seeds with a 90% interval, the error bars. All
+    methods at a size have the same axes: a profile that a method does not serve is a blank place.
+    Empty if the frame lacks the method or size.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
     rows, figure = of_size[of_size["method"] == method], go.Figure()
@@ -188,7 +233,12 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         if len(kept):
             figure.add_bar(**_bars(kept, style), marker={"color": style.colour})
         if len(forgotten):
-            hatch = {"shape": "/", "fgcolor": style.colour, "bgcolor": translucent(style.colour), "size": 6}
+            hatch = {
+                "shape": "/",
+                "fgcolor": style.colour,
+                "bgcolor": translucent(style.colour),
+                "size": 6,
+            }
             outline = {"color": style.colour, "width": 1.5}
             marker = {"color": style.colour, "pattern": hatch, "line": outline}
             figure.add_bar(**_bars(forgotten, style), marker=marker, showlegend=not len(kept))
@@ -198,10 +248,14 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
             figure.add_bar(**_bars(attacked, style, **look), marker=outline, showlegend=False)
     reference_line(figure)
     styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
-    profiles = sorted(dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+")))
+    profiles = sorted(
+        dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
+    )
     figure.update_layout(barmode="group", bargap=0.25)
     text = [_wrapped(profile) for profile in profiles]
-    figure.update_xaxes(categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0)
+    figure.update_xaxes(
+        categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0
+    )
     figure.update_xaxes(range=[-0.5, len(profiles) - 0.5])
     num_lines = max((label.count("<br>") + 1 for label in text), default=1)
     figure.update_xaxes(title_text="", tickfont_size=10)
@@ -212,13 +266,15 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
 
 
 def _wrapped(profile: str) -> str:
-    """Breaks a profile's name into short lines, one or more for each domain, to fit under a group of bars."""
+    """Breaks a profile's name into short lines, which fit under a group of bars."""
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
         for part in wrap(domain, MAX_LETTERS, break_long_words=False)
     ]
-    return "<br>".join(line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines)
+    return "<br>".join(
+        line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines
+    )
 
 
 def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
@@ -229,6 +285,8 @@ def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
         "name": style.label,
         "legendgroup": style.label,
         "offsetgroup": style.label,
-        **ratio_hover(bars, "", "<b>%{fullData.name}</b> (%{customdata[4]}), profile %{x}", bars["class"]),
-        "meta": {"runs": 3},
+        **ratio_hover(
+            bars, "", "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}", bars["class"]
+        ),
+        "meta": {"runs": 4},
     }

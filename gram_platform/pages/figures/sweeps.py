@@ -37,9 +37,9 @@ CLASS_STYLES = {
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:
     """Draws one class against the values of a knob; `table` is `SweepAnalysis.table`.
 
-    Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90% intervals, error
-    bars if there is one point; the paper's curves are dashed with hollow markers. The panels of a knob share one scale.
-    Empty if we have no value.
+    Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90%
+    intervals, error bars if there is one point; the paper's curves are dashed with hollow markers.
+    The panels of a knob share one scale. Empty if we have no value.
     """
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
@@ -55,14 +55,18 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
     _scale(figure, rows, knob)
     columns = [name + end for name in names for end in ("", "_low", "_high")]
-    return with_table(figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"]))
+    return with_table(
+        figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"])
+    )
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws every panel with a value, in the table's order; keys such as `p_cr-gram-0.4M-core` name files."""
+    """Draws every panel with a value, by names for files such as `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
-        "-".join((*sweep, value)): sweep_figure(table, *sweep, value) for sweep in sweeps for value in CLASS_TITLES
+        "-".join((*sweep, value)): sweep_figure(table, *sweep, value)
+        for sweep in sweeps
+        for value in CLASS_TITLES
     }
     return drawn(figures)
 
@@ -87,15 +91,20 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
         line={"color": style.colour, "dash": "dash", "width": 1.3},
         marker={"symbol": f"{style.symbol}-open", "size": 6, "color": style.colour},
         customdata=curve[["low", "high"]].to_numpy(),
-        hovertemplate="%{fullData.name}: %{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>",
+        hovertemplate=(
+            "%{fullData.name}: %{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>"
+        ),
     )
 
 
 def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
-    """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's horizontal scale."""
+    """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's
+    horizontal scale."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
     columns = [name + end for name in names for end in ("", "_low", "_high")]
-    ends = [end for points in PAPER_SWEEPS[knob].classes.values() for point in points for end in point]
+    ends = [
+        end for points in PAPER_SWEEPS[knob].classes.values() for point in points for end in point
+    ]
     figure.update_yaxes(range=padded_range([*rows[columns].to_numpy(float).ravel(), *ends, 1.0]))
     if PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})

@@ -1,4 +1,5 @@
-"""Figures draw exactly the numbers of their tables, and every series can be told apart without colour."""
+"""Figures draw exactly the numbers of their tables, and every series can be told apart without
+colour."""
 
 import io
 from urllib.parse import unquote
@@ -75,9 +76,17 @@ def test_a_fit_at_its_bound_says_so(analysis):
     assert bound.showlegend
     assert "bound" in bound.name
     both = learning_curve_figure(curves(), fits.assign(poor=True), "small")
-    assert [trace.name.count("bound, poor") for trace in both.data if trace.name.startswith("core fit ")] == [1]
-    steps = pd.DataFrame({"size": "s", "seed": "0", "step": [10, 40_000], "domain": "core", "loss": [5.0, 0.4]})
-    assert learning_curve_figure(steps, fits, "s").layout.xaxis.ticktext[-2:] == ("10,000", "20,000")  # no exponents
+    assert [
+        trace.name.count("bound, poor") for trace in both.data if trace.name.startswith("core fit ")
+    ] == [1]
+    steps = pd.DataFrame(
+        {"size": "s", "seed": "0", "step": [10, 40_000], "domain": "core", "loss": [5.0, 0.4]}
+    )
+    # No exponents.
+    assert learning_curve_figure(steps, fits, "s").layout.xaxis.ticktext[-2:] == (
+        "10,000",
+        "20,000",
+    )
     without = learning_curve_figure(curves(), fits[fits["domain"] != "core"], "small")
     assert [trace.name for trace in without.data if trace.name.startswith("core")] == ["core"]
 
@@ -111,7 +120,16 @@ def test_the_table_of_a_figure_has_the_intervals_and_seeds_that_it_draws(analysi
     table = analysis.table
     figure = scaling_figure(table, SIZES, "core+biology", "forget")
     rows = table_of(figure)
-    columns = ["method", "size", "parameters", "profile", "forget", "forget_low", "forget_high", "num_seeds"]
+    columns = [
+        "method",
+        "size",
+        "parameters",
+        "profile",
+        "forget",
+        "forget_low",
+        "forget_high",
+        "num_seeds",
+    ]
     assert list(rows.columns) == columns
     drawn = table[(table["profile"] == "core+biology") & (table["method"] != "baseline")]
     merged = rows.merge(drawn, on=["method", "size"])
@@ -124,13 +142,19 @@ def test_the_table_of_a_figure_has_the_intervals_and_seeds_that_it_draws(analysi
 def test_bars_are_the_domain_table(analysis):
     domains = domain_table(analysis.ratios)
     figure = profile_bars_figure(domains, "gram", "tiny")
-    rows = domains[(domains["method"] == "gram") & (domains["size"] == "tiny") & (domains["domain"] == "biology")]
-    drawn = {x: y for trace in named(figure, "biology") for x, y in zip(trace.x, trace.y, strict=True)}
+    rows = domains[
+        (domains["method"] == "gram")
+        & (domains["size"] == "tiny")
+        & (domains["domain"] == "biology")
+    ]
+    drawn = {
+        x: y for trace in named(figure, "biology") for x, y in zip(trace.x, trace.y, strict=True)
+    }
     assert drawn == dict(zip(rows["profile"], rows["compute_ratio"], strict=True))
     hatched = [x for trace in figure.data if trace.marker.pattern.shape == "/" for x in trace.x]
     assert sorted(hatched) == ["core", "core", "core+biology", "core+chemistry"]
     assert sum(bool(trace.showlegend is not False) for trace in figure.data) == len(DOMAINS)
-    assert "run-gram-tiny-0" in figure.data[0].customdata[0][3]
+    assert "run-gram-tiny-0" in figure.data[0].customdata[0][4]
     assert len(profile_bars_figure(domains, "gram", "no such size").data) == 0
 
 
@@ -143,14 +167,17 @@ def stories():
 def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
     figure = aggregate_figure(stories.table, "26M", "elicited", printed("stories")[""])
     bars, diamonds = figure.data
-    assert list(bars.y) == pytest.approx([planted[3] for planted in stories_frames.PLANTED.values()])
-    assert [point[4] for point in bars.customdata][:3] == ["filtering", "GRAM", "GRAM (LoRA)"]
+    assert list(bars.y) == pytest.approx(
+        [planted[3] for planted in stories_frames.PLANTED.values()]
+    )
+    assert [point[0] for point in bars.customdata][:3] == ["filtering", "GRAM", "GRAM (LoRA)"]
     assert list(bars.error_y.array) == pytest.approx(list(bars.error_y.arrayminus))
     assert list(diamonds.y) == [0.870, 0.855, 0.806, 0.774, 0.983, 0.302]
     assert list(diamonds.error_y.array)[:2] == pytest.approx([0.012, 0.024])
     assert len(figure.layout.xaxis.ticktext) == len(bars.x) == 8
     scales = {
-        tuple(aggregate_figure(stories.table, "26M", c, printed("stories")[""]).layout.yaxis.range) for c in CLASSES
+        tuple(aggregate_figure(stories.table, "26M", c, printed("stories")[""]).layout.yaxis.range)
+        for c in CLASSES
     }
     assert len(scales) == 1
 
@@ -171,7 +198,11 @@ def test_the_attack_is_an_outline_around_the_forgotten_bar(stories):
     ratios = stories.ratios
     one_seed = domain_table(ratios[ratios["seed"] == ratios["seed"].iloc[0]])
     sure, unsure = (
-        [t.error_y.array for t in profile_bars_figure(rows, "maxent", "26M").data if t.marker.color == "rgba(0,0,0,0)"]
+        [
+            t.error_y.array
+            for t in profile_bars_figure(rows, "maxent", "26M").data
+            if t.marker.color == "rgba(0,0,0,0)"
+        ]
         for rows in (domain_table(ratios), one_seed)
     )
     assert all(np.isfinite(bars).all() for bars in sure)

@@ -1,4 +1,5 @@
-"""Figures of LR/batch grids draw the numbers of their frames, and say what is wrong with a surface."""
+"""Figures of LR/batch grids draw the numbers of their frames, and say what is wrong with a
+surface."""
 
 import math
 import re
@@ -21,19 +22,28 @@ def named(figure, name):
 @pytest.fixture(scope="module")
 def analysis():
     trials = laddered(noise=0.001, s16M={"lr": 9e-3}, s1M={"bend": -0.1})
-    hot = (trials["size"] == "4M") & (trials["lr"] == LRS[-1]) & (trials["batch"] == 16) & (trials["seed"] == "0")
+    hot = (
+        (trials["size"] == "4M")
+        & (trials["lr"] == LRS[-1])
+        & (trials["batch"] == 16)
+        & (trials["seed"] == "0")
+    )
     return analyse_grid(diverge(trials, hot), seq_len=64, num_resamples=10)
 
 
 def surface(analysis, size, cells=None):
-    return surface_figure(analysis.cells if cells is None else cells, analysis.optima, analysis.surfaces, size)
+    return surface_figure(
+        analysis.cells if cells is None else cells, analysis.optima, analysis.surfaces, size
+    )
 
 
 def test_cells_contours_and_minima_are_those_of_the_frames(analysis):
     figure = surface(analysis, "4M")
     cells = analysis.cells[(analysis.cells["size"] == "4M") & analysis.cells["used"]]
     dots = named(figure, "cell")
-    assert sorted(zip(dots.x, dots.y, strict=True)) == sorted(zip(cells["lr"], cells["batch"], strict=True))
+    assert sorted(zip(dots.x, dots.y, strict=True)) == sorted(
+        zip(cells["lr"], cells["batch"], strict=True)
+    )
     assert [facts[0] for facts in dots.customdata] == cells["loss"].tolist()
     assert "4M-0-" in dots.customdata[0][5]
     crosses = named(figure, "diverged")
@@ -43,7 +53,9 @@ def test_cells_contours_and_minima_are_those_of_the_frames(analysis):
     assert (star.x[0], star.y[0]) == tuple(optima.loc[POOLED, ["lr", "batch"]])
     assert star.x[0] + star.error_x.array[0] == pytest.approx(optima.loc[POOLED, "lr_high"])
     assert star.y[0] - star.error_y.arrayminus[0] == pytest.approx(optima.loc[POOLED, "batch_low"])
-    assert [named(figure, f"seed {seed}").x[0] for seed in "012"] == optima.loc[list("012"), "lr"].tolist()
+    assert [named(figure, f"seed {seed}").x[0] for seed in "012"] == optima.loc[
+        list("012"), "lr"
+    ].tolist()
     mesh = analysis.surfaces[analysis.surfaces["size"] == "4M"]
     contour = named(figure, "fit")
     assert np.sort(np.asarray(contour.z).ravel()) == pytest.approx(np.sort(mesh["loss"]))
@@ -58,7 +70,9 @@ def test_titles_say_what_is_wrong(analysis):
     flat = surface(analysis, "1M")
     assert "not convex" in flat.layout.title.text
     assert not [trace for trace in flat.data if trace.name == "minimum"]
-    row = analysis.optima[(analysis.optima["size"] == "1M") & (analysis.optima["seed"] == POOLED)].iloc[0]
+    row = analysis.optima[
+        (analysis.optima["size"] == "1M") & (analysis.optima["seed"] == POOLED)
+    ].iloc[0]
     ring = named(flat, "best cell")
     assert (ring.x[0], ring.y[0]) == (row["best_lr"], row["best_batch"])
     assert named(surface(analysis, "4M"), "minimum").marker.symbol == "star"
@@ -100,7 +114,9 @@ def test_laws_with_their_band_the_papers_law_and_hollow_edges(with_an_edge, quan
     points = named(figure, "optimum (hollow: at the edge)")
     assert list(points.y) == pooled[quantity].tolist()
     assert list(points.marker.symbol) == ["star", "star", "star", "star-open"]
-    assert list(points.error_y.array) == pytest.approx((pooled[f"{quantity}_high"] - pooled[quantity]).tolist())
+    assert list(points.error_y.array) == pytest.approx(
+        (pooled[f"{quantity}_high"] - pooled[quantity]).tolist()
+    )
     assert len(named(figure, "single seeds").y) == 12
     law = analysis.laws.set_index("quantity").loc[quantity]
     assert f"{law['coefficient']:.3g} N^{law['exponent']:.3f}" in figure.layout.title.text

@@ -1,4 +1,5 @@
-"""Figures of searches draw the trials that the frame has, at their values, and invent none for the others."""
+"""Figures of searches draw the trials that the frame has, at their values, and invent none for the
+others."""
 
 import math
 from collections import Counter
@@ -22,12 +23,24 @@ def trials() -> pd.DataFrame:
     for number in range(13):
         state = STATES.get(number, "complete")
         metrics = {"loss": rng.uniform(0.2, 0.9) if state == "complete" else math.nan}
-        point = {"rate": 10 ** rng.uniform(-4, -1), "share": rng.uniform(), "kind": "ab"[number % 2]}
-        runs = " ".join(f"run{number:02d}{i}" for i in range(5 if number == 0 else 1)) if state == "complete" else ""
-        rows.append({"search": "s", "trial": number, "state": state, **point, **metrics, "runs": runs})
+        point = {
+            "rate": 10 ** rng.uniform(-4, -1),
+            "share": rng.uniform(),
+            "kind": "ab"[number % 2],
+        }
+        runs = (
+            " ".join(f"run{number:02d}{i}" for i in range(5 if number == 0 else 1))
+            if state == "complete"
+            else ""
+        )
+        rows.append(
+            {"search": "s", "trial": number, "state": state, **point, **metrics, "runs": runs}
+        )
     frame = pd.DataFrame(rows).assign(elapsed_s=2.0, started=pd.Timestamp("2026-01-01"))
     frame.loc[12, ["rate", "share"]] = math.nan  # a waiting trial has no point yet
-    return linked(frame, {f"run{number:02d}0": f"http://127.0.0.1:5000/#/{number}" for number in range(5)})
+    return linked(
+        frame, {f"run{number:02d}0": f"http://127.0.0.1:5000/#/{number}" for number in range(5)}
+    )
 
 
 def named(figure, name):
@@ -57,7 +70,12 @@ def test_trials_without_a_value_stand_at_the_edge_and_apart(trials):
     assert figure.layout.yaxis2.range == (0, 1)
     assert diverged.marker.symbol != failed.marker.symbol
     assert "loss" not in diverged.customdata[0][0]
-    seen = [number_of(point) for trace in figure.data if trace.customdata is not None for point in trace.customdata]
+    seen = [
+        number_of(point)
+        for trace in figure.data
+        if trace.customdata is not None
+        for point in trace.customdata
+    ]
     assert Counter(seen) == Counter(set(range(13)) - {11, 12})
 
 
@@ -73,7 +91,10 @@ def test_slices_have_the_searched_range(trials):
     linear = slice_figure(trials, SHARE, "loss")
     assert linear.layout.xaxis.type is None
     assert list(linear.layout.xaxis.range) == pytest.approx([-0.04, 1.04])
-    assert list(slice_figure(trials, Parameter("share", 0.5, 0.5), "loss").layout.xaxis.range) == [0.0, 1.0]
+    assert list(slice_figure(trials, Parameter("share", 0.5, 0.5), "loss").layout.xaxis.range) == [
+        0.0,
+        1.0,
+    ]
 
 
 def test_hovers_say_the_point_and_the_runs_and_carry_the_page(trials):

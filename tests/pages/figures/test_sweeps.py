@@ -1,4 +1,5 @@
-"""The panels of a sweep draw the table's numbers over the paper's, and say which is which without colour."""
+"""The panels of a sweep draw the table's numbers over the paper's, and say which is which without
+colour."""
 
 import numpy as np
 import pytest
@@ -30,7 +31,9 @@ def test_lines_and_bands_are_the_table_and_the_papers_dashed_below(table, knob):
         ours, paper = named(figure, label), named(figure, f"{label}, {IN_PAPER}")
         assert list(ours.x) == list(rows["value"])
         assert list(ours.y) == list(rows[value])
-        assert [point[3] for point in ours.customdata] == list(rows["runs"].str.replace(" ", "<br>"))
+        assert [point[3] for point in ours.customdata] == list(
+            rows["runs"].str.replace(" ", "<br>")
+        )
         assert ours.line.dash == "solid"
         assert list(paper.y) == list(paper_curve(knob, value)["mean"])
         assert paper.line.dash == "dash"
@@ -44,15 +47,26 @@ def test_lines_and_bands_are_the_table_and_the_papers_dashed_below(table, knob):
 
 def test_core_is_drawn_as_the_paper_draws_it(table):
     robust = sweep_figure(table, "p_cr", "gram", SIZE, "core")
-    assert [t.name for t in robust.data if t.fill is None and IN_PAPER not in t.name] == ["Core-Partial", "Core-Full"]
+    assert [t.name for t in robust.data if t.fill is None and IN_PAPER not in t.name] == [
+        "Core-Partial",
+        "Core-Full",
+    ]
     spread = sweep_figure(table, "p_as", "gram", SIZE, "core")
     assert [t.name for t in spread.data if t.fill is None] == [f"Core, {IN_PAPER}", "Core"]
 
 
 def test_the_panels_of_a_knob_share_a_scale_that_holds_every_interval(table):
-    ranges = {tuple(sweep_figure(table, "p_cr", "gram", SIZE, value).layout.yaxis.range) for value in PANELS}
+    ranges = {
+        tuple(sweep_figure(table, "p_cr", "gram", SIZE, value).layout.yaxis.range)
+        for value in PANELS
+    }
     ((low, high),) = ranges
-    drawn = [y for value in PANELS for t in sweep_figure(table, "p_cr", "gram", SIZE, value).data for y in t.y]
+    drawn = [
+        y
+        for value in PANELS
+        for t in sweep_figure(table, "p_cr", "gram", SIZE, value).data
+        for y in t.y
+    ]
     assert low < min(drawn)
     assert max(drawn) < high
 
@@ -64,7 +78,10 @@ def test_one_seed_has_no_band_and_one_point_has_error_bars():
     assert [t.legendgroup for t in figure.data if t.fill == "toself"] == [f"Forget{IN_PAPER}"]
     one_point = analyse_sweeps(evaluations(POINTS[:1]), curves()).table
     (forget,) = one_point["forget_high"] - one_point["forget"]
-    assert named(sweep_figure(one_point, "p_cr", "gram", SIZE, "forget"), "Forget").error_y.array[0] == forget
+    assert (
+        named(sweep_figure(one_point, "p_cr", "gram", SIZE, "forget"), "Forget").error_y.array[0]
+        == forget
+    )
 
 
 def test_every_panel_by_name_and_none_that_is_empty(table):
