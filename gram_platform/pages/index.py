@@ -1,5 +1,4 @@
-"""Writes `site/index.html` of a storage: a card for each study and search, which leads to its
-report.
+"""Writes `site/index.html` of a storage: a card for each study and search, with its links.
 
 A card is made from `study.json` or `search.json` alone, which a submission writes with its report.
 The index shows the picture that lies there too as an image, so that nothing of a study's folder

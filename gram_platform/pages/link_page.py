@@ -41,8 +41,7 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page beside a storage's database: MLflow is open at `address`, or closed. Warns
-    where it cannot."""
+    """Writes the page beside a database: MLflow is open at `address`, or closed. May warn."""
     # Imported here: it takes a second.
     from gram_platform.tracking.connection import opened_by
     from gram_platform.tracking.database import database_uri

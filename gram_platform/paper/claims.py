@@ -1,5 +1,4 @@
-"""Lists the paper's claims by study: a text, two sides whose difference is judged, and where the
-paper says so.
+"""Lists the paper's claims by study: a text, two sides whose difference is judged, a source.
 
 No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin".
 That retain stays above elicited is claimed only on Simple Stories: in the paper's scaling study it
@@ -102,8 +101,7 @@ class Claim:
 
 
 def follows(label: str, method: str, source: str) -> tuple[Claim, ...]:
-    """Claims by class that a method is no worse than filtering: core, retain not below, forget,
-    elicited not above."""
+    """Claims by class that a method is no worse than filtering by more than the margin."""
     ways = {
         n: ("below", not_below) if n in ("core", "retain") else ("above", not_above)
         for n in CLASSES

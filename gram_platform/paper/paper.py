@@ -1,5 +1,4 @@
-"""Holds the numbers that the paper prints and those that its authors published by seed, and puts
-them beside ours.
+"""Holds the paper's printed numbers and those published by seed, and puts them beside ours.
 
 The printed ones are in `printed.csv`, with their labels in the paper. `published.csv` holds the
 `per_seed` frames of `tables.analyse`, computed by this package from the published losses of three
@@ -171,8 +170,7 @@ def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame |
 def published_means(
     published: pd.DataFrame, size: str
 ) -> Mapping[str, tuple[tuple[float, float], ...]]:
-    """Returns {method: (value, half-width of the interval) of each class} of the published means at
-    a size."""
+    """Returns {method: (value, half-width) of each class} of the published means at a size."""
     rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict(
         "records"
     )

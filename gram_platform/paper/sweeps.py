@@ -1,5 +1,4 @@
-"""Holds the paper's three hyperparameter sweeps on Simple Stories, and judges the paper's claims on
-ours.
+"""Holds the paper's three sweeps on Simple Stories, and judges the paper's claims on ours.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
 (`app:hyperparams`). Every number is a compute ratio, averaged within each of three seeds and then
@@ -212,8 +211,7 @@ SWEEP_CLAIMS = (
 
 
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges the paper's claims on the three sweeps, on the seeds that have every value of the
-    knob.
+    """Judges the paper's claims on the sweeps, on the seeds that have every value of the knob.
 
     Returns a row per claim, method and size, as `claims_frame`, with `profile` (all are means over
     profiles, except the two kinds of core that a claim names), `paper` (the difference in the

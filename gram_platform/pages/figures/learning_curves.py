@@ -1,5 +1,4 @@
-"""Draws learning curves: the validation losses of baselines and the fits that turn a loss into
-steps."""
+"""Draws learning curves: baselines' validation losses and the fits that turn a loss into steps."""
 
 import numpy as np
 import pandas as pd
@@ -20,8 +19,7 @@ LINE_POINTS = 80
 
 
 def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Draws validation loss against step at one size: points of every seed and domain, and each
-    domain's pooled fit.
+    """Draws validation loss against step at one size: every seed's points, each domain's fit.
 
     `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns
     of `fits_frame`. Both axes are logarithmic. A domain without a fit has points only; the legend

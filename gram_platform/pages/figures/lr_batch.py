@@ -1,5 +1,4 @@
-"""Draws the LR/batch grid of each size with the fitted surface and its minima, and the laws through
-the minima."""
+"""Draws the LR/batch grid of each size with its surface and minima, and the laws through these."""
 
 import math
 
@@ -38,8 +37,7 @@ BEYOND = 4.0
 def surface_figure(
     cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str
 ) -> go.Figure:
-    """Draws the cells of one size over the contours of the pooled fit, both axes logarithmic, with
-    the minima.
+    """Draws the cells and minima of one size over the contours of the pooled fit, in log scales.
 
     The frames are `lr_grid`'s; `cells` may have a column `url`, opened by a click. The pooled
     minimum is a star; its bars span predicted losses within 0.1% of it. Each seed's minimum is a
@@ -77,8 +75,7 @@ def surface_figure(
 def law_figure(
     lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str
 ) -> go.Figure:
-    """Draws the optima of `quantity` (lr or batch) against the parameter count, and the law through
-    them, log-log.
+    """Draws the optima of `quantity` (lr or batch) against parameters, and their law, log-log.
 
     Bars span predicted losses within 0.1% of the minimum; hollow optima lie at the edge of their
     grid; the band is the law's 90% interval over seeds; the dashed line is the paper's law. A law

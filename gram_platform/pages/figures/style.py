@@ -1,5 +1,4 @@
-"""Styles every figure: a colour, marker and dash for each method and domain, a layout for light and
-dark pages.
+"""Styles every figure: colours, markers and dashes, and a layout for light and dark pages.
 
 Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on
 a dark or a white page. Markers and dashes differ too, so that no series is told by colour alone.
@@ -190,8 +189,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Adds the area between `low` and `high`; the legend hides it with the series of this style and
-    group."""
+    """Adds the area between `low` and `high`; the legend hides it with this style's series."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],

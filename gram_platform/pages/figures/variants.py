@@ -1,5 +1,4 @@
-"""Draws compute ratio against a study's variants: lines over numbers, points over names, beside the
-paper's."""
+"""Draws compute ratio against a study's variants: lines over numbers, points over names."""
 
 from collections.abc import Sequence
 
@@ -51,8 +50,7 @@ def variant_figure(
 
 
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
-    """Draws every domain of a method against the variants, each under the profile of core and that
-    domain.
+    """Draws every domain of a method against the variants, each under core and that domain.
 
     `domains` is `domain_table`'s frame with a column `variant`. A domain without that profile is
     drawn under core alone. Empty if there is no row.

@@ -1,5 +1,4 @@
-"""Reports the calibration study: how far compute ratios are from the shares of the steps that they
-stand for."""
+"""Reports the calibration study: how far compute ratios are from the shares of the steps."""
 
 from dataclasses import dataclass, fields
 

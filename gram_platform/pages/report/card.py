@@ -1,5 +1,4 @@
-"""Makes the card of a study or a search: the sentence and the small picture that the index of a
-storage shows of it."""
+"""Makes the card of a study or a search: the sentence and the picture that the index shows."""
 
 import math
 from collections.abc import Sequence

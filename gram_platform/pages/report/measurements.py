@@ -1,5 +1,4 @@
-"""Says how the results of each measurement are read, printed and shown: the table `MEASUREMENTS`,
-by its name."""
+"""Says how the results of each measurement are read and shown: the table `MEASUREMENTS`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

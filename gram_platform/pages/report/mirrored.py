@@ -1,5 +1,4 @@
-"""Makes the tables and pages of studies and searches from MLflow alone, where their storage is
-gone."""
+"""Makes tables and pages of studies and searches from MLflow alone, without their storage."""
 
 import io
 import json

@@ -1,5 +1,4 @@
-"""Shows which module learns unlabelled text, and the cost of more modules at once, as sections and
-figures."""
+"""Shows which module learns unlabelled text, and what more modules at once cost."""
 
 from collections.abc import Iterator, Mapping
 

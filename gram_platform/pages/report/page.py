@@ -68,8 +68,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a study or a search, or the index: plain texts before sections. Blank lines
-    separate paragraphs.
+    """A page of a study or a search, or the index; blank lines in texts separate paragraphs.
 
     `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged.
     `source` says with which command, code and machine the numbers were made. Every figure and every
@@ -293,8 +292,7 @@ def is_attack(runs: pd.DataFrame) -> pd.Series:
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the runs, then the evaluations, with the present ones of SHOWN_OF_RUNS; elapsed time as
-    h:mm:ss."""
+    """Lists the runs, then the evaluations, with the present ones of SHOWN_OF_RUNS."""
     runs = _with_clock(runs)
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:

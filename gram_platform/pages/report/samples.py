@@ -1,5 +1,4 @@
-"""Reports the samples study: prompts, and each method's continuations with the topic kept and
-removed."""
+"""Reports the samples study: prompts, and continuations with the topic kept and removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

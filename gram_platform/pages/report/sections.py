@@ -1,5 +1,4 @@
-"""Builds the sections and figures of a study of methods, sizes and profiles, and the sections
-common to all studies."""
+"""Builds the sections of a study without variants, and those common to all studies."""
 
 from collections.abc import Mapping, Sequence
 
@@ -236,8 +235,7 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are
-    drawn once."""
+    """Draws the curves by size, variant and separately fitted seed; shared fits are drawn once."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
     for key, fits in all_fits.groupby(
         [c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False

@@ -1,5 +1,4 @@
-"""Says what went wrong in a study, before its numbers: nodes without a result, poor fits, a unit
-that is off."""
+"""Says what went wrong in a study: nodes without a result, poor fits, a unit that is off."""
 
 from collections import Counter
 from collections.abc import Mapping

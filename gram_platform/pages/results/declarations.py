@@ -1,5 +1,4 @@
-"""Declares what losses alone do not say about an external study: known by its name, or given in
-studies.json.
+"""Declares what losses do not say about an external study: by its name or in studies.json.
 
 Finds the baselines that each study of the folder is measured against.
 """
@@ -89,8 +88,7 @@ def known_studies() -> dict[str, Declaration]:
 
 
 def declarations(external: External) -> dict[str, Declaration]:
-    """Returns {study: declaration}, known studies first, then as in the file; ValueError for a bad
-    studies.json."""
+    """Returns {study: declaration}, known studies first; ValueError for a bad studies.json."""
     names, known = list(dict.fromkeys(external.losses["study"])), list(known_studies())
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}

@@ -1,11 +1,11 @@
-"""Keeps the pages of a study's earlier submissions that had other methods, sizes, seeds, another
-preset or other data.
+"""Keeps the pages of a study's earlier submissions of another choice of runs.
 
-`studies/STUDY/` has the newest submission; `studies/STUDY/history/DATE/` has what lay there until
-DATE, in UTC. A page is copied, report.html last; then the new record is written; then the old files
-are removed, report.html last. So it is whole in one place at any time. After a kill in between, the
-next submission finds the report that lies in the folder among those that are kept, and finishes the
-move, or takes it back if it is of the same choice.
+Chosen are methods, sizes, seeds, a preset and data. `studies/STUDY/` has the newest submission;
+`studies/STUDY/history/DATE/` has what lay there until DATE, in UTC. A page is copied, report.html
+last; then the new record is written; then the old files are removed, report.html last. So it is
+whole in one place at any time. After a kill in between, the next submission finds the report that
+lies in the folder among those that are kept, and finishes the move, or takes it back if it is of
+the same choice.
 """
 
 import time

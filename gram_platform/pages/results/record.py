@@ -1,5 +1,4 @@
-"""Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and
-reports."""
+"""Defines a study as stored in `study.json`, and as analysed; publishes tables and reports."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -70,8 +69,7 @@ class Card:
 
 @dataclass(frozen=True)
 class StudyRecord(Description):
-    """A study as its tables need it. `entries` has every node as each method names it: id, kind and
-    tags."""
+    """A study as its tables need it; `entries` has every node as each method names it."""
 
     # How it was run, in sentences.
     facts: tuple[str, ...]

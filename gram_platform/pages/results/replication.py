@@ -1,5 +1,4 @@
-"""Analyses studies of external losses as the platform analyses its runs, each with its
-baselines."""
+"""Analyses studies of external losses as the platform's own, each with its baselines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -157,8 +157,7 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """Writes the tables for a terminal, beside the paper's and with the claims if the study
-    declares them."""
+    """Writes the tables for a terminal, and what the paper has of a study that declares it."""
     table = results.analysis.table
     if table.empty:
         return "\n".join(
@@ -268,8 +267,7 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns the compute ratios of each method, variant and profile against model size, with their
-    intervals."""
+    """Returns the compute ratios of each method, variant and profile against size, for MLflow."""
     record, table, lines = results.record, results.analysis.table, []
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
