@@ -61,8 +61,11 @@ SHOWN_OF_CLAIMS = (
     "difference",
     "detectable",
     "num_seeds",
+    "published",
+    "paper",
+    "source",
+    EXPLANATION,
 )
-SHOWN_OF_CLAIMS += ("published", "paper", "source", EXPLANATION)
 # Columns that may be empty.
 PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)
 
@@ -73,11 +76,8 @@ def claim_sections(study: Results) -> list[Section]:
     if "paper" in study.claims:
         text += (
             f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at"
-            " their size or "
-        )
-        text += (
-            "sizes. Paper: where these are not public, the difference in the paper's table, at the"
-            " paper's scale."
+            " their size or sizes. Paper: where these are not public, the difference in the"
+            " paper's table, at the paper's scale."
         )
     return judged_sections(study.claims, text)
 

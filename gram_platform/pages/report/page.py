@@ -268,8 +268,10 @@ SHOWN_OF_RUNS = (
     "status",
     "steps",
     "num_tokens",
+    "elapsed",
+    "tokens_per_second",
+    "error",
 )
-SHOWN_OF_RUNS += ("elapsed", "tokens_per_second", "error")
 SHOWN_OF_ATTACKS = (
     "run_id",
     "run_id_url",
@@ -280,8 +282,9 @@ SHOWN_OF_ATTACKS = (
     "attacked_for",
     "best_loss",
     "status",
+    "elapsed",
+    "error",
 )
-SHOWN_OF_ATTACKS += ("elapsed", "error")
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:

@@ -83,9 +83,8 @@ def read_samples(
     frame, _, source = frames or store_frames(store, record.ids, ())
     sampling = (
         f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']}"
-        " tokens drawn "
+        f" tokens drawn at temperature {config['temperature']:g}."
     )
-    sampling += f"at temperature {config['temperature']:g}."
     return SampleResults(samples, missing, nodes_frame(record, frame), source, sampling)
 
 

@@ -79,9 +79,8 @@ def _poor_fits(study: Results) -> str:
     if len(study.claims) and exceeded:
         text += (
             f", while the margins of claims are {BELOW:.2f} and {ABOVE:.2f} of a compute ratio: an"
-            " error of "
+            " error of that size can turn a verdict"
         )
-        text += "that size can turn a verdict"
     return f"{text}."
 
 

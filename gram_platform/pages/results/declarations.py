@@ -33,8 +33,9 @@ NOT_NAMES = (
     "runs",
     "from",
     "paper",
+    "published",
+    EXPLANATION,
 )
-NOT_NAMES += ("published", EXPLANATION)
 
 
 @dataclass(frozen=True)
