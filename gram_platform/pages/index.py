@@ -1,7 +1,8 @@
-"""Writes `site/index.html` of a storage: a card for each study and search, which leads to its report.
+"""Writes `site/index.html` of a storage: a card for each study and search, with its links.
 
-A card is made from `study.json` or `search.json` alone, which a submission writes with its report. The index shows the
-picture that lies there too as an image, so that nothing of a study's folder becomes markup of the page.
+A card is made from `study.json` or `search.json` alone, which a submission writes with its report.
+The index shows the picture that lies there too as an image, so that nothing of a study's folder
+becomes markup of the page.
 """
 
 import datetime
@@ -33,7 +34,7 @@ class Told:
     title: str
     question: str
     card: Card
-    # That executed nodes, the newest last.
+    # Those that executed nodes, the newest last.
     submissions: tuple[Mapping, ...]
 
 
@@ -70,7 +71,9 @@ def write_index(store: Store) -> str:
 def index_page(store: Store) -> Page:
     """Makes the index of a storage."""
     now = datetime.datetime.now(datetime.UTC)
-    intro = f"{QUESTION}\n\nStudies and searches of the storage {store.root}, {now:%Y-%m-%d %H:%M} UTC."
+    intro = (
+        f"{QUESTION}\n\nStudies and searches of the storage {store.root}, {now:%Y-%m-%d %H:%M} UTC."
+    )
     sections = [
         Section(title, markup=render("cards.html", cards=found))
         for title, found in zip(("Studies", "Searches"), read_shown(store), strict=True)
@@ -81,7 +84,7 @@ def index_page(store: Store) -> Page:
 
 
 def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
-    """Reads the studies and the searches of a storage, by name. Warns of a record that cannot be read."""
+    """Reads the studies and searches of a storage, by name. Warns of an unreadable record."""
     studies: list[Shown] = []
     searches: list[Shown] = []
     for name in store.list_studies():
@@ -108,7 +111,9 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
                 )
             )
     return Shown(
-        told=from_plain(Told, {one.name: record[one.name] for one in fields(Told) if one.name in record}),
+        told=from_plain(
+            Told, {one.name: record[one.name] for one in fields(Told) if one.name in record}
+        ),
         report=f"{place}/{REPORT_FILE}" if REPORT_FILE in files else "",
         picture=f"{place}/{PICTURE_FILE}" if PICTURE_FILE in files else "",
         links=tuple(links),

@@ -1,8 +1,9 @@
 """Keeps the page in a storage that leads from reports to MLflow, wherever MLflow listens.
 
-A report is opened as a file, MLflow listens at some port, and a browser lets a page of a file read no other file. So
-links of reports go to LINK_PAGE beside the database, with the address of MLflow's page as their fragment. While MLflow
-is open, LINK_PAGE sends the browser on to that address. Otherwise it shows the command that opens MLflow.
+A report is opened as a file, MLflow listens at some port, and a browser lets a page of a file read
+no other file. So links of reports go to LINK_PAGE beside the database, with the address of MLflow's
+page as their fragment. While MLflow is open, LINK_PAGE sends the browser on to that address.
+Otherwise it shows the command that opens MLflow.
 """
 
 from html import escape
@@ -13,24 +14,34 @@ from gram_platform.config.terminal import warn
 
 LINK_PAGE = "mlflow.html"
 HOST, MLFLOW_PORT = "127.0.0.1", 5000
-PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>MLflow</title><style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
+PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>MLflow</title>
+<style>:root { color-scheme: light dark; font: 16px/1.5 system-ui; } a { color: inherit; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; }</style><main><h1>MLflow</h1>
 """
-USUAL = f"""<p>Or, where it listens at its usual port: <a href="http://{HOST}:{MLFLOW_PORT}/">MLflow's page</a>.</p>
+USUAL = f"""<p>Or, where it listens at its usual port:
+<a href="http://{HOST}:{MLFLOW_PORT}/">MLflow's page</a>.</p>
 <script>document.querySelector("a").href += location.hash</script>
 """
 
 
 def link_page(address: str, command: str) -> bytes:
-    """Makes the page that sends a browser on to MLflow at `address`; "" for the page that says what opens MLflow."""
-    closed = f"<p>MLflow is closed. This command opens it; then follow the link again:</p><pre>{escape(command)}</pre>"
-    opened = f'<p><a href="{address}/">Open</a></p><script>location.replace("{address}/" + location.hash)</script>\n'
+    """Makes the page that sends a browser on to MLflow at `address`; "" for the page that says what
+    opens MLflow."""
+    closed = (
+        "<p>MLflow is closed. This command opens it; then follow the link"
+        f" again:</p><pre>{escape(command)}</pre>"
+    )
+    opened = (
+        f'<p><a href="{address}/">Open</a></p><script>location.replace("{address}/" +'
+        " location.hash)</script>\n"
+    )
     return (PAGE_HEAD + (opened if address else f"{closed}\n{USUAL}")).encode()
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page beside a storage's database: MLflow is open at `address`, or closed. Warns where it cannot."""
+    """Writes the page beside a database: MLflow is open at `address`, or closed. May warn."""
     # Imported here: it takes a second.
     from gram_platform.tracking.connection import opened_by
     from gram_platform.tracking.database import database_uri
@@ -43,7 +54,8 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Says that MLflow is closed, unless the page leads to an MLflow that was opened after the one at `address`."""
+    """Says that MLflow is closed, unless the page leads to an MLflow that was opened after the one
+    at `address`."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

@@ -1,14 +1,16 @@
-"""Lists the paper's claims by study: a text, two sides whose difference is judged, and where the paper says so.
+"""Lists the paper's claims by study: a text, two sides whose difference is judged, a source.
 
-No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin". That retain stays above
-elicited is claimed only on Simple Stories: in the paper's scaling study it holds from 200M on, while at 50M and 100M
-elicited is above retain. If a side names no size or variant, the claim is judged at each of the study's. FIRST and LAST
-stand for a study's first and last.
+No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin".
+That retain stays above elicited is claimed only on Simple Stories: in the paper's scaling study it
+holds from 200M on, while at 50M and 100M elicited is above retain. If a side names no size or
+variant, the claim is judged at each of the study's. FIRST and LAST stand for a study's first and
+last.
 
-Every claim has one profile, written here before there are data: the paper's where it names one, else the mean. The
-paper's ladder retains core and virology alone, and its partial labels remove every domain; its bars on stories and dual
-use, and its tables of domain numbers, architecture and titration, are means over profiles. Its figure of composability
-names virology too, but what retain loses with every module on compares like with like as a mean alone [ours].
+Every claim has one profile, written here before there are data: the paper's where it names one,
+else the mean. The paper's ladder retains core and virology alone, and its partial labels remove
+every domain; its bars on stories and dual use, and its tables of domain numbers, architecture and
+titration, are means over profiles. Its figure of composability names virology too, but what retain
+loses with every module on compares like with like as a mean alone [ours].
 """
 
 import math
@@ -30,19 +32,21 @@ from gram_platform.paper.paper import (
     paper_value,
 )
 
-BELOW, ABOVE = 0.06, 0.10  # margins in compute ratio: this much worse still counts as no worse
+# Margins in compute ratio: this much worse still counts as no worse.
+BELOW, ABOVE = 0.06, 0.10
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
-IN_TEXTS = {"elicited": "elicited forget"}  # of a class in texts, if not its name
+# What texts call a class, if not by its name.
+IN_TEXTS = {"elicited": "elicited forget"}
 POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
 
 def not_below(name: str) -> pd.Interval:
-    """Returns the range "a class (usually core or retain) is no more than its margin below the other side"."""
+    """Returns the range "a class is no more than its margin below the other side"."""
     return pd.Interval(-MARGINS[name], math.inf, closed="neither")
 
 
 def not_above(name: str) -> pd.Interval:
-    """Returns the range "a class (usually forget or elicited) is no more than its margin above the other side"."""
+    """Returns the range "a class is no more than its margin above the other side"."""
     return pd.Interval(-math.inf, MARGINS[name], closed="neither")
 
 
@@ -51,7 +55,8 @@ def alike(name: str) -> pd.Interval:
     return pd.Interval(-MARGINS[name], MARGINS[name], closed="neither")
 
 
-COMPARED = "compared"  # core and the domain that the study retains; virology in the paper's ladder
+# Core and the domain that the study retains; virology in the paper's ladder.
+COMPARED = "compared"
 
 
 @dataclass(frozen=True)
@@ -59,11 +64,16 @@ class Side:
     """A class of a method's compute ratios at a profile, within a seed."""
 
     method: str
-    name: str  # of CLASSES
-    profile: str = ""  # "": the claim's
-    variant: str = ""  # "": each in turn
-    size: str = ""  # "": each in turn
-    less: "Side | None" = None  # subtracted seed by seed: makes the side a drop or a gain
+    # One of CLASSES.
+    name: str
+    # "": the claim's.
+    profile: str = ""
+    # "": each in turn.
+    variant: str = ""
+    # "": each in turn.
+    size: str = ""
+    # Subtracted seed by seed: makes the side a drop or a gain.
+    less: "Side | None" = None
 
 
 @dataclass(frozen=True)
@@ -73,30 +83,51 @@ class Claim:
     text: str
     left: Side
     right: Side
-    source: str  # label in the paper
+    # Label in the paper.
+    source: str
     within: pd.Interval = POSITIVE
-    # of the sides: MEAN is over the profiles with at most one auxiliary domain that the methods of both sides have
+    # The profile of the sides: MEAN is over the profiles with at most one auxiliary domain that the
+    # methods of both sides have.
     profile: str = MEAN
 
     @property
     def terms(self) -> tuple[Side, ...]:
         """The sides and the sides subtracted from them, each once."""
-        return tuple(dict.fromkeys(t for side in (self.left, self.right) for t in (side, side.less) if t is not None))
+        return tuple(
+            dict.fromkeys(
+                t for side in (self.left, self.right) for t in (side, side.less) if t is not None
+            )
+        )
 
 
-def follows(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
-    """Claims by class that LABEL is no worse than OTHER: core and retain not below, forget and elicited not above."""
-    ways = {n: ("below", not_below) if n in ("core", "retain") else ("above", not_above) for n in CLASSES}
-    texts = {
-        n: f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]} {other}'s" for n in CLASSES
+def follows(label: str, method: str, source: str) -> tuple[Claim, ...]:
+    """Claims by class that a method is no worse than filtering by more than the margin."""
+    ways = {
+        n: ("below", not_below) if n in ("core", "retain") else ("above", not_above)
+        for n in CLASSES
     }
-    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, ways[n][1](n)) for n in CLASSES)
+    texts = {
+        n: (
+            f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]}"
+            " filtering's"
+        )
+        for n in CLASSES
+    }
+    return tuple(
+        Claim(texts[n], Side(method, n), Side("filtering", n), source, ways[n][1](n))
+        for n in CLASSES
+    )
 
 
-def same(label: str, left: str, other: str, right: str, source: str) -> tuple[Claim, ...]:
-    """Claims by class that LABEL and OTHER differ by less than the margin, either way."""
-    texts = {n: f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}" for n in CLASSES}
-    return tuple(Claim(texts[n], Side(left, n), Side(right, n), source, alike(n)) for n in CLASSES)
+def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
+    """Claims by class that two architectures differ by less than the margin, either way."""
+    texts = {
+        n: f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
+        for n in CLASSES
+    }
+    return tuple(
+        Claim(texts[n], Side(left, n), Side(right, n), "fig:expert-arch", alike(n)) for n in CLASSES
+    )
 
 
 def at(profile: str, *claims: Claim) -> tuple[Claim, ...]:
@@ -109,52 +140,105 @@ def drop(method: str, name: str) -> Side:
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
-def gain(method: str, name: str) -> Side:
-    """Returns the side "what a class gains by heterogeneous accumulation"."""
-    return Side(method, name, variant="heterogeneous", less=Side(method, name, variant="uniform"))
-
-
-# ----------------------------------------------------------------------------------------------------- the claims
+def gain(method: str) -> Side:
+    """Returns the side "what retain gains by heterogeneous accumulation"."""
+    return Side(
+        method, "retain", variant="heterogeneous", less=Side(method, "retain", variant="uniform")
+    )
 
 
 FIRST, LAST = "first", "last"
 # A claim's text begins with its method's label.
-LABELS = tuple((m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora"))
+LABELS = tuple(
+    (m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora")
+)
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
-PARTIAL, TITRATED = "fig:partial-labels", "fig:titration"  # sources
+# Labels in the paper.
+PARTIAL, TITRATED = "fig:partial-labels", "fig:titration"
 
 
-def _classes(text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE) -> Claim:
+def _classes(
+    text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE
+) -> Claim:
     """Compares two classes of a method."""
     return Claim(text, Side(method, left), Side(method, right), source, within)
 
 
-def _methods(text: str, name: str, left: str, right: str, source: str, variant: str = "") -> Claim:
+def _methods(
+    text: str,
+    name: str,
+    left: str,
+    right: str,
+    source: str,
+    variant: str = "",
+    within: pd.Interval = POSITIVE,
+) -> Claim:
     """Compares a class of two methods, at a variant."""
-    return Claim(text, Side(left, name, variant=variant), Side(right, name, variant=variant), source)
+    return Claim(
+        text, Side(left, name, variant=variant), Side(right, name, variant=variant), source, within
+    )
 
 
-def _variants(text: str, method: str, name: str, left: str, right: str, source: str) -> Claim:
+def _variants(
+    text: str,
+    method: str,
+    name: str,
+    left: str,
+    right: str,
+    source: str,
+    within: pd.Interval = POSITIVE,
+) -> Claim:
     """Compares a class of a method at two variants."""
-    return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), source)
+    return Claim(
+        text, Side(method, name, variant=left), Side(method, name, variant=right), source, within
+    )
 
 
 STORIES_CLAIMS = (
     _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:grmoe_vs_filtering"),
-    _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:grmoe_vs_filtering"),
-    *follows("GRAM", "gram", "filtering", "filtering", "tab:synthetic"),
-    _classes("GRAM after the attack: retain is above elicited", "gram", "retain", "elicited", "app:stories"),
-    _classes("The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "app:stories"),
+    _classes(
+        "Filtering: retain is above forget",
+        "filtering",
+        "retain",
+        "forget",
+        "fig:grmoe_vs_filtering",
+    ),
+    *follows("GRAM", "gram", "tab:synthetic"),
+    _classes(
+        "GRAM after the attack: retain is above elicited",
+        "gram",
+        "retain",
+        "elicited",
+        "app:stories",
+    ),
+    _classes(
+        "The attack undoes MaxEnt: elicited is above forget",
+        "maxent",
+        "elicited",
+        "forget",
+        "app:stories",
+    ),
     Claim(
-        f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the baseline",
+        f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the"
+        " baseline",
         Side("maxent", "elicited"),
         Side("baseline", "retain"),
         "app:stories",
         not_below("elicited"),
     ),
-    _methods("MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram", "app:stories"),
     _methods(
-        "MaxEnt is less robust than filtering: its elicited is above", "elicited", "maxent", "filtering", "app:stories"
+        "MaxEnt is less robust than GRAM: its elicited is above",
+        "elicited",
+        "maxent",
+        "gram",
+        "app:stories",
+    ),
+    _methods(
+        "MaxEnt is less robust than filtering: its elicited is above",
+        "elicited",
+        "maxent",
+        "filtering",
+        "app:stories",
     ),
     _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora", "app:stories"),
     _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full", "app:stories"),
@@ -183,121 +267,169 @@ SCALING_CLAIMS = at(
         for name in ("forget", "elicited")
         for method, label in LABELS
     ),
-    *follows("GRAM", "gram", "filtering", "filtering", "fig:scaling"),
-    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:scaling"),
+    *follows("GRAM", "gram", "fig:scaling"),
+    *follows("FT-LoRA", "ft_lora", "fig:scaling"),
 )
 DUAL_USE_CLAIMS = (
     _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:realistic-results"),
-    *follows("GRAM", "gram", "filtering", "filtering", "fig:realistic-results"),
-    *follows("FT-LoRA", "ft_lora", "filtering", "filtering", "fig:realistic-results"),
+    *follows("GRAM", "gram", "fig:realistic-results"),
+    *follows("FT-LoRA", "ft_lora", "fig:realistic-results"),
     _classes(
-        "The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget", "sec:claim-realistic"
+        "The attack undoes MaxEnt: elicited is above forget",
+        "maxent",
+        "elicited",
+        "forget",
+        "sec:claim-realistic",
     ),
     _methods(
-        "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram", "sec:claim-realistic"
+        "MaxEnt is less robust than GRAM: its elicited is above",
+        "elicited",
+        "maxent",
+        "gram",
+        "sec:claim-realistic",
     ),
     *(
         Claim(
-            f"GRAM composes: from at most one module to all its {name} drops less than summed LoRAs'",
+            f"GRAM composes: from at most one module to all its {name} drops less than summed"
+            " LoRAs'",
             drop("ft_lora", name),
             drop("gram", name),
             "fig:arbsub-forget",
         )
         for name in ("core", "retain")
     ),
-    Claim(
-        "Summed LoRAs lose core",
-        Side("ft_lora", "core"),
-        Side("ft_lora", "core", profile=ALL),
-        "fig:arbsub-forget",
-    ),
-    Claim(
-        "Summed LoRAs lose retain",
-        Side("ft_lora", "retain"),
-        Side("ft_lora", "retain", profile=ALL),
-        "fig:arbsub-forget",
+    *(
+        Claim(
+            f"Summed LoRAs lose {name}",
+            Side("ft_lora", name),
+            Side("ft_lora", name, profile=ALL),
+            "fig:arbsub-forget",
+        )
+        for name in ("core", "retain")
     ),
 )
 AUX_SCALING_CLAIMS = (
     _classes("Retain is above forget", "gram", "retain", "forget", "fig:aux-scaling-main"),
     _classes("Retain is above elicited", "gram", "retain", "elicited", "fig:aux-scaling-main"),
     *(
-        Claim(
-            f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f} below",
-            Side("gram", name, variant=LAST),
-            Side("gram", name, variant=FIRST),
+        _variants(
+            f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f}"
+            " below",
+            "gram",
+            name,
+            LAST,
+            FIRST,
             "fig:aux-scaling-main",
             not_below(name),
         )
         for name in ("core", "retain")
     ),
-    _variants("Forget rises as domains are added", "gram", "forget", LAST, FIRST, "fig:aux-scaling-main"),
+    _variants(
+        "Forget rises as domains are added", "gram", "forget", LAST, FIRST, "fig:aux-scaling-main"
+    ),
 )
-HALF = "0.5"  # of the labels
+# A share of the labels.
+HALF = "0.5"
 PARTIAL_LABELS_CLAIMS = at(
     CORE,
     *(
-        _methods(f"Half the labels: {label} has more {text} than GRAM", name, method, "gram", PARTIAL, HALF)
+        _methods(
+            f"Half the labels: {label} has more {text} than GRAM",
+            name,
+            method,
+            "gram",
+            PARTIAL,
+            HALF,
+        )
         for method, label in LABELS[1:]
         for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
     ),
-    Claim(
+    _methods(
         f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
-        Side("gram", "core", variant=HALF),
-        Side("filtering", "core", variant=HALF),
+        "core",
+        "gram",
+        "filtering",
         PARTIAL,
+        HALF,
         not_below("core"),
     ),
-    Claim(
+    _variants(
         "Filtering forgets less with half the labels than with all",
-        Side("filtering", "forget", variant=HALF),
-        Side("filtering", "forget", variant="1"),
+        "filtering",
+        "forget",
+        HALF,
+        "1",
         "fig:partial-full",
     ),
 )
 ARCHITECTURE_CLAIMS = (
-    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora", "fig:expert-arch"),
-    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora", "fig:expert-arch"),
+    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora"),
+    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora"),
 )
-KINDS = ("heterogeneous", "uniform")  # of accumulation
+# Two kinds of accumulation.
+KINDS = ("heterogeneous", "uniform")
 ACCUMULATION_CLAIMS = (
     *(
-        _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, *KINDS, "tab:hetacc-200m")
+        _variants(
+            f"GRAM: heterogeneous accumulation raises {name}",
+            "gram",
+            name,
+            *KINDS,
+            "tab:hetacc-200m",
+        )
         for name in ("core", "retain")
     ),
-    Claim(
+    _variants(
         f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
-        Side("gram", "forget", variant="heterogeneous"),
-        Side("gram", "forget", variant="uniform"),
+        "gram",
+        "forget",
+        *KINDS,
         "tab:hetacc-200m",
         alike("forget"),
     ),
     Claim(
         "GRAM gains more retain by it than FT-LoRA",
-        gain("gram", "retain"),
-        gain("ft_lora", "retain"),
+        gain("gram"),
+        gain("ft_lora"),
         "tab:hetacc-200m",
     ),
-    Claim(
-        "Baseline: uniform accumulation lowers auxiliary domains",
-        Side("baseline", "retain", variant="heterogeneous"),
-        Side("baseline", "retain", variant="uniform"),
-        "tab:hetacc-200m",
-        profile=ALL,
+    *at(
+        ALL,
+        _variants(
+            "Baseline: uniform accumulation lowers auxiliary domains",
+            "baseline",
+            "retain",
+            *KINDS,
+            "tab:hetacc-200m",
+        ),
     ),
 )
 TITRATION_CLAIMS = tuple(
     claim
     for method, label in LABELS[::2]
     for claim in (
-        _variants(f"{label}: half a module is above none on its domain", method, "retain", "0.5", "0", TITRATED),
         _variants(
-            f"{label}: a whole module is above half of one on its domain", method, "retain", "1", "0.5", TITRATED
+            f"{label}: half a module is above none on its domain",
+            method,
+            "retain",
+            "0.5",
+            "0",
+            TITRATED,
         ),
-        Claim(
+        _variants(
+            f"{label}: a whole module is above half of one on its domain",
+            method,
+            "retain",
+            "1",
+            "0.5",
+            TITRATED,
+        ),
+        _variants(
             f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
-            Side(method, "core", variant="1"),
-            Side(method, "core", variant="0"),
+            method,
+            "core",
+            "1",
+            "0",
             TITRATED,
             not_below("core"),
         ),
@@ -316,16 +448,22 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 
 
 def chosen(name: str, values: Sequence[str]) -> str:
-    """Returns the size or variant that a side names among a study's `values`: FIRST and LAST of none are ""."""
+    """Returns the size or variant that a side names among a study's `values`: FIRST and LAST of
+    none are ""."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
-def paper_difference(study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)) -> float:
-    """Returns left - right in the paper's table of the study at a variant; NaN unless the paper prints both.
+def paper_difference(
+    study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
+) -> float:
+    """Returns left - right in the paper's table of the study at a variant; NaN unless the paper
+    prints both.
 
     `variants` are our study's, of which sides may name the first and last.
     """
     at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name)[0] for side in claim.terms}
-    left, right = (values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right))
+    left, right = (
+        values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right)
+    )
     return left - right

@@ -1,10 +1,11 @@
-"""Holds the numbers that the paper prints and those that its authors published by seed, and puts them beside ours.
+"""Holds the paper's printed numbers and those published by seed, and puts them beside ours.
 
-The printed ones are in `printed.csv`, with their labels in the paper. `published.csv` holds the `per_seed` frames of
-`tables.analyse`, computed by this package from the published losses of three studies: Simple Stories, scaling from 50M
-to 5B, and dual use, whose baseline is scaling's at 800M. For 2B and 5B no baseline curves are available: the authors'
-ratios of each domain are averaged by the same rule, and the baseline has no row. A test computes the file again from
-the losses. Domains have the authors' names; DEMix's views have one expert for every domain.
+The printed ones are in `printed.csv`, with their labels in the paper. `published.csv` holds the
+`per_seed` frames of `tables.analyse`, computed by this package from the published losses of three
+studies: Simple Stories, scaling from 50M to 5B, and dual use, whose baseline is scaling's at 800M.
+For 2B and 5B no baseline curves are available: the authors' ratios of each domain are averaged by
+the same rule, and the baseline has no row. A test computes the file again from the losses. Domains
+have the authors' names; DEMix's views have one expert for every domain.
 """
 
 import math
@@ -15,25 +16,36 @@ from pathlib import Path
 import pandas as pd
 
 from gram_platform.analysis.ratios import BASELINE, MEAN, ROW, VARIANT, ordered
-from gram_platform.analysis.tables import CLASSES, interval_cell, interval_text, interval_texts, over_seeds
+from gram_platform.analysis.tables import (
+    CLASSES,
+    interval_cell,
+    interval_text,
+    interval_texts,
+    over_seeds,
+)
 
-STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"  # our studies with such numbers
+# Our studies with such numbers.
+STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 
-Value = tuple[float, float]  # compute ratio, half-width of the 90% interval; NaN where the paper prints none
-Table = Mapping[str, tuple[Value, ...]]  # {method: the four CLASSES in order, means over profiles}
+# Compute ratio, half-width of the 90% interval; NaN where the paper prints none.
+Value = tuple[float, float]
+# {method: the four CLASSES in order, means over profiles}.
+Table = Mapping[str, tuple[Value, ...]]
 NOT_PRINTED = (math.nan, math.nan)
 PRINTED_FILE = Path(__file__).with_name("printed.csv")
-PAPER_SCALES = {  # study -> size, seeds
+# The size and the number of seeds of each study.
+PAPER_SCALES = {
     STORIES: ("26M", 3),
     AUX_SCALING: ("26M", 3),
     PARTIAL_LABELS: ("400M", 3),
     ARCHITECTURE: ("100M", 3),
     ACCUMULATION: ("200M", 1),
 }
-STORIES_SIZE = PAPER_SCALES[STORIES][0]  # app:stories
-# The table in fig:realistic-results, of the dual-use models and their profiles, core and core with each domain: train
-# FLOPs, active and total MLP parameters, as multiples of the baseline's
+# From app:stories.
+STORIES_SIZE = PAPER_SCALES[STORIES][0]
+# The table in fig:realistic-results, of the dual-use models and their profiles, core and core with
+# each domain: train FLOPs, active and total MLP parameters, as multiples of the baseline's.
 COST_SIZE, COST_PROFILES = "800M", 5
 COST_TABLE = {
     "filtering": ("5x", "1x", "5x"),
@@ -46,18 +58,20 @@ COST_TABLE = {
 
 @cache
 def printed(study: str) -> Mapping[str, Table]:
-    """Returns {variant: table} of what the paper prints about a study, {} if nothing; NaN for an absent number."""
+    """Returns {variant: table} of what the paper prints about a study; NaN for an absent number."""
     numbers = [name + end for name in CLASSES for end in ("", "_error")]
     rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=str)
     tables: dict[str, dict[str, tuple[Value, ...]]] = {}
     for row in rows[rows["study"] == study].fillna({VARIANT: ""}).to_dict("records"):
         values = [float(row[name]) for name in numbers]
-        tables.setdefault(row[VARIANT], {})[row["method"]] = tuple(zip(values[::2], values[1::2], strict=True))
+        tables.setdefault(row[VARIANT], {})[row["method"]] = tuple(
+            zip(values[::2], values[1::2], strict=True)
+        )
     return tables
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> Value:
-    """Returns what the paper prints for a class of a method, else (NaN, NaN); the baseline is 1 by definition."""
+    """Returns what the paper prints for a class of a method, else NaN; the baseline is 1."""
     tables = printed(study)
     if method in tables.get(variant, {}):
         return tables[variant][method][CLASSES.index(name)]
@@ -65,10 +79,11 @@ def paper_value(study: str, variant: str, method: str, name: str) -> Value:
 
 
 def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
-    """Returns our rows of a profile, each followed by the paper's row of the method; values as `mean [low, high]`.
+    """Returns our rows of a profile, each followed by the paper's row of the method; values as
+    `mean [low, high]`.
 
-    Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four classes with 90%
-    intervals (empty without a value), `num_seeds`.
+    Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four
+    classes with 90% intervals (empty without a value), `num_seeds`.
     """
     rows, tables = [], printed(study)
     paper_size, paper_seeds = PAPER_SCALES.get(study, ("", 0))
@@ -79,23 +94,38 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
             continue
         ours = {name: interval_cell(record, name) for name in CLASSES}
         key = {VARIANT: variant, "method": method}
-        rows.append({**key, "size": record["size"], "from": "ours", **ours, "num_seeds": record["num_seeds"]})
+        rows.append(
+            {
+                **key,
+                "size": record["size"],
+                "from": "ours",
+                **ours,
+                "num_seeds": record["num_seeds"],
+            }
+        )
         if theirs:
             values = zip(CLASSES, theirs, strict=True)
-            paper = {name: interval_text(mean, mean - error, mean + error) for name, (mean, error) in values}
-            rows.append({**key, "size": paper_size, "from": "paper", **paper, "num_seeds": paper_seeds})
+            paper = {
+                name: interval_text(mean, mean - error, mean + error)
+                for name, (mean, error) in values
+            }
+            rows.append(
+                {**key, "size": paper_size, "from": "paper", **paper, "num_seeds": paper_seeds}
+            )
     columns = [VARIANT, "method", "size", "from", *CLASSES, "num_seeds"]
     return pd.DataFrame(rows, columns=columns if VARIANT in table else columns[1:])
 
 
 SOURCE = (
-    "Per-seed compute ratios computed from the losses in the public results of agencyenterprise/modular-pretraining"
+    "Per-seed compute ratios computed from the losses in the public results of"
+    " agencyenterprise/modular-pretraining"
 )
 SOURCE += ", read through the public fork JR-Vickers/modular-pretraining, commit b55fb36"
 SOURCE += "; 2B and 5B: averaged from the ratios published there, for want of baseline curves"
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 OURS, PUBLISHED = "ours", "published"
-OUR_DOMAINS = {  # the published names of the dual-use domains: the names in our corpora
+# The published names of the dual-use domains: the names in our corpora.
+OUR_DOMAINS = {
     "papers-biology": "virology",
     "papers-nuclear": "nuclear",
     "papers-cyber": "cybersecurity",
@@ -104,7 +134,8 @@ OUR_DOMAINS = {  # the published names of the dual-use domains: the names in our
 
 
 def published_per_seed(study: str) -> pd.DataFrame:
-    """Returns a study's `per_seed` frame (see `tables.per_seed_frame`) with `variant`; no rows if none is published."""
+    """Returns a study's `per_seed` frame (see `tables.per_seed_frame`) with `variant`; no rows if
+    none is published."""
     rows = _published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
 
@@ -123,27 +154,47 @@ def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame |
     per_seed = published_per_seed(study).drop(columns=VARIANT)
     if per_seed.empty:
         return None
-    names = {theirs: ours for theirs, ours in OUR_DOMAINS.items() if ours in domains and theirs not in domains}
+    names = {
+        theirs: ours
+        for theirs, ours in OUR_DOMAINS.items()
+        if ours in domains and theirs not in domains
+    }
     table = ordered(over_seeds(per_seed), ())
-    profiles = ["+".join(names.get(name, name) for name in profile.split("+")) for profile in table["profile"]]
+    profiles = [
+        "+".join(names.get(name, name) for name in profile.split("+"))
+        for profile in table["profile"]
+    ]
     return table.assign(profile=profiles)
 
 
-def published_means(published: pd.DataFrame, size: str) -> Mapping[str, tuple[tuple[float, float], ...]]:
-    """Returns {method: (value, half-width of the interval) of each class} of the published means at a size."""
-    rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict("records")
-    return {row["method"]: tuple((row[n], row[f"{n}_high"] - row[n]) for n in CLASSES) for row in rows}
+def published_means(
+    published: pd.DataFrame, size: str
+) -> Mapping[str, tuple[tuple[float, float], ...]]:
+    """Returns {method: (value, half-width) of each class} of the published means at a size."""
+    rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict(
+        "records"
+    )
+    return {
+        row["method"]: tuple((row[n], row[f"{n}_high"] - row[n]) for n in CLASSES) for row in rows
+    }
 
 
-def beside_published(table: pd.DataFrame, published: pd.DataFrame, profile: str = MEAN) -> pd.DataFrame:
-    """Returns our rows of a profile and of `mean`, each followed by the published row of the same name.
+def beside_published(
+    table: pd.DataFrame, published: pd.DataFrame, profile: str = MEAN
+) -> pd.DataFrame:
+    """Returns our rows of a profile and of `mean`, each followed by the published row.
 
-    Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low, high]`, `num_seeds`.
-    Published rows of our methods at other sizes are sorted in. No rows if no method is in both.
+    Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low,
+    high]`, `num_seeds`. Published rows of our methods at other sizes are sorted in. No rows if no
+    method is in both.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
-    both = [frame.assign(**{"from": name}) for frame, name in ((table, OURS), (published, PUBLISHED))]
+    both = [
+        frame.assign(**{"from": name}) for frame, name in ((table, OURS), (published, PUBLISHED))
+    ]
     rows = pd.concat(both, ignore_index=True)
     rows = ordered(rows[rows["method"].isin(methods) & rows["profile"].isin([profile, MEAN])], ())
-    rows = rows.assign(**{name: pd.Series(interval_texts(rows, name), rows.index, "str") for name in CLASSES})
+    rows = rows.assign(
+        **{name: pd.Series(interval_texts(rows, name), rows.index, "str") for name in CLASSES}
+    )
     return rows[[*ROW, "from", *CLASSES, "num_seeds"]]

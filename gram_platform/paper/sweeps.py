@@ -1,12 +1,13 @@
-"""Holds the paper's three hyperparameter sweeps on Simple Stories, and judges the paper's claims on ours.
+"""Holds the paper's three sweeps on Simple Stories, and judges the paper's claims on ours.
 
-`sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix" (`app:hyperparams`). Every
-number is a compute ratio, averaged within each of three seeds and then over them, with the ends of the 90% interval.
-Core-partial averages core over the four profiles of core and one module; core-full is core without modules. The p_cr
-figure has these two, the other figures core over all five profiles.
+`sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
+(`app:hyperparams`). Every number is a compute ratio, averaged within each of three seeds and then
+over them, with the ends of the 90% interval. Core-partial averages core over the four profiles of
+core and one module; core-full is core without modules. The p_cr figure has these two, the other
+figures core over all five profiles.
 
-At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) lies below this sweep's (.899 .969 .739
-.826); the paper does not say why.
+At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) lies below this
+sweep's (.899 .969 .739 .826); the paper does not say why.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,8 @@ from gram_platform.paper.claims import MARGINS, POSITIVE, alike
 from gram_platform.paper.paper import STORIES_SIZE
 from gram_platform.paper.verdicts import JUDGEMENT_COLUMNS, PROFILE, judge
 
-Point = tuple[float, float, float]  # (mean, low, high)
+# (mean, low, high).
+Point = tuple[float, float, float]
 SWEEP_SEEDS = 3
 SWEEPS_FILE = Path(__file__).with_name("sweeps.csv")
 
@@ -37,13 +39,21 @@ class PaperSweep:
     knob: str
     method: str
     title: str
-    source: str  # label in the paper
-    is_log: bool = False  # the figure's axis is logarithmic
+    # Label in the paper.
+    source: str
+    # The figure's axis is logarithmic.
+    is_log: bool = False
 
     @cached_property
     def points(self) -> pd.DataFrame:
-        """The figure: `value, class, mean, low, high`, classes in the order of SWEEP_CLASSES, values ascending."""
-        rows = pd.read_csv(SWEEPS_FILE, comment="#", dtype={"knob": str, "class": str}, float_precision="round_trip")
+        """The figure: `value, class, mean, low, high`, classes in the order of SWEEP_CLASSES,
+        values ascending."""
+        rows = pd.read_csv(
+            SWEEPS_FILE,
+            comment="#",
+            dtype={"knob": str, "class": str},
+            float_precision="round_trip",
+        )
         return rows[rows["knob"] == self.knob].drop(columns="knob").reset_index(drop=True)
 
     @property
@@ -59,9 +69,17 @@ class PaperSweep:
 
 
 SWEEPS = (
-    PaperSweep("p_cr", "gram", "GRAM: core robustness p_cr", "fig:hyperparam_robust"),  # at p_as 0.3
-    PaperSweep("p_as", "gram", "GRAM: auxiliary spread p_as", "fig:hyperparam_auxroute"),  # at p_cr 0.5
-    PaperSweep("p_ca", "ft_lora", "FT-LoRA: core to auxiliary batches p_ca", "fig:hyperparam_lora", is_log=True),
+    # At p_as 0.3.
+    PaperSweep("p_cr", "gram", "GRAM: core robustness p_cr", "fig:hyperparam_robust"),
+    # At p_cr 0.5.
+    PaperSweep("p_as", "gram", "GRAM: auxiliary spread p_as", "fig:hyperparam_auxroute"),
+    PaperSweep(
+        "p_ca",
+        "ft_lora",
+        "FT-LoRA: core to auxiliary batches p_ca",
+        "fig:hyperparam_lora",
+        is_log=True,
+    ),
 )
 PAPER_SWEEPS = {sweep.knob: sweep for sweep in SWEEPS}
 
@@ -75,28 +93,39 @@ def paper_curve(knob: str, name: str) -> pd.DataFrame:
 
 
 def paper_means(knob: str) -> pd.DataFrame:
-    """Returns the paper's means of a knob: a column per class in the figure, indexed by the knob's value."""
+    """Returns the paper's means of a knob: a column per class, indexed by the knob's value."""
     points = PAPER_SWEEPS[knob].points
     means = points.pivot(index="value", columns="class", values="mean")
     return means[list(points["class"].unique())].rename_axis(columns=None)
 
 
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns our rows of a sweep's table, each followed by the paper's row of that value, if there is one.
+    """Returns our rows of a sweep's table, each followed by the paper's row of that value, if there
+    is one.
 
-    Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes that either has as `mean [low, high]`,
-    `num_seeds, run_ids`.
+    Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes that either has as
+    `mean [low, high]`, `num_seeds, run_ids`.
     """
     rows, of_method = [], {(knob, sweep.method): sweep for knob, sweep in PAPER_SWEEPS.items()}
     for record in table.to_dict("records"):
         key = {name: record[name] for name in ("knob", "value", "method", "size")}
         ours = {name: interval_cell(record, name) for name in SWEEP_CLASSES}
-        rows.append({**key, "from": "ours", **ours, "num_seeds": record["num_seeds"], "run_ids": record["runs"]})
+        rows.append(
+            {
+                **key,
+                "from": "ours",
+                **ours,
+                "num_seeds": record["num_seeds"],
+                "run_ids": record["runs"],
+            }
+        )
         sweep = of_method.get((record["knob"], record["method"]))
         if sweep and record["value"] in sweep.values:
             at = sweep.values.index(record["value"])
             theirs = {name: interval_text(*points[at]) for name, points in sweep.classes.items()}
-            rows.append({**key, "size": STORIES_SIZE, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS})
+            rows.append(
+                {**key, "size": STORIES_SIZE, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS}
+            )
     columns = ["knob", "value", "method", "size", "from", *SWEEP_CLASSES, "num_seeds", "run_ids"]
     frame = pd.DataFrame(rows, columns=columns).fillna("")
     return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])
@@ -104,7 +133,8 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
 
 CLAIM_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source"]
 
-Curve = pd.DataFrame  # of one seed, or the paper: indexed by the knob's value, ascending; a column for each class
+# A curve of one seed or of the paper: a column for each class, by the knob's value, ascending.
+Curve = pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -112,9 +142,12 @@ class SweepClaim:
     """A difference along each seed's curve lies `within` the range."""
 
     knob: str
-    text: str  # {first}, {middle} and {last} are values of the knob
-    names: tuple[str, ...]  # the classes that the difference needs
-    difference: Callable[[Curve], float]  # NaN if the sweep lacks a value that it needs
+    # {first}, {middle} and {last} are values of the knob.
+    text: str
+    # The classes that the difference needs.
+    names: tuple[str, ...]
+    # NaN if the sweep lacks a value that it needs.
+    difference: Callable[[Curve], float]
     within: pd.Interval = POSITIVE
 
 
@@ -142,14 +175,18 @@ def _ends(knob: str, verb: str, names: Sequence[str], trend: Callable) -> tuple[
 
 
 SWEEP_CLAIMS = (
-    SweepClaim("p_cr", "at p_cr 0 core-full is above core-partial", CORES, lambda curve: _gap(curve, 0.0)),
+    SweepClaim(
+        "p_cr", "at p_cr 0 core-full is above core-partial", CORES, lambda curve: _gap(curve, 0.0)
+    ),
     SweepClaim(
         "p_cr",
         "core-full and core-partial converge: they are closer at p_cr {middle} than at 0",
         CORES,
         lambda curve: abs(_gap(curve, 0.0)) - abs(_gap(curve, _middle(curve))),
     ),
-    SweepClaim("p_cr", "at p_cr 1 core-full is below core-partial", CORES, lambda curve: -_gap(curve, 1.0)),
+    SweepClaim(
+        "p_cr", "at p_cr 1 core-full is below core-partial", CORES, lambda curve: -_gap(curve, 1.0)
+    ),
     *_ends("p_cr", "lowers", ("retain", "forget", "elicited"), _fall),
     *_ends("p_as", "raises", ("core", "retain", "forget", "elicited"), _rise),
     SweepClaim(
@@ -174,14 +211,17 @@ SWEEP_CLAIMS = (
 
 
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges the paper's claims on the three sweeps, on the seeds that have every value of the knob.
+    """Judges the paper's claims on the sweeps, on the seeds that have every value of the knob.
 
-    Returns a row per claim, method and size, as `claims_frame`, with `profile` (all are means over profiles, except
-    the two kinds of core that a claim names), `paper` (the difference in the paper's figure, NaN if that lacks a value)
-    and `source`. A claim for which no seed has all values is left out.
+    Returns a row per claim, method and size, as `claims_frame`, with `profile` (all are means over
+    profiles, except the two kinds of core that a claim names), `paper` (the difference in the
+    paper's figure, NaN if that lacks a value) and `source`. A claim for which no seed has all
+    values is left out.
     """
     rows, varied = [], per_seed.groupby(["knob", "method", "size"], sort=False)
-    is_plain = per_seed.drop_duplicates(["knob", "method", "size"]).groupby("knob").size().max() == 1
+    is_plain = (
+        per_seed.drop_duplicates(["knob", "method", "size"]).groupby("knob").size().max() == 1
+    )
     for (knob, method, size), group in varied:
         seeds = _curves(group)
         for claim in (c for c in SWEEP_CLAIMS if c.knob == knob and seeds):
@@ -193,25 +233,45 @@ def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 def _curves(group: pd.DataFrame) -> dict[str, Curve]:
     """Returns `{seed: curve}` over all values of the group, NaN where the seed lacks one."""
     values = pd.Index(sorted(set(group["value"])), name="value")
-    return {seed: rows.set_index("value").reindex(values) for seed, rows in group.groupby("seed", sort=False)}
+    return {
+        seed: rows.set_index("value").reindex(values)
+        for seed, rows in group.groupby("seed", sort=False)
+    }
 
 
-def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_method: bool) -> list[dict]:
+def _judged(
+    claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_method: bool
+) -> list[dict]:
     values = next(iter(seeds.values())).index
     whole = {seed: curve[list(claim.names)].astype(float) for seed, curve in seeds.items()}
-    spread = {seed: pseudo_frame(curve, claim.names)[list(claim.names)] for seed, curve in seeds.items()}
+    spread = {
+        seed: pseudo_frame(curve, claim.names)[list(claim.names)] for seed, curve in seeds.items()
+    }
     found, pseudo = _differences(claim, whole), _differences(claim, spread)
     if len(values) < 2 or not found:
         return []
     named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
     text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()}) + suffix
-    in_paper = claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
+    in_paper = (
+        claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
+    )
     zero = dict.fromkeys(found, 0.0)
     judgement = judge(text, found, zero, claim.within, pseudo=(pseudo, zero))
-    return [{**vars(judgement), PROFILE: MEAN, "paper": in_paper, "source": PAPER_SWEEPS[claim.knob].source}]
+    return [
+        {
+            **vars(judgement),
+            PROFILE: MEAN,
+            "paper": in_paper,
+            "source": PAPER_SWEEPS[claim.knob].source,
+        }
+    ]
 
 
 def _differences(claim: SweepClaim, seeds: Mapping[str, Curve]) -> dict[str, float]:
     """Returns `{seed: difference}` of the seeds that have every value and a finite difference."""
-    found = {seed: float(claim.difference(curve)) for seed, curve in seeds.items() if curve.notna().all(axis=None)}
+    found = {
+        seed: float(claim.difference(curve))
+        for seed, curve in seeds.items()
+        if curve.notna().all(axis=None)
+    }
     return {seed: difference for seed, difference in found.items() if np.isfinite(difference)}

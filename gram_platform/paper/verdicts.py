@@ -1,12 +1,14 @@
 """Judges claims: whether the runs agree, disagree, or cannot tell.
 
-A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if the 90% t-interval
-of the mean difference lies wholly inside the range, "disagree" if wholly outside. Most ranges are "above zero". "No
-worse than" is one-sided, with the same margin in every study: core and retain may be a little lower, forget and
-elicited a little higher. Where the unit's error is known, that of a curve that no seed fits, it is added in quadrature
-to the interval's half-width, and the verdict uses the wider interval. One seed has no interval, nor has a difference
-without pseudo-values: the verdict then rests on the difference and the unit's error alone, and says so. Each verdict
-comes with the smallest true difference that as many seeds with this spread would show.
+A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
+the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
+outside. Most ranges are "above zero". "No worse than" is one-sided, with the same margin in every
+study: core and retain may be a little lower, forget and elicited a little higher. Where the unit's
+error is known, that of a curve that no seed fits, it is added in quadrature to the interval's
+half-width, and the verdict uses the wider interval. One seed has no interval, nor has a difference
+without pseudo-values: the verdict then rests on the difference and the unit's error alone, and says
+so. Each verdict comes with the smallest true difference that as many seeds with this spread would
+show.
 """
 
 import math
@@ -28,24 +30,56 @@ from gram_platform.analysis.intervals import (
 )
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, averaged_profiles, interval_text, pair_means
+from gram_platform.analysis.tables import (
+    CLASSES,
+    NUM_DOMAINS,
+    averaged_profiles,
+    interval_text,
+    pair_means,
+)
 from gram_platform.config.identity import invalid
-from gram_platform.paper.claims import CLAIMS, COMPARED, FIRST, POSITIVE, Claim, Side, chosen, paper_difference
+from gram_platform.paper.claims import (
+    CLAIMS,
+    COMPARED,
+    FIRST,
+    POSITIVE,
+    Claim,
+    Side,
+    chosen,
+    paper_difference,
+)
 from gram_platform.paper.paper import published_per_seed
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
-NO_INTERVAL = " (no interval)"  # appended to the verdict of one seed
+# Appended to the verdict of one seed.
+NO_INTERVAL = " (no interval)"
 VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
-UNIT_ERROR = "unit_error"  # column of claims
-WITHIN = "within"  # another: the range that the claim names, for figures; no file has it
-JUDGEMENT_COLUMNS = ["claim", "verdict", "difference", "low", "high", UNIT_ERROR, "num_seeds", "detectable", WITHIN]
-EXPLANATION = "explanation"  # column of claims
-PROFILE = "profile"  # another: where they are judged
-Values = Mapping[Hashable, float]  # {seed: value}
+# A column of claims.
+UNIT_ERROR = "unit_error"
+# A column of claims: the range that the claim names, for figures; no file has it.
+WITHIN = "within"
+JUDGEMENT_COLUMNS = [
+    "claim",
+    "verdict",
+    "difference",
+    "low",
+    "high",
+    UNIT_ERROR,
+    "num_seeds",
+    "detectable",
+    WITHIN,
+]
+# A column of claims.
+EXPLANATION = "explanation"
+# A column of claims: the profile at which they are judged.
+PROFILE = "profile"
+# {seed: value}.
+Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
 PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT]
 NO_UNIT_ERRORS: UnitErrors = {}
-LOCALIZATION_CLAIMS = (  # text, value, and (method, class) of the left and the right side; "": the judged method
+# Text, value, and (method, class) of the left and the right side; "": the judged method.
+LOCALIZATION_CLAIMS = (
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
     (
         "increases on forgotten domains are less even than between two seeds of the baseline",
@@ -61,14 +95,20 @@ class Judgement:
     """A claim, the verdict, and the numbers behind it."""
 
     claim: str
-    verdict: str  # one of VERDICTS
-    difference: float  # mean of left - right over the seeds of both
-    low: float  # of the interval over seeds, without the unit's error; NaN with one seed
+    # One of VERDICTS.
+    verdict: str
+    # Mean of left - right over the seeds of both.
+    difference: float
+    # The ends of the interval over seeds, without the unit's error; NaN with one seed.
+    low: float
     high: float
-    unit_error: float  # in compute ratio; the verdict's interval is `intervals.widened` by it; NaN if it is not known
+    # In compute ratio; the verdict's interval is `intervals.widened` by it; NaN if it is not known.
+    unit_error: float
     num_seeds: int
-    detectable: float  # smallest true difference that is shown with power 0.8; NaN with one seed
-    within: pd.Interval = POSITIVE  # in which the claim says that the difference lies
+    # Smallest true difference that is shown with power 0.8; NaN with one seed.
+    detectable: float
+    # In which the claim says that the difference lies.
+    within: pd.Interval = POSITIVE
 
 
 def judge(
@@ -81,17 +121,17 @@ def judge(
 ) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the values, as where the
-    curve is fixed); a seed without them leaves no interval. `unit_error`: the error of the difference that the seeds do
-    not show, in compute ratio (NaN: not known). ValueError if the sides share no seed, a value is not finite, or the
-    error is below 0 or infinite.
+    `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the
+    values, as where the curve is fixed); a seed without them leaves no interval. `unit_error`: the
+    error of the difference that the seeds do not show, in compute ratio (NaN: not known).
+    ValueError if the sides share no seed, or a value is not finite.
     """
-    if unit_error < 0.0 or math.isinf(unit_error):
-        raise invalid(UNIT_ERROR, unit_error, "a finite number of at least 0, or NaN if it is not known")
     differences = paired_differences(left, right)
     values, spread = list(differences.values()), list(differences.values())
     if pseudo is not None:
-        spread = [pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences]
+        spread = [
+            pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences
+        ]
     interval = t_interval(values, spread)
     verdict = _verdict(widened(interval, unit_error), within)
     if math.isnan(interval.low) and verdict != CANNOT_TELL:
@@ -111,7 +151,9 @@ def _verdict(interval: Interval, within: pd.Interval) -> str:
 def verdict_counts(verdicts: Iterable[str]) -> str:
     """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then those of one seed, if any."""
     counts = Counter(verdicts)
-    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or not v.endswith(NO_INTERVAL))
+    return ", ".join(
+        f"{counts[v]} {v}" for v in VERDICTS if counts[v] or not v.endswith(NO_INTERVAL)
+    )
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -119,11 +161,9 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=JUDGEMENT_COLUMNS)
 
 
-# --------------------------------------------------------------------------------------------------- the two sides
-
-
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of column `name` in rows that match, e.g. `method="gram", size="50M", profile="mean"`.
+    """Returns `{seed: value}` of column `name` in rows that match, e.g. `method="gram", size="50M",
+    profile="mean"`.
 
     Leaves out unknown values. ValueError if a seed occurs twice: the match does not name one view.
     """
@@ -135,13 +175,17 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
     return dict(zip(rows["seed"], rows[name].astype(float), strict=True))
 
 
-def separation_claims(per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_ERRORS) -> list[Judgement]:
-    """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in `tables.Analysis`."""
+def separation_claims(
+    per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_ERRORS
+) -> list[Judgement]:
+    """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in
+    `tables.Analysis`."""
     judgements, spread = [], pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
         sides, pseudo = (
-            tuple(seed_values(frame, name, **where) for name in ("retain", "forget")) for frame in (per_seed, spread)
+            tuple(seed_values(frame, name, **where) for name in ("retain", "forget"))
+            for frame in (per_seed, spread)
         )
         if set.intersection(*map(set, sides)):
             error = _of_two_ratios(unit_error, (size, "retain"), (size, "forget"))
@@ -151,27 +195,38 @@ def separation_claims(per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_E
 
 
 def shared_profile(rows: pd.DataFrame) -> str:
-    """Returns the profile of most methods and sizes that retains a domain, in a table or `per_seed` frame; else MEAN.
+    """Returns the profile of most methods and sizes that retains a domain, in a table or `per_seed`
+    frame; else MEAN.
 
     The baseline does not count.
     """
-    rows = rows[~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)]
-    counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
+    rows = rows[
+        ~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)
+    ]
+    counts = (
+        rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
+    )
     return MEAN if counts.empty else str(counts.idxmax())
 
 
 def paper_claims(
     per_seed: pd.DataFrame, study: str, compared: str = "", unit_error: UnitErrors = NO_UNIT_ERRORS
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that it leaves open.
+    """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that
+    it leaves open.
 
-    `compared` is the profile that the study compares, else the shared one. `unit_error`: of the sizes and classes where
-    it is known, see `_unit_error`.
+    `compared` is the profile that the study compares, else the shared one. `unit_error`: of the
+    sizes and classes where it is known, see `_unit_error`.
 
-    Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in the paper's table),
-    `source`, and the `size` and `variant` of the judgement. Claims of which no seed has both sides are left out.
+    Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in
+    the paper's table), `source`, and the `size` and `variant` of the judgement. Claims of which no
+    seed has both sides are left out.
     """
-    rows, spread, compared = [], pseudo_frame(per_seed, CLASSES), compared or shared_profile(per_seed)
+    rows, spread, compared = (
+        [],
+        pseudo_frame(per_seed, CLASSES),
+        compared or shared_profile(per_seed),
+    )
     for claim in CLAIMS[study]:
         claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
         for size, variant in _places(per_seed, claim):
@@ -180,8 +235,11 @@ def paper_claims(
                 profiles = dict.fromkeys(side.profile or claim.profile for side in claim.terms)
                 row = {PROFILE: " and ".join(profiles), "paper": math.nan, "source": claim.source}
                 row |= {"size": size, VARIANT: variant}
-                if not claim.left.size:  # the paper's tables have one size
-                    row["paper"] = paper_difference(study, claim, variant, _values(per_seed, VARIANT))
+                # The paper's tables have one size.
+                if not claim.left.size:
+                    row["paper"] = paper_difference(
+                        study, claim, variant, _values(per_seed, VARIANT)
+                    )
                 error = _unit_error(unit_error, claim, size, _values(per_seed, "size"))
                 pseudo = _sides(spread, claim, size, variant)
                 rows.append(row | vars(judge(claim.text, left, right, claim.within, error, pseudo)))
@@ -191,12 +249,17 @@ def paper_claims(
 def _unit_error(errors: UnitErrors, claim: Claim, size: str, sizes: tuple[str, ...]) -> float:
     """Returns the error of a claim's difference that is the unit's; NaN if none is known.
 
-    A claim about one class, at one size and variant, reads both sides off the same curves, and has the error of such a
-    difference. Others have the errors of both sides' ratios, added in quadrature.
+    A claim about one class, at one size and variant, reads both sides off the same curves, and has
+    the error of such a difference. Others have the errors of both sides' ratios, added in
+    quadrature.
     """
     if len({(side.size, side.variant, side.name) for side in claim.terms}) == 1:
-        return errors.get((chosen(claim.left.size or size, sizes), claim.left.name), NOT_KNOWN).difference
-    return _of_two_ratios(errors, *((chosen(end.size or size, sizes), end.name) for end in (claim.left, claim.right)))
+        return errors.get(
+            (chosen(claim.left.size or size, sizes), claim.left.name), NOT_KNOWN
+        ).difference
+    return _of_two_ratios(
+        errors, *((chosen(end.size or size, sizes), end.name) for end in (claim.left, claim.right))
+    )
 
 
 def _of_two_ratios(errors: UnitErrors, *ends: tuple[str, str]) -> float:
@@ -216,31 +279,43 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
-    """Returns `{seed: value}` of both sides of a claim at its profile; a mean is over the profiles that both have.
+    """Returns `{seed: value}` of both sides of a claim at its profile; a mean is over the profiles
+    that both have.
 
-    The baseline has its own `mean`. If the sides compare two classes, each is averaged over those of these that
-    have it. Empty if the claim compares the first with the last size or variant and there is only one.
+    The baseline has its own `mean`. If the sides compare two classes, each is averaged over those
+    of these that have it. Empty if the claim compares the first with the last size or variant and
+    there is only one.
     """
     rows_of = {side: _where(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
     if names_ends and rows_of[claim.left].index.equals(rows_of[claim.right].index):
         return {}, {}
     at = {side: side.profile or claim.profile for side in rows_of}
-    averaged = {side: rows for side, rows in rows_of.items() if at[side] == MEAN and side.method != BASELINE}
+    averaged = {
+        side: rows for side, rows in rows_of.items() if at[side] == MEAN and side.method != BASELINE
+    }
     found = [profiles for profiles in map(averaged_profiles, averaged.values()) if profiles]
     shared = frozenset.intersection(*found) if found else frozenset()
     of_class = dict.fromkeys((side.name for side in averaged), shared)
     for side, rows in averaged.items():
         of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS[side.name]] > 0, "profile"])
     known = {side: _means(rows, side, of_class[side.name]) for side, rows in averaged.items()}
-    known |= {s: seed_values(rows, s.name, profile=at[s]) for s, rows in rows_of.items() if s not in averaged}
+    known |= {
+        s: seed_values(rows, s.name, profile=at[s])
+        for s, rows in rows_of.items()
+        if s not in averaged
+    }
     left, right = (_less(known[side], known.get(side.less)) for side in (claim.left, claim.right))
     return left, right
 
 
 def _less(values: Mapping[str, float], less: Mapping[str, float] | None) -> dict[str, float]:
     """Returns `{seed: value - less}` over the seeds of both; the values if `less` is None."""
-    return dict(values) if less is None else {seed: values[seed] - less[seed] for seed in values if seed in less}
+    return (
+        dict(values)
+        if less is None
+        else {seed: values[seed] - less[seed] for seed in values if seed in less}
+    )
 
 
 def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
@@ -252,22 +327,29 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
 
 
 def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
-    """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a profile or value."""
+    """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a
+    profile or value."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
-    means = {seed: pair_means(views, side.name) for seed, views in seeds if set(views["profile"]) == profiles}
+    means = {
+        seed: pair_means(views, side.name)
+        for seed, views in seeds
+        if set(views["profile"]) == profiles
+    }
     return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Judges the paper's observations for every method; returns a row per claim, as `claims_frame`.
 
-    The loss of a removed capability rises and sits on few tokens; with the capability active the rise is gone.
+    The loss of a removed capability rises and sits on few tokens; with the capability active the
+    rise is gone.
     """
     judgements, means = [], per_seed[per_seed["profile"] == MEAN]
     for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
         for text, name, *sides in LOCALIZATION_CLAIMS:
             left, right = (
-                seed_values(means, name, method=who or method, size=size, **{"class": kind}) for who, kind in sides
+                seed_values(means, name, method=who or method, size=size, **{"class": kind})
+                for who, kind in sides
             )
             if set(left) & set(right):
                 judgements.append(judge(f"{method}, {size}: {text}", left, right))
@@ -276,7 +358,8 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def published_verdicts(study: str) -> pd.DataFrame:
-    """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per claim, size and variant.
+    """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per
+    claim, size and variant.
 
     Empty if none are published.
     """
@@ -284,21 +367,23 @@ def published_verdicts(study: str) -> pd.DataFrame:
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds a column `published` to our claims: verdict and difference on the published numbers, in words.
+    """Adds a column `published` to our claims: verdict and difference there, in words.
 
-    Uses our size if it is published, else every published size. The published difference replaces `paper`, that of
-    printed means, which becomes NaN. Empty if nothing is published.
+    Uses our size if it is published, else every published size. The published difference replaces
+    `paper`, that of printed means, which becomes NaN. Empty if nothing is published.
     """
     theirs = published_verdicts(study)
     words = [
-        _published_words(theirs, *key) for key in zip(claims["claim"], claims["size"], claims[VARIANT], strict=True)
+        _published_words(theirs, *key)
+        for key in zip(claims["claim"], claims["size"], claims[VARIANT], strict=True)
     ]
     paper = claims["paper"].astype(float).where([not text for text in words])
     return claims.assign(paper=paper, published=pd.Series(words, claims.index, dtype=object))
 
 
 def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) -> str:
-    """Returns `agree, 0.100 [0.050, 0.150]`; for several sizes `agree at 2B; cannot tell at 50M; -0.020 to 0.040`."""
+    """Returns `agree, 0.100 [0.050, 0.150]`; for several sizes `agree at 2B; cannot tell at 50M;
+    -0.020 to 0.040`."""
     of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
     here = of_claim[of_claim["size"] == size]
     found = here if len(here) else of_claim
@@ -310,27 +395,28 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
     return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)
 
 
-# ------------------------------------------------------------------------------------------------- the explanations
-
-
-# {(study, preset, the claim's text): why it is disagreed, and the run or command that shows it, in sentences}
-Explanations = Mapping[tuple[str, str, str], str]
-EXPLANATIONS: Explanations = {
-    ("stories", "demo", "MaxEnt recovers almost completely: elicited is no more than 0.10 below the baseline"): (
-        "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025] on generated "
-        "stories. Shown by the attacks with more text in docs/findings/methods.md."
+# {(study, preset, the claim's text): why it is disagreed, and what shows it, in sentences}.
+EXPLANATIONS = {
+    (
+        "stories",
+        "demo",
+        "MaxEnt recovers almost completely: elicited is no more than 0.10 below the baseline",
+    ): (
+        "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025]"
+        " on generated stories. Shown by the attacks with more text in docs/findings/methods.md."
     ),
     ("stories", "demo", "DEMix recovers little: elicited is no more than 0.10 above forget"): (
-        "The expert of core has all of core's text and a dense model's width, so it recovers as filtering's model "
-        "does, which gains .187 on generated stories. Shown by the table of experiments/stories.py."
+        "The expert of core has all of core's text and a dense model's width, so it recovers as"
+        " filtering's model does, which gains .187 on generated stories. Shown by the table of"
+        " experiments/stories.py."
     ),
 }
 
 
-def explained(claims: pd.DataFrame, study: str, preset: str, explanations: Explanations = EXPLANATIONS) -> pd.DataFrame:
-    """Adds a column `explanation`: the text beside verdicts of "disagree", if there is one, else empty."""
+def explained(claims: pd.DataFrame, study: str, preset: str) -> pd.DataFrame:
+    """Adds a column `explanation`: the text beside verdicts of "disagree", else empty."""
     texts = [
-        explanations.get((study, preset, claim), "") if verdict.startswith(DISAGREE) else ""
+        EXPLANATIONS.get((study, preset, claim), "") if verdict.startswith(DISAGREE) else ""
         for claim, verdict in zip(claims["claim"], claims["verdict"], strict=True)
     ]
     return claims.assign(**{EXPLANATION: pd.Series(texts, claims.index, dtype=object)})

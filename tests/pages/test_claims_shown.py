@@ -16,7 +16,9 @@ def test_claims_have_a_row_each_with_sizes_as_columns():
     assert list(matrix.columns) == ["claim", "profile", *SIZES, OVER_SIZES, "published"]
     assert matrix["claim"].is_unique
     cells = matrix.set_index("claim")
-    for claim, size, verdict in zip(claims["claim"], claims["size"], claims["verdict"], strict=True):
+    for claim, size, verdict in zip(
+        claims["claim"], claims["size"], claims["verdict"], strict=True
+    ):
         assert cells.loc[claim, size or OVER_SIZES] == f"{MARKS[verdict]} {verdict}"
     assert (cells[[*SIZES, OVER_SIZES]] != "").to_numpy().sum() == len(claims)
 
@@ -27,8 +29,12 @@ def test_a_forest_plot_has_every_difference_its_interval_and_its_margin():
     figures = claims_figures(claims)
     traces = [trace for figure in figures.values() for trace in figure.data]
     points = [trace for trace in traces if trace.name in MARKS]
-    assert sorted(x for trace in points for x in trace.x) == pytest.approx(sorted(claims["difference"]))
-    highs = sorted(x + up for trace in points for x, up in zip(trace.x, trace.error_x.array, strict=True))
+    assert sorted(x for trace in points for x in trace.x) == pytest.approx(
+        sorted(claims["difference"])
+    )
+    highs = sorted(
+        x + up for trace in points for x, up in zip(trace.x, trace.error_x.array, strict=True)
+    )
     assert highs == pytest.approx(sorted(claims["high"]))
     (wide,) = (trace for trace in traces if trace.marker.opacity == 0)
     ends = widened(Interval(*claims.iloc[0][["difference", "low", "high"]]), 0.3)
@@ -36,7 +42,15 @@ def test_a_forest_plot_has_every_difference_its_interval_and_its_margin():
     (span,) = {figure.layout.xaxis.range for figure in figures.values()}
     assert span[0] < claims["low"].min() <= claims["high"].max() < span[1]
     shaded = [base for trace in traces if trace.type == "bar" for base in trace.base]
-    assert sorted(shaded) == pytest.approx(sorted(max(within.left, span[0]) for within in claims["within"]))
-    texts = [note.text.replace("<br>", " ") for figure in figures.values() for note in figure.layout.annotations]
+    assert sorted(shaded) == pytest.approx(
+        sorted(max(within.left, span[0]) for within in claims["within"])
+    )
+    texts = [
+        note.text.replace("<br>", " ")
+        for figure in figures.values()
+        for note in figure.layout.annotations
+    ]
     assert texts == list(dict.fromkeys(claims["claim"]))
-    assert "within" not in Page("", "", [], claims=claims).files["claims.csv"].decode().splitlines()[0]
+    assert (
+        "within" not in Page("", "", [], claims=claims).files["claims.csv"].decode().splitlines()[0]
+    )

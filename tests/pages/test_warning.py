@@ -1,4 +1,5 @@
-"""Checks what a report says first: the nodes without a result, and the fits on which ratios are rough."""
+"""Checks what a report says first: the nodes without a result, and the fits on which ratios are
+rough."""
 
 import re
 from dataclasses import replace
@@ -25,7 +26,9 @@ def test_what_went_wrong_comes_first_and_is_absent_if_nothing_did():
 def test_poor_fits_are_counted_beside_the_margins_of_claims():
     """The planted losses follow the fitted form; with every second one 3% higher they do not."""
     rough, is_medium = curves(), curves()["size"] == "medium"
-    rough.loc[is_medium, "loss"] *= 1.0 + 0.03 * (rough.loc[is_medium, "step"].rank(method="dense") % 2)
+    rough.loc[is_medium, "loss"] *= 1.0 + 0.03 * (
+        rough.loc[is_medium, "step"].rank(method="dense") % 2
+    )
     analysis = analyse(evaluations(), rough, tuple(SIZES))
     study = study_of(analysis, rough, runs_frame().assign(status="complete"))
     poor = analysis.fits[analysis.fits["poor"]]

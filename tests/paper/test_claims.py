@@ -14,20 +14,16 @@ from gram_platform.pages.report.build import headline_sections
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.results.results import judged as judged_claims
 from gram_platform.pages.results.results import summary_text
-from gram_platform.paper.claims import CLAIMS, COMPARED, MARGINS, POSITIVE, alike, not_above, not_below
+from gram_platform.paper.claims import CLAIMS, COMPARED, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
     VERDICTS,
-    claims_frame,
     judge,
     paper_claims,
     seed_values,
-    separation_claims,
     verdict_counts,
 )
-from tests import stories_frames
 from tests.paper.claim_texts import claim_of
 from tests.refused import refused
-from tests.stories_frames import AUXILIARY
 from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 SEEDS = ("0", "1", "2")
@@ -39,7 +35,11 @@ def values(*numbers):
 
 @pytest.mark.parametrize(
     ("left", "verdict"),
-    [((0.5, 0.51, 0.52), "agree"), ((-0.5, -0.51, -0.52), "disagree"), ((0.5, -0.5, 0.1), "cannot tell")],
+    [
+        ((0.5, 0.51, 0.52), "agree"),
+        ((-0.5, -0.51, -0.52), "disagree"),
+        ((0.5, -0.5, 0.1), "cannot tell"),
+    ],
 )
 def test_signed_contrasts(left, verdict):
     judgement = judge("left is above right", values(*left), values(0.0, 0.0, 0.0))
@@ -60,16 +60,12 @@ def test_pairing_by_seed_removes_what_seeds_share():
 @pytest.mark.parametrize(
     ("within", "left", "verdict"),
     [
-        (not_below("core"), (-0.02, -0.03, -0.04), "agree"),
         (not_below("core"), (0.5, 0.51, 0.52), "agree"),  # better is no worse
         (not_below("core"), (-0.2, -0.21, -0.22), "disagree"),
         (not_below("core"), (-0.05, -0.06, -0.07), "cannot tell"),
         (not_above("forget"), (0.07, 0.08, 0.07), "agree"),
-        (not_above("forget"), (-0.5, -0.51, -0.52), "agree"),
         (not_above("forget"), (0.2, 0.21, 0.22), "disagree"),
-        (not_above("forget"), (0.0, 0.1, 0.2), "cannot tell"),
         (alike("core"), (0.01, 0.0, -0.01), "agree"),
-        (alike("core"), (0.2, 0.21, 0.22), "disagree"),
         (alike("core"), (-0.2, -0.21, -0.22), "disagree"),
         (alike("core"), (0.06, 0.05, 0.04), "cannot tell"),
     ],
@@ -78,16 +74,11 @@ def test_ranges_with_margins(within, left, verdict):
     assert judge("one", values(*left), values(0.0, 0.0, 0.0), within).verdict == verdict
 
 
-def test_the_margins_are_one_pair_for_all_studies():
-    assert MARGINS == {"core": 0.06, "retain": 0.06, "forget": 0.10, "elicited": 0.10}
-
-
 def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
     for within, difference, verdict in (
         (POSITIVE, 0.5, "agree (no interval)"),
         (POSITIVE, -0.5, "disagree (no interval)"),
         (not_below("retain"), -0.05, "agree (no interval)"),
-        (not_above("elicited"), 0.11, "disagree (no interval)"),
         (POSITIVE, 0.0, "cannot tell"),
     ):
         judgement = judge("one", {"0": difference}, {"0": 0.0}, within)
@@ -100,60 +91,70 @@ def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("unit_error", "verdict"), [(math.nan, "agree"), (0.0, "agree"), (0.07, "agree"), (0.1, "cannot tell")]
+    ("unit_error", "verdict"),
+    [(math.nan, "agree"), (0.0, "agree"), (0.07, "agree"), (0.1, "cannot tell")],
 )
 def test_the_units_error_widens_the_verdicts_interval_in_quadrature(unit_error, verdict):
     left = values(0.11, 0.09, 0.10)  # half-width .0169: with .0985 the interval would reach 0
     judgement = judge("left is above right", left, values(0.0, 0.0, 0.0), unit_error=unit_error)
     assert judgement.verdict == verdict
-    assert (judgement.low, judgement.high) == pytest.approx(t_interval(list(left.values()))[1:])  # of the seeds alone
+    # Of the seeds alone.
+    assert (judgement.low, judgement.high) == pytest.approx(t_interval(list(left.values()))[1:])
     assert judgement.unit_error == pytest.approx(unit_error, nan_ok=True)
     edge = math.sqrt(0.1**2 - (0.1 - judgement.low) ** 2)
-    below, above = (judge("edge", left, values(0.0, 0.0, 0.0), unit_error=edge + e).verdict for e in (-1e-6, 1e-6))
+    below, above = (
+        judge("edge", left, values(0.0, 0.0, 0.0), unit_error=edge + e).verdict
+        for e in (-1e-6, 1e-6)
+    )
     assert (below, above) == ("agree", "cannot tell")
 
 
 def test_one_seed_is_judged_within_the_units_error():
     assert judge("one", {"0": 0.1}, {"0": 0.0}, unit_error=0.09).verdict == "agree (no interval)"
     assert judge("one", {"0": 0.1}, {"0": 0.0}, unit_error=0.11).verdict == "cannot tell"
-    for wrong in (-0.1, math.inf):
-        with refused("unit_error"):
-            judge("wrong", {"0": 0.1}, {"0": 0.0}, unit_error=wrong)
 
 
 def test_a_claim_has_the_units_errors_of_what_it_compares():
-    """Two methods on one class are read off the same curves; two classes, or two sizes, are two ratios."""
+    """Two methods on one class are read off the same curves; two classes, or two sizes, are two
+    ratios."""
     per_seed = analysed().per_seed
-    ratios = {("tiny", "core"): 0.2, ("tiny", "forget"): 0.04, ("tiny", "retain"): 0.03, ("medium", "forget"): 0.5}
+    ratios = {
+        ("tiny", "core"): 0.2,
+        ("tiny", "forget"): 0.04,
+        ("tiny", "retain"): 0.03,
+        ("medium", "forget"): 0.5,
+    }
     errors = {place: UnitError(ratio, ratio / 10.0) for place, ratio in ratios.items()}
-    claims = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])["unit_error"]
+    claims = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])[
+        "unit_error"
+    ]
     assert claims[claim_of("scaling", "gram retain", "gram forget"), "tiny"] == pytest.approx(0.05)
     assert claims[claim_of("scaling", "gram core", "filtering core"), "tiny"] == pytest.approx(0.02)
     assert claims[claim_of("scaling", "gram forget", "gram forget"), ""] == pytest.approx(
         math.hypot(0.04, 0.5)
     )  # from tiny to medium
     assert math.isnan(claims[claim_of("scaling", "gram retain", "gram forget"), "small"])
-    wide = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])["verdict"]
+    wide = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])[
+        "verdict"
+    ]
     assert wide[claim_of("scaling", "gram retain", "gram forget"), "tiny"] == "agree"
     assert wide[claim_of("scaling", "gram forget", "gram forget"), ""] == "cannot tell"
     assert paper_claims(per_seed, "scaling")["unit_error"].isna().all()
 
 
 def test_verdicts_are_counted_and_those_of_one_seed_named_only_if_there_are_any():
-    assert verdict_counts(["agree", "cannot tell", "agree"]).split(", ") == ["2 agree", "0 disagree", "1 cannot tell"]
+    assert verdict_counts(["agree", "cannot tell", "agree"]).split(", ") == [
+        "2 agree",
+        "0 disagree",
+        "1 cannot tell",
+    ]
     alone = verdict_counts(["disagree (no interval)", "agree"])
-    assert alone.split(", ") == ["1 agree", "0 disagree", "0 cannot tell", "1 disagree (no interval)"]
-
-
-def test_claims_of_a_study():
-    per_seed = analysed().per_seed
-    judgements = separation_claims(per_seed)
-    assert len(judgements) == 2 * len(SIZES)  # filtering and GRAM; the baseline forgets nothing
-    assert {j.verdict for j in judgements} == {"agree"}
-    frame = claims_frame(judgements)
-    assert frame["claim"].iloc[-1].startswith("gram, medium: retain ")
-    assert frame["difference"].iloc[-1] == pytest.approx(0.94 - 0.55, rel=1e-6)
-    assert claims_frame([]).columns.tolist() == frame.columns.tolist()
+    assert alone.split(", ") == [
+        "1 agree",
+        "0 disagree",
+        "0 cannot tell",
+        "1 disagree (no interval)",
+    ]
 
 
 def test_every_claim_has_a_profile_before_there_are_data():
@@ -161,7 +162,9 @@ def test_every_claim_has_a_profile_before_there_are_data():
     profiles = {study: {claim.profile for claim in claims} for study, claims in CLAIMS.items()}
     named = {"scaling": {COMPARED}, "partial_labels": {"core"}, "accumulation": {"mean", "all"}}
     assert profiles == {study: named.get(study, {"mean"}) for study in CLAIMS}
-    named_by_sides = {side.profile for claims in CLAIMS.values() for claim in claims for side in claim.terms}
+    named_by_sides = {
+        side.profile for claims in CLAIMS.values() for claim in claims for side in claim.terms
+    }
     assert named_by_sides == {"", "all"}  # composing, from one module to all
 
 
@@ -169,8 +172,18 @@ def test_a_claim_compares_what_the_row_of_its_profile_shows():
     """Retain .881 stood beside forget .920, and the mean over profiles agreed that it is above."""
     rows = []
     for seed, noise in (("0", -0.001), ("1", 0.0), ("2", 0.001)):
-        for profile, retain, forget in (("core+a", 0.881, 0.92), ("core+b", 0.99, 0.6), ("core+c", 0.98, 0.7)):
-            row = {"method": "gram", "size": "1M", "profile": profile, "seed": seed, "retained": profile[-1]}
+        for profile, retain, forget in (
+            ("core+a", 0.881, 0.92),
+            ("core+b", 0.99, 0.6),
+            ("core+c", 0.98, 0.7),
+        ):
+            row = {
+                "method": "gram",
+                "size": "1M",
+                "profile": profile,
+                "seed": seed,
+                "retained": profile[-1],
+            }
             values = {"core": 0.9, "retain": retain + noise, "forget": forget, "elicited": math.nan}
             rows.append({**row, **values, **dict.fromkeys(NUM_DOMAINS.values(), 1)})
     per_seed, claim = pd.DataFrame(rows), claim_of("scaling", "gram retain", "gram forget")
@@ -183,39 +196,46 @@ def test_a_claim_compares_what_the_row_of_its_profile_shows():
         row = paper_claims(per_seed, "scaling", compared).set_index("claim").loc[claim]
         assert (row["profile"], row["verdict"]) == (profile, verdict)
         assert row["difference"] == pytest.approx(difference)
-    assert set(paper_claims(per_seed, "dual_use", "core+a")["profile"]) == {"mean"}  # as the paper's bars
+    # As the paper's bars.
+    assert set(paper_claims(per_seed, "dual_use", "core+a")["profile"]) == {"mean"}
 
 
-@pytest.mark.parametrize("profile", ["core+biology", "core+chemistry"])
-def test_pages_show_claims_at_the_profile_of_the_tiles(profile):
-    analysis = analysed()
+def test_pages_show_claims_at_the_profile_of_the_tiles():
+    analysis, profile = analysed(), "core+chemistry"
     about = {"compare_with": "scaling", "profile": profile, "sizes": tuple(SIZES)}
     study = study_of(analysis, curves(), pd.DataFrame({"id": []}), **about)
     claims = judged_claims(study.record, analysis)
     assert set(claims["profile"]) == {profile} == {study.shown_profile}
-    table = analysis.table[(analysis.table["method"] == "gram") & (analysis.table["profile"] == profile)]
+    table = analysis.table[
+        (analysis.table["method"] == "gram") & (analysis.table["profile"] == profile)
+    ]
     gaps = (
         claims[claims["claim"] == claim_of("scaling", "gram retain", "gram forget")]
         .set_index("size")["difference"]
         .to_dict()
     )
-    assert gaps == pytest.approx(dict(zip(table["size"], table["retain"] - table["forget"], strict=True)))
+    assert gaps == pytest.approx(
+        dict(zip(table["size"], table["retain"] - table["forget"], strict=True))
+    )
     whole = dataclasses.replace(study, claims=claims)
     assert f"profile {profile}: compute ratios" in headline_sections(whole)[0].text
     matrix, differences = claim_sections(whole)
     assert set(matrix.table["profile"]) == {profile} == set(differences.table["profile"])
     assert "profile beside" in matrix.markup
     assert profile in summary_text(study.record, whole).partition("the paper's claims")[2]
-    assert set(claims["profile"]) == {profile}
 
 
 def test_claims_whose_profile_is_missing_are_not_judged_at_another():
     views = evaluations()
     analysis = analyse(views[views["profile"] != "core+biology"], curves(), tuple(SIZES))
-    study = study_of(analysis, curves(), pd.DataFrame({"id": []}), compare_with="scaling", profile="core+biology")
+    study = study_of(
+        analysis, curves(), pd.DataFrame({"id": []}), compare_with="scaling", profile="core+biology"
+    )
     claims = judged_claims(study.record, analysis)
     assert claims.empty
-    assert "core+chemistry" not in summary_text(study.record, study).partition("the paper's claims")[2]
+    assert (
+        "core+chemistry" not in summary_text(study.record, study).partition("the paper's claims")[2]
+    )
     assert claim_sections(dataclasses.replace(study, claims=claims)) == []
 
 
@@ -230,7 +250,9 @@ def test_a_study_without_claims_is_judged_on_the_mean_and_says_so():
 
 def test_one_size_is_not_compared_with_itself():
     whole, per_seed = evaluations(), analyse(evaluations(), curves()).per_seed
-    assert claim_of("scaling", "gram forget", "gram forget") in set(paper_claims(per_seed, "scaling")["claim"])
+    assert claim_of("scaling", "gram forget", "gram forget") in set(
+        paper_claims(per_seed, "scaling")["claim"]
+    )
     first = analyse(whole[whole["size"] == whole["size"].iloc[0]], curves()).per_seed
     claims = set(paper_claims(first, "scaling")["claim"])
     assert claim_of("scaling", "gram retain", "gram forget") in claims
@@ -246,30 +268,11 @@ def test_seed_values_name_one_view():
         seed_values(per_seed, "core", method="gram")
 
 
-def test_with_one_auxiliary_domain_retain_is_claimed_from_all():
-    aux, profiles = AUXILIARY[0], {"core": "", "all": AUXILIARY[0]}
-    methods = ("gram", "filtering", "maxent")
-    whole, attacked = stories_frames.evaluations(methods), stories_frames.attacks()
-    attacked = attacked[attacked["method"].isin(methods)]
-    whole = whole.drop(columns=[f"loss/{domain}" for domain in AUXILIARY[1:]])
-    named = {"core": "core", f"core+{aux}": "all"}
-    rows = whole[whole["profile"].isin([*named, "all"])]
-    rows = rows.assign(profile=rows["profile"].replace(named))
-    rows = rows.assign(retained=rows["profile"].map(profiles))
-    points = stories_frames.curves()
-    attacks_on_one = attacked[(attacked["profile"] == "core") & (attacked["elicited"] == aux)]
-    analysis = analyse(rows, points[points["domain"].isin(["core", aux])], attacks=attacks_on_one)
-    found = paper_claims(analysis.per_seed, "stories")
-    several = paper_claims(analyse(whole, points, attacks=attacked).per_seed, "stories")
-    assert found["claim"].tolist() == several["claim"].tolist()
-    verdicts = found.set_index("claim")["verdict"]
-    assert verdicts[claim_of("stories", "gram retain", "gram forget")] == "agree"
-    differences = found.set_index("claim")["difference"]
-    assert differences[claim_of("stories", "gram retain", "gram forget")] == pytest.approx(0.952 - 0.766, rel=1e-5)
-
-
-def judged(study: str, cells: dict[tuple[str, str, str], tuple[float, float, float, float]]) -> pd.DataFrame:
-    """A study's claims on one seed, in their order, from {(method, variant, profile): values of CLASSES}."""
+def judged(
+    study: str, cells: dict[tuple[str, str, str], tuple[float, float, float, float]]
+) -> pd.DataFrame:
+    """A study's claims on one seed, in their order, from {(method, variant, profile): values of
+    CLASSES}."""
     rows = []
     for (method, variant, profile), values in cells.items():
         retained = "x,y" if profile == "all" else "x"
@@ -295,7 +298,8 @@ def test_claims_without_published_numbers_compare_what_they_say():
     expected = retain_above_forget + retain_above_elicited + last_less_first
     aux_scaling = judged("aux_scaling", of_domains)
     assert aux_scaling["difference"].tolist() == pytest.approx(expected)
-    printed = [0.238, 0.200, 0.161, 0.173, 0.119, 0.067, -0.014, 0.020, 0.097]  # in the paper's table
+    # In the paper's table.
+    printed = [0.238, 0.200, 0.161, 0.173, 0.119, 0.067, -0.014, 0.020, 0.097]
     assert aux_scaling["paper"].tolist() == pytest.approx(printed)
     titrated = {
         ("gram", "0", "core+x"): (0.90, 0.1, 0.01, 0.02),
@@ -304,9 +308,12 @@ def test_claims_without_published_numbers_compare_what_they_say():
         ("ft_lora", "0", "core+x"): (0.80, 0.2, 0.07, 0.08),
         ("ft_lora", "0.5", "core+x"): (0.82, 0.3, 0.09, 0.11),
         ("ft_lora", "1", "core+x"): (0.83, 0.8, 0.12, 0.13),
-        **{("filtering", variant, "core+x"): (0.9, 0.9, 0.1, 0.2) for variant in ("0", "0.5", "1")},  # has no module
+        # Has no module.
+        **{("filtering", variant, "core+x"): (0.9, 0.9, 0.1, 0.2) for variant in ("0", "0.5", "1")},
     }
-    assert judged("titration", titrated)["difference"].tolist() == pytest.approx([0.4, 0.2, 0.01, 0.1, 0.5, 0.03])
+    assert judged("titration", titrated)["difference"].tolist() == pytest.approx(
+        [0.4, 0.2, 0.01, 0.1, 0.5, 0.03]
+    )
     accumulated = {
         ("baseline", "heterogeneous", "all"): (1.0, 0.99, math.nan, math.nan),
         ("baseline", "heterogeneous", "mean"): (1.0, 0.5, math.nan, math.nan),
@@ -320,4 +327,6 @@ def test_claims_without_published_numbers_compare_what_they_say():
         ("ft_lora", "", "core+x"): (0.93, 0.91, 0.1, 0.2),
         ("ft_lora", "", "all"): (0.73, 0.61, 0.1, 0.2),
     }
-    assert judged("dual_use", composed)["difference"].tolist()[-4:] == pytest.approx([0.2 - 0.01, 0.3 - 0.02, 0.2, 0.3])
+    assert judged("dual_use", composed)["difference"].tolist()[-4:] == pytest.approx(
+        [0.2 - 0.01, 0.3 - 0.02, 0.2, 0.3]
+    )

@@ -1,4 +1,5 @@
-"""Judges the paper's claims on a study with the paper's compute ratios, and sets the paper's table beside ours."""
+"""Judges the paper's claims on a study with the paper's compute ratios, and sets the paper's table
+beside ours."""
 
 import pytest
 
@@ -35,7 +36,9 @@ def test_a_study_like_the_papers_agrees_with_every_claim(analysis):
 
 def test_a_claim_of_methods_that_are_not_there_is_absent():
     few = ("gram", "ft_lora")
-    claims = paper_claims(analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed, "stories")
+    claims = paper_claims(
+        analyse(evaluations(few), curves(), attacks=attacks(few)).per_seed, "stories"
+    )
     assert claims["claim"].tolist() == [
         claim_of("stories", "gram retain", "gram forget"),
         claim_of("stories", "gram retain", "gram elicited"),
@@ -46,27 +49,29 @@ def test_a_claim_of_methods_that_are_not_there_is_absent():
     assert paper_claims(analyse(evaluations().iloc[:0], curves()).per_seed, "stories").empty
 
 
-def test_one_seed_gives_sides_without_intervals():
-    alone = analyse(evaluations(seeds=("0",)), curves(seeds=("0",)), attacks=attacks())
-    claims = paper_claims(alone.per_seed, "stories")
-    assert set(claims["verdict"]) == {"agree (no interval)"}
-    assert claims["detectable"].isna().all()
-
-
 def test_methods_are_compared_on_the_profiles_that_both_have():
     known = evaluations()
     kept = known["profile"] == f"core+{AUXILIARY[0]}"
     skewed = known[(known["method"] != "filtering") | kept].copy()
     hit = (skewed["method"] == "gram") & ~kept
     skewed.loc[hit, "loss/core"] *= 1.5  # on profiles that filtering does not have
-    claims = paper_claims(analyse(skewed, curves(), attacks=attacks()).per_seed, "stories").set_index("claim")
-    assert claims.loc[claim_of("stories", "gram core", "filtering core"), "difference"] == pytest.approx(0.938 - 0.961)
-    assert claims.loc[claim_of("stories", "gram core", "ft_lora core"), "difference"] < 0.0  # over all five
+    claims = paper_claims(
+        analyse(skewed, curves(), attacks=attacks()).per_seed, "stories"
+    ).set_index("claim")
+    assert claims.loc[
+        claim_of("stories", "gram core", "filtering core"), "difference"
+    ] == pytest.approx(0.938 - 0.961)
+    # Over all five.
+    assert claims.loc[claim_of("stories", "gram core", "ft_lora core"), "difference"] < 0.0
 
 
 def test_a_seed_without_one_of_the_profiles_takes_no_part(analysis):
     known = analysis.per_seed
-    gone = (known["method"] == "gram") & (known["seed"] == "1") & (known["profile"] == f"core+{AUXILIARY[0]}")
+    gone = (
+        (known["method"] == "gram")
+        & (known["seed"] == "1")
+        & (known["profile"] == f"core+{AUXILIARY[0]}")
+    )
     assert gone.sum() == 1
     claims = paper_claims(known[~gone], "stories").set_index("claim")
     assert claims.loc[claim_of("stories", "gram retain", "gram forget"), "num_seeds"] == 2
@@ -78,7 +83,9 @@ def test_classes_are_compared_only_on_profiles_where_both_are_known():
     here = unknown["profile"] == f"core+{aux}"
     unknown.loc[here & (unknown["method"] == "gram"), f"loss/{aux}"] = float("nan")
     unknown.loc[here & (unknown["method"] == "filtering"), f"loss/{aux}"] *= 1.5
-    claims = paper_claims(analyse(unknown, curves(), attacks=attacks()).per_seed, "stories")["claim"].tolist()
+    claims = paper_claims(analyse(unknown, curves(), attacks=attacks()).per_seed, "stories")[
+        "claim"
+    ].tolist()
     # 0.18 apart over three and over four profiles
     assert claim_of("stories", "gram retain", "filtering retain") not in claims
     assert claim_of("stories", "gram forget", "filtering forget") in claims
@@ -92,7 +99,9 @@ def test_elicited_is_judged_over_the_profiles_that_are_attacked():
     claims = paper_claims(analysis.per_seed, "stories").set_index("claim")
     resists = claims.loc[claim_of("stories", "gram retain", "gram elicited")]
     assert resists["difference"] == pytest.approx(0.952 - 0.855, rel=1e-4)
-    assert claims.loc[claim_of("stories", "gram elicited", "filtering elicited"), "verdict"] == "agree"
+    assert (
+        claims.loc[claim_of("stories", "gram elicited", "filtering elicited"), "verdict"] == "agree"
+    )
     scaled = paper_claims(analysis.per_seed, "scaling")["claim"].tolist()
     assert claim_of("scaling", "ft_lora elicited", "filtering elicited") not in scaled
 

@@ -1,4 +1,5 @@
-"""Judges every claim on a planted success, a planted failure, and a null: no difference, seeds far apart."""
+"""Judges every claim on a planted success, a planted failure, and a null: no difference, seeds far
+apart."""
 
 import math
 
@@ -37,11 +38,9 @@ def target(within: pd.Interval, verdict: str) -> float:
     return edge + (0.03 if verdict == DISAGREE else -0.03) * outwards
 
 
-# ------------------------------------------------------------------------------------------------ claims of studies
-
-
 def cell(side: Side, claim: Claim, study: str) -> tuple:
-    """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or variants."""
+    """The row of a side: method, size, variant and profile; FIRST and LAST are two sizes or
+    variants."""
     ends = {FIRST: "50M", LAST: "800M"}
     variants = {FIRST: "4", LAST: "20"}
     averaged = MEAN if side.method == "baseline" else "core+x"
@@ -51,16 +50,22 @@ def cell(side: Side, claim: Claim, study: str) -> tuple:
 
 
 def planted(study: str, claim: Claim, difference: float, spread: float) -> pd.DataFrame:
-    """A `per_seed` frame of ones, except for the left side, which is planted above 1 with a spread over seeds."""
+    """A `per_seed` frame of ones, except for the left side, which is planted above 1 with a spread
+    over seeds."""
     rows = []
     for seed, noise in NOISE.items():
         values = {}
         for side in claim.terms:
             values.setdefault(cell(side, claim, study), {})[side.name] = 1.0
         values[cell(claim.left, claim, study)][claim.left.name] += difference + spread * noise
-        own = [dict(zip(("method", "size", "variant", "profile"), key, strict=True)) | v for key, v in values.items()]
+        own = [
+            dict(zip(("method", "size", "variant", "profile"), key, strict=True)) | v
+            for key, v in values.items()
+        ]
         rows += [row | {"seed": seed} for row in own]
-    frame = pd.DataFrame(rows).reindex(columns=["method", "size", "variant", "profile", "seed", *CLASSES])
+    frame = pd.DataFrame(rows).reindex(
+        columns=["method", "size", "variant", "profile", "seed", *CLASSES]
+    )
     counts = {NUM_DOMAINS[name]: frame[name].notna().astype(int) for name in CLASSES}
     return frame.sort_values("variant", key=lambda v: v.str.len()).assign(retained="x", **counts)
 
@@ -94,16 +99,17 @@ def test_the_claim_of_other_studies(verdict):
     assert [judgement.verdict for judgement in separation_claims(per_seed)] == [verdict]
 
 
-# -------------------------------------------------------------------------------------------------- claims of sweeps
-
-
 def curves(claim: SweepClaim, verdict: str) -> dict[str, pd.DataFrame]:
-    """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with noise at its ends."""
+    """A curve a seed over the paper's values: the paper's own trend, its opposite, or flat with
+    noise at its ends."""
     values = PAPER_SWEEPS[claim.knob].values
     flat = pd.DataFrame(0.9, index=pd.Index(values), columns=list(SWEEP_CLASSES))
     if not math.isinf(claim.within.right):  # claims of "the same"
         rise, base = target(claim.within, verdict), flat
-        return {seed: moved(base, claim.names[0], -1, rise + SPREAD[verdict] * n) for seed, n in NOISE.items()}
+        return {
+            seed: moved(base, claim.names[0], -1, rise + SPREAD[verdict] * n)
+            for seed, n in NOISE.items()
+        }
     if verdict == CANNOT_TELL:
         return {seed: with_noise(flat, claim, noise) for seed, noise in NOISE.items()}
     up = np.linspace(0.0, 0.2, len(values))
@@ -138,9 +144,6 @@ def sweep_verdict(claim: SweepClaim, by_seed: dict[str, pd.DataFrame]) -> str:
 @pytest.mark.parametrize("claim", SWEEP_CLAIMS, ids=lambda claim: claim.text)
 def test_every_claim_of_every_sweep(claim, verdict):
     assert sweep_verdict(claim, curves(claim, verdict)) == verdict
-
-
-# -------------------------------------------------------------------------------------------------- claims on tokens
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -1,4 +1,5 @@
-"""Checks the authors' losses through our analysis: their compute ratios, their table, and the file we ship."""
+"""Checks the authors' losses through our analysis: their compute ratios, their table, and the file
+we ship."""
 
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -8,7 +9,7 @@ import pytest
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS, paper_difference
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE, printed, published_per_seed
-from gram_platform.paper.verdicts import VERDICT_COLUMNS, paper_claims, published_verdicts, with_published
+from gram_platform.paper.verdicts import paper_claims, published_verdicts, with_published
 from tests.published import (
     BASELINE_STUDY,
     NEEDS_FOLDER,
@@ -19,7 +20,8 @@ from tests.published import (
     published_table,
 )
 
-NUM_RATIOS = {"stories": 738, "scaling": 1449, "dual_use": 615}  # those published at sizes with curves: 2,802
+# Those published at sizes with curves: 2,802.
+NUM_RATIOS = {"stories": 738, "scaling": 1449, "dual_use": 615}
 
 
 def printed_as(number: float) -> float:
@@ -35,14 +37,18 @@ def test_every_published_compute_ratio_comes_back(study):
     ours = ratios.assign(is_elicited=ratios["class"] == "elicited")
     both = published.merge(ours, on=[*VIEW, "domain", "is_elicited"], how="left")
     assert len(both) == NUM_RATIOS[study]
-    assert both["compute_ratio"].to_numpy() == pytest.approx(both["published_ratio"].to_numpy(), abs=1e-5)
+    assert both["compute_ratio"].to_numpy() == pytest.approx(
+        both["published_ratio"].to_numpy(), abs=1e-5
+    )
 
 
 @NEEDS_FOLDER
 def test_the_printed_table_of_stories_comes_back_to_its_last_digit():
-    """`tab:synthetic`, means and half-widths: with a mean of profiles' means forget and elicited are .001 off.
+    """`tab:synthetic`, means and half-widths: with a mean of profiles' means forget and elicited
+    are .001 off.
 
-    The paper's numbers were rounded twice: 0.937455 is printed as 0.938, the half-width 0.014481 as 0.015.
+    The paper's numbers were rounded twice: 0.937455 is printed as 0.938, the half-width 0.014481 as
+    0.015.
     """
     analysis = published_analysis("stories")
     means = analysis.table[analysis.table["profile"] == "mean"].set_index("method")
@@ -60,7 +66,11 @@ def test_the_shipped_file_is_what_the_analysis_gives():
     shipped = pd.concat([published_per_seed(study).assign(study=study) for study in BASELINE_STUDY])
     expected = published_table()
     pd.testing.assert_frame_equal(
-        shipped[list(PUBLISHED_COLUMNS)].reset_index(drop=True), expected, check_exact=False, rtol=0.0, atol=1.01e-6
+        shipped[list(PUBLISHED_COLUMNS)].reset_index(drop=True),
+        expected,
+        check_exact=False,
+        rtol=0.0,
+        atol=1.01e-6,
     )
 
 
@@ -76,22 +86,33 @@ CANNOT_TELL_ON_PUBLISHED = [  # intervals cross a margin: the three seeds of 50M
     ("scaling", "GRAM's elicited forget is no more than 0.10 above filtering's", "50M"),
     ("scaling", "FT-LoRA's retain is no more than 0.06 below filtering's", "50M"),
 ]
-NUM_JUDGED = {"stories": len(STORIES_CLAIMS), "scaling": 7 * 10 + 6, "dual_use": 11}  # composing needs the profile all
+# Composing needs the profile all.
+NUM_JUDGED = {"stories": len(STORIES_CLAIMS), "scaling": 7 * 10 + 6, "dual_use": 11}
 
 
 def test_no_claim_disagrees_with_the_published_numbers():
-    verdicts = pd.concat([published_verdicts(study).assign(study=study) for study in BASELINE_STUDY])
+    verdicts = pd.concat(
+        [published_verdicts(study).assign(study=study) for study in BASELINE_STUDY]
+    )
     assert verdicts["study"].value_counts().to_dict() == NUM_JUDGED
     assert set(verdicts["verdict"]) == {"agree", "cannot tell", "agree (no interval)"}
     alone = verdicts[verdicts["verdict"] == "agree (no interval)"]  # 2B and 5B have one seed
     assert set(alone["size"]) == {"2B", "5B", ""}
     profiles = verdicts.groupby("study")["profile"].agg(set).to_dict()
-    assert profiles == {"stories": {"mean"}, "scaling": {"core+papers-biology"}, "dual_use": {"mean"}}
+    assert profiles == {
+        "stories": {"mean"},
+        "scaling": {"core+papers-biology"},
+        "dual_use": {"mean"},
+    }
     crossing = verdicts[verdicts["verdict"] == "cannot tell"]
-    assert list(zip(crossing["study"], crossing["claim"], crossing["size"], strict=True)) == CANNOT_TELL_ON_PUBLISHED
+    assert (
+        list(zip(crossing["study"], crossing["claim"], crossing["size"], strict=True))
+        == CANNOT_TELL_ON_PUBLISHED
+    )
 
 
-# left - right of every claim, in its order: on the published numbers, or in the paper's table of means to its digits
+# left - right of every claim, in its order: on the published numbers, or in the paper's table of
+# means to its digits
 DIFFERENCES = {
     "stories": [
         *(0.186, 0.182, -0.023, -0.010, -0.014, -0.015, 0.097, 0.143),
@@ -108,34 +129,39 @@ PRINTED = {
 
 def test_claims_compare_what_the_published_numbers_compare():
     for study, differences in DIFFERENCES.items():
-        assert published_verdicts(study)["difference"].tolist() == pytest.approx(differences, abs=6e-4)
+        assert published_verdicts(study)["difference"].tolist() == pytest.approx(
+            differences, abs=6e-4
+        )
     for study, differences in PRINTED.items():
-        assert [paper_difference(study, claim) for claim in CLAIMS[study]] == pytest.approx(differences, abs=1e-9)
+        assert [paper_difference(study, claim) for claim in CLAIMS[study]] == pytest.approx(
+            differences, abs=1e-9
+        )
     scaling = published_verdicts("scaling")
     at_800m = [0.492, 0.416, -0.031, 0.078, 0.003, 0.044, -0.043, 0.044, -0.015, -0.010]
-    assert scaling[scaling["size"] == "800M"]["difference"].tolist() == pytest.approx(at_800m, abs=6e-4)
+    assert scaling[scaling["size"] == "800M"]["difference"].tolist() == pytest.approx(
+        at_800m, abs=6e-4
+    )
     ends = scaling[scaling["size"] == ""]  # 50M less 5B
-    assert ends["difference"].tolist() == pytest.approx([0.270, 0.272, 0.256, 0.708, 0.725, 0.683], abs=6e-4)
-
-
-@NEEDS_FOLDER
-def test_verdicts_on_published_losses_are_those_on_the_shipped_file():
-    table = published_table()
-    for study in BASELINE_STUDY:
-        fed = paper_claims(table[table["study"] == study].drop(columns="study"), study)[VERDICT_COLUMNS]
-        pd.testing.assert_frame_equal(fed, published_verdicts(study), check_exact=False, atol=1e-5)
+    assert ends["difference"].tolist() == pytest.approx(
+        [0.270, 0.272, 0.256, 0.708, 0.725, 0.683], abs=6e-4
+    )
 
 
 def test_the_published_verdict_stands_beside_ours():
     rows = published_per_seed("scaling")
     own = rows[rows["size"] == "100M"]
-    ours = with_published(paper_claims(pd.concat([own.replace({"100M": "1M"}), own]), "scaling"), "scaling")
-    follows = ours[ours["claim"] == "GRAM's forget is no more than 0.10 above filtering's"].set_index("size")
+    ours = with_published(
+        paper_claims(pd.concat([own.replace({"100M": "1M"}), own]), "scaling"), "scaling"
+    )
+    follows = ours[
+        ours["claim"] == "GRAM's forget is no more than 0.10 above filtering's"
+    ].set_index("size")
     assert follows.loc["100M", "published"] == "agree, 0.018 [0.003, 0.034]"
-    elsewhere = "cannot tell at 50M; agree at 100M, 200M, 400M, 800M; agree (no interval) at 2B, 5B; 0.000 to 0.038"
+    elsewhere = (
+        "cannot tell at 50M; agree at 100M, 200M, 400M, 800M; agree (no interval) at 2B, 5B; 0.000"
+        " to 0.038"
+    )
     assert follows.loc["1M", "published"] == elsewhere
-    some = ours[ours["size"] == "1M"].drop(columns="published")
-    assert with_published(some, "scaling")["published"].tolist() == ours.loc[some.index, "published"].tolist()
     stories = with_published(paper_claims(published_per_seed("stories"), "stories"), "stories")
     assert stories["paper"].isna().all()
     assert stories["published"].str.startswith("agree, ").all()

@@ -1,4 +1,4 @@
-"""Draws learning curves: the validation losses of baselines and the fits that turn a loss into steps."""
+"""Draws learning curves: baselines' validation losses and the fits that turn a loss into steps."""
 
 import numpy as np
 import pandas as pd
@@ -19,11 +19,12 @@ LINE_POINTS = 80
 
 
 def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Draws validation loss against step at one size: points of every seed and domain, and each domain's pooled fit.
+    """Draws validation loss against step at one size: every seed's points, each domain's fit.
 
-    `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns of `fits_frame`.
-    Both axes are logarithmic. A domain without a fit has points only; the legend has one entry a domain
-    and marks fits at a bound and poor ones. The figure's table has the points.
+    `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns
+    of `fits_frame`. Both axes are logarithmic. A domain without a fit has points only; the legend
+    has one entry a domain and marks fits at a bound and poor ones. The figure's table has the
+    points.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
@@ -34,10 +35,13 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
         if fit is not None:
             _add_fit(figure, fit, style, warning)
     styled(figure, f"Baseline, {size}", "step", "loss (nats a token)")
-    for update, values in ((figure.update_xaxes, points["step"]), (figure.update_yaxes, points["loss"])):
+    for update, values in (
+        (figure.update_xaxes, points["step"]),
+        (figure.update_yaxes, points["loss"]),
+    ):
         positive = values[values > 0]
         log_axis(update, log_ticks(positive.min(), positive.max()) if len(positive) else [])
-    # the legend has two entries a row in a narrow figure, and takes its place from the axes
+    # The legend has two entries a row in a narrow figure, and takes its place from the axes.
     num_rows = (points["domain"].nunique() + 1) // 2
     figure.update_layout(height=HEIGHT + LEGEND_ROW * max(0, num_rows - 1))
     return with_table(figure, points.filter(["size", "seed", "step", "domain", "loss", "run_id"]))
@@ -60,8 +64,10 @@ def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegen
         mode="markers",
         marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
         customdata=np.stack([points["seed"].to_numpy(object), runs.to_numpy(object)], axis=1),
-        hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]} %{customdata[1]}"
-        "<extra></extra>",
+        hovertemplate=(
+            "<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]}"
+            " %{customdata[1]}<extra></extra>"
+        ),
         meta={"runs": 1},
     )
 
@@ -79,5 +85,8 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> N
         showlegend=bool(warning),
         mode="lines",
         line={"color": style.colour, "dash": style.dash, "width": 2},
-        hovertemplate=f"<b>{style.label}</b> fit{warning}<br>step %{{x:.0f}}, loss %{{y:.4f}}<br>{law}<extra></extra>",
+        hovertemplate=(
+            f"<b>{style.label}</b> fit{warning}<br>step %{{x:.0f}}, loss"
+            f" %{{y:.4f}}<br>{law}<extra></extra>"
+        ),
     )

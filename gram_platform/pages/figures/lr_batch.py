@@ -1,4 +1,4 @@
-"""Draws the LR/batch grid of each size with the fitted surface and its minima, and the laws through the minima."""
+"""Draws the LR/batch grid of each size with its surface and minima, and the laws through these."""
 
 import math
 
@@ -28,28 +28,41 @@ from gram_platform.pages.figures.style import (
 
 AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
-FAR = 30.0  # a law's axis leaves out optima farther than this factor from both laws
-BEYOND = 4.0  # a surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so
+# A law's axis leaves out optima farther than this factor from both laws.
+FAR = 30.0
+# A surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so.
+BEYOND = 4.0
 
 
-def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the cells of one size over the contours of the pooled fit, both axes logarithmic, with the minima.
+def surface_figure(
+    cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str
+) -> go.Figure:
+    """Draws the cells and minima of one size over the contours of the pooled fit, in log scales.
 
-    The frames are `lr_grid`'s; `cells` may have a column `url`, opened by a click. The pooled minimum is a star; its
-    bars span predicted losses within 0.1% of it. Each seed's minimum is a small diamond; without a minimum the best
-    cell is ringed. Crosses are cells left out of the fit because a seed diverged.
+    The frames are `lr_grid`'s; `cells` may have a column `url`, opened by a click. The pooled
+    minimum is a star; its bars span predicted losses within 0.1% of it. Each seed's minimum is a
+    small diamond; without a minimum the best cell is ringed. Crosses are cells left out of the fit
+    because a seed diverged.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
     _add_contours(figure, surfaces[surfaces["size"] == size])
     _add_cells(figure, of_size)
     for row in minima[(minima["seed"] != POOLED) & minima["convex"]].to_dict("records"):
-        _add_minimum(figure, row, f"seed {row['seed']}", {"symbol": "diamond", "size": 7, "color": ORANGE}, False)
+        _add_minimum(
+            figure,
+            row,
+            f"seed {row['seed']}",
+            {"symbol": "diamond", "size": 7, "color": ORANGE},
+            False,
+        )
     pooled = minima[minima["seed"] == POOLED].to_dict("records")
     notes = "; ".join(row["notes"] for row in pooled if row["notes"])
     for row in pooled:
         if row["convex"]:
-            _add_minimum(figure, row, "minimum", {"symbol": "star", "size": 15, "color": VERMILION}, True)
+            _add_minimum(
+                figure, row, "minimum", {"symbol": "star", "size": 15, "color": VERMILION}, True
+            )
         elif not math.isnan(row["best_loss"]):
             _add_best_cell(figure, row)
     styled(figure, with_notes(size, notes), AXIS_TITLES["lr"], AXIS_TITLES["batch"])
@@ -59,25 +72,37 @@ def surface_figure(cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataF
     return with_table(figure, of_size, None)
 
 
-def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str) -> go.Figure:
-    """Draws the optima of `quantity` (lr or batch) against the parameter count, and the law through them, log-log.
+def law_figure(
+    lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str
+) -> go.Figure:
+    """Draws the optima of `quantity` (lr or batch) against parameters, and their law, log-log.
 
-    Bars span predicted losses within 0.1% of the minimum; hollow optima lie at the edge of their grid; the band is the
-    law's 90% interval over seeds; the dashed line is the paper's law. A law that does not predict at these sizes has no
-    line; the title says why ours does not.
+    Bars span predicted losses within 0.1% of the minimum; hollow optima lie at the edge of their
+    grid; the band is the law's 90% interval over seeds; the dashed line is the paper's law. A law
+    that does not predict at these sizes has no line; the title says why ours does not.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]
-    shown = optima[optima["convex"] & np.isfinite(optima[quantity].astype(float)) & (optima[quantity] > 0)]
+    shown = optima[
+        optima["convex"] & np.isfinite(optima[quantity].astype(float)) & (optima[quantity] > 0)
+    ]
     figure = go.Figure()
     sure = line[line["low"].notna()]
     if len(sure):
-        add_band(figure, sure["parameters"], sure["low"], sure["high"], Style("90% over seeds", BLUE, "", ""))
+        add_band(
+            figure,
+            sure["parameters"],
+            sure["low"],
+            sure["high"],
+            Style("90% over seeds", BLUE, "", ""),
+        )
         figure.data[-1].update(name="90% over seeds", showlegend=True)
     _add_line(figure, line, "paper", "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
     _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
     _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
-    _add_optima(figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11)
+    _add_optima(
+        figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11
+    )
     text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
     styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
     ticks = optima[["size", "parameters"]].drop_duplicates()
@@ -85,10 +110,11 @@ def law_figure(lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, qu
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
     log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
     ends = [quantity + end for end in ENDS]
-    return with_table(figure, shown.filter(["size", "parameters", "seed", *ends, "on_edge", "loss", "notes"]), None)
-
-
-# ------------------------------------------------------------------------------------------------------ surfaces
+    return with_table(
+        figure,
+        shown.filter(["size", "parameters", "seed", *ends, "on_edge", "loss", "notes"]),
+        None,
+    )
 
 
 def _add_contours(figure: go.Figure, surface: pd.DataFrame) -> None:
@@ -112,7 +138,12 @@ def _add_contours(figure: go.Figure, surface: pd.DataFrame) -> None:
 def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
     diverged = cells["num_diverged"] > 0
     kinds = (
-        ("cell", cells["used"], "circle", "loss %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]"),
+        (
+            "cell",
+            cells["used"],
+            "circle",
+            "loss %{customdata[0]:.4f} [%{customdata[1]:.4f}, %{customdata[2]:.4f}]",
+        ),
         ("diverged", diverged, "x", "%{customdata[4]} diverged, left out of the fit"),
         ("no result", ~cells["used"] & ~diverged, "circle-open", "no complete run"),
     )
@@ -128,11 +159,20 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
             y=rows["batch"],
             name=name,
             mode="markers",
-            marker={"symbol": symbol, "size": 8, "color": INK, "line": {"width": 1, "color": "white"}},
-            customdata=np.stack([*(f.to_numpy(object) for f in facts), np.array(runs, object), urls], axis=1),
+            marker={
+                "symbol": symbol,
+                "size": 8,
+                "color": INK,
+                "line": {"width": 1, "color": "white"},
+            },
+            customdata=np.stack(
+                [*(f.to_numpy(object) for f in facts), np.array(runs, object), urls], axis=1
+            ),
             meta={"url": 6},
-            hovertemplate=f"<b>lr %{{x:.3~r}}, batch %{{y}}</b><br>{text}<br>%{{customdata[3]}} complete seeds"
-            "<br>%{customdata[5]}<extra></extra>",
+            hovertemplate=(
+                f"<b>lr %{{x:.3~r}}, batch %{{y}}</b><br>{text}<br>%{{customdata[3]}} complete"
+                " seeds<br>%{customdata[5]}<extra></extra>"
+            ),
         )
 
 
@@ -150,8 +190,10 @@ def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span
         showlegend=has_span,
         mode="markers",
         marker={**marker, "line": {"width": 1, "color": "white"}},
-        hovertemplate=f"<b>{name}</b><br>lr %{{x:.3~r}}, batch %{{y:.3~r}}<br>loss {row['loss']:.4f}, "
-        f"residual {row['rms']:.2g}<br>{row['notes']}<extra></extra>",
+        hovertemplate=(
+            f"<b>{name}</b><br>lr %{{x:.3~r}}, batch %{{y:.3~r}}<br>loss {row['loss']:.4f}, "
+            f"residual {row['rms']:.2g}<br>{row['notes']}<extra></extra>"
+        ),
         **bars,
     )
 
@@ -168,16 +210,14 @@ def _add_best_cell(figure: go.Figure, row: dict) -> None:
 
 
 def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
-    """Returns the ends of a logarithmic axis: half a doubling around the grid and a minimum that is not far beyond."""
+    """Returns the ends of a logarithmic axis: half a doubling around the grid and a minimum that is
+    not far beyond."""
     low, high = values[0], values[-1]
     for row in pooled:
         if row["convex"] and low / BEYOND < row[name] < high * BEYOND:
             low, high = min(low, row[name]), max(high, row[name])
     margin = math.log10(2.0) / 2.0
     return [math.log10(low) - margin, math.log10(high) + margin]
-
-
-# ---------------------------------------------------------------------------------------------------------- laws
 
 
 def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, line: dict) -> None:
@@ -188,31 +228,48 @@ def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, li
         figure.add_scatter(**place, name=name, mode="lines", line=line, hovertemplate=hover)
 
 
-def _add_optima(figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str, marker_size: int) -> None:
+def _add_optima(
+    figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str, marker_size: int
+) -> None:
     if rows.empty:
         return
     value, is_pooled = rows[quantity].astype(float), marker_size > 5
-    spans = whiskers(value, *(rows[quantity + end] for end in ENDS[1:]), color=VERMILION, thickness=1.5, width=None)
+    spans = whiskers(
+        value,
+        *(rows[quantity + end] for end in ENDS[1:]),
+        color=VERMILION,
+        thickness=1.5,
+        width=None,
+    )
     figure.add_scatter(
         x=rows["parameters"],
         y=value,
         name=name,
         mode="markers",
         marker={
-            "symbol": [f"{'star' if is_pooled else 'diamond'}{'-open' if edge else ''}" for edge in rows["on_edge"]],
+            "symbol": [
+                f"{'star' if is_pooled else 'diamond'}{'-open' if edge else ''}"
+                for edge in rows["on_edge"]
+            ],
             "size": marker_size,
             "color": VERMILION if is_pooled else ORANGE,
         },
         error_y=spans if is_pooled else None,
         customdata=rows[["size", "seed", "notes"]].to_numpy(object),
-        hovertemplate="<b>%{customdata[0]}</b>, %{customdata[1]}<br>%{y:.4~r}<br>%{customdata[2]}<extra></extra>",
+        hovertemplate=(
+            "<b>%{customdata[0]}</b>,"
+            " %{customdata[1]}<br>%{y:.4~r}<br>%{customdata[2]}<extra></extra>"
+        ),
     )
 
 
 def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
-    """Returns the ends of the axis: a doubling around both laws and the optima that are not far from every law."""
+    """Returns the ends of the axis: a doubling around both laws and the optima that are not far
+    from every law."""
     laws = pd.concat([line["value"], line["paper"]]).dropna().astype(float)
-    near = pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)] if len(laws) else pooled
+    near = (
+        pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)] if len(laws) else pooled
+    )
     shown = pd.concat([laws, near.astype(float)])
     return (shown.min() / 2.0, shown.max() * 2.0) if len(shown) else (0.5, 2.0)
 

@@ -33,9 +33,13 @@ from gram_platform.pages.figures.style import (
 )
 
 FEW_TRIALS = 12
-MAX_RUNS = 3  # run ids in a hover; the table of trials has them all
-# height of trials without a value on a second axis, from 0 at the bottom to 1 at the top
-UNMEASURED = {State.DIVERGED: ("diverged (penalty)", "x", 0.97), State.FAILED: ("failed", "x-open", 0.91)}
+# Run ids in a hover; the table of trials has them all.
+MAX_RUNS = 3
+# Trials without a value have a height on a second axis, from 0 at the bottom to 1 at the top.
+UNMEASURED = {
+    State.DIVERGED: ("diverged (penalty)", "x", 0.97),
+    State.FAILED: ("failed", "x-open", 0.91),
+}
 
 
 def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
@@ -48,7 +52,9 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
     if len(best):
         step = {"color": GREEN, "width": 2, "shape": "hv"}
         hover = "best after trial %{x}: %{y:.4~r}<extra></extra>"
-        figure.add_scatter(x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover)
+        figure.add_scatter(
+            x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover
+        )
     _add_trials(figure, trials, TRIAL, objective)
     styled(figure, f"{objective} (lower is better)", "trial", objective)
     figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
@@ -56,7 +62,7 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
-    """Draws the objective of every finished trial against one parameter, over the parameter's range and scale.
+    """Draws the objective of every finished trial against one parameter, on its range and scale.
 
     Trials without the parameter are left out.
     """
@@ -65,13 +71,17 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> 
     _add_trials(figure, rows, parameter.name, objective)
     styled(figure, parameter.name, parameter.name, objective)
     if parameter.log:
-        ticks = log_ticks(parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else ())
+        ticks = log_ticks(
+            parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else ()
+        )
         log_axis(figure.update_xaxes, ticks)
     figure.update_xaxes(range=_padded(parameter))
     return _with_edge(with_table(figure, rows, None))
 
 
-def search_figures(trials: pd.DataFrame, objective: str, parameters: Sequence[Parameter]) -> dict[str, go.Figure]:
+def search_figures(
+    trials: pd.DataFrame, objective: str, parameters: Sequence[Parameter]
+) -> dict[str, go.Figure]:
     """Returns the history of the objective and a slice for each parameter, by name."""
     figures = {f"history-{objective}": history_figure(trials, objective)}
     for parameter in parameters:
@@ -79,14 +89,20 @@ def search_figures(trials: pd.DataFrame, objective: str, parameters: Sequence[Pa
     return figures
 
 
-def trial_details(trials: pd.DataFrame, names: Sequence[str]) -> np.ndarray:
-    """Returns customdata [N, 2]: the hover text with a trial's `names` (parameters, metrics) and runs, and its page."""
-    rows = []
+def _markers(trials: pd.DataFrame) -> dict:
+    """Returns hover and click: customdata has a trial's text, and its page at `meta.url`."""
+    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
+    names, rows = [name for name in trials.columns if name not in skipped], []
     for trial in trials.to_dict("records"):
         lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
         lines += [f"{name} {_short(trial[name])}" for name in names if not pd.isna(trial[name])]
         rows.append(("<br>".join([*lines, *runs_text(trial[RUNS])]), trial.get(URL) or ""))
-    return np.array(rows, object).reshape(-1, 2)
+    details = np.array(rows, object).reshape(-1, 2)
+    return {
+        "customdata": details,
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
+        "meta": {"url": 1},
+    }
 
 
 def runs_text(runs: str) -> list[str]:
@@ -96,33 +112,27 @@ def runs_text(runs: str) -> list[str]:
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
-def trial_markers(trials: pd.DataFrame) -> dict:
-    """Returns arguments for hover and click: `meta.url` is the index in customdata of the page that a click opens."""
-    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
-    names = [name for name in trials.columns if name not in skipped]
-    hover = "%{customdata[0]}<extra></extra>"
-    return {"customdata": trial_details(trials, names), "hovertemplate": hover, "meta": {"url": 1}}
-
-
 def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Adds finished trials at their objective, the best as a star, and the others at the upper edge."""
+    """Adds finished trials at their objective, the best as a star, and others at the upper edge."""
     done = finished(trials, objective)
     best = best_trial(trials, objective)
     rest = done if best is None else done.drop(best.name)
     if len(rest):
         circle = {"symbol": "circle", "size": 7, "color": BLUE, "opacity": 0.75}
         look = {"name": "trial", "mode": "markers", "marker": circle}
-        figure.add_scatter(x=rest[x], y=rest[objective], **look, **trial_markers(rest))
+        figure.add_scatter(x=rest[x], y=rest[objective], **look, **_markers(rest))
     if best is not None:
         row = done.loc[[best.name]]
         star = {"symbol": "star", "size": 13, "color": VERMILION}
-        figure.add_scatter(x=row[x], y=row[objective], name="best", mode="markers", marker=star, **trial_markers(row))
+        figure.add_scatter(
+            x=row[x], y=row[objective], name="best", mode="markers", marker=star, **_markers(row)
+        )
     for state, (label, symbol, height) in UNMEASURED.items():
         rows = trials[trials[STATE] == state]
         if len(rows):
             place = {"x": rows[x], "y": [height] * len(rows), "yaxis": "y2"}
             cross = {"symbol": symbol, "size": 9, "color": INK if state == State.FAILED else GREY}
-            figure.add_scatter(**place, name=label, mode="markers", marker=cross, **trial_markers(rows))
+            figure.add_scatter(**place, name=label, mode="markers", marker=cross, **_markers(rows))
 
 
 def _with_edge(figure: go.Figure) -> go.Figure:

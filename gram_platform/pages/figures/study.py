@@ -9,8 +9,6 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT
 from gram_platform.analysis.tables import CLASSES
-from gram_platform.analysis.trends import TREND_CLASSES, Trend, trends
-from gram_platform.config.identity import invalid, require_choice
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
@@ -18,9 +16,9 @@ from gram_platform.pages.figures.style import (
     Style,
     add_line,
     domain_styles,
-    hover_runs,
     method_style,
     padded_range,
+    ratio_hover,
     reference_line,
     size_axis,
     styled,
@@ -35,40 +33,55 @@ CLASS_TITLES = {
     "forget": "Forget (lower is better)",
     "elicited": "Elicited forget (lower is better)",
 }
-HIDDEN = ("baseline",)  # the line at 1
+# Methods without a series of their own: the baseline is the line at 1.
+HIDDEN = ("baseline",)
 VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
-OFFSET = 0.2  # if both are drawn: of our bar to the left and the paper's point to the right
-TREND_POINTS, PREDICTED_DASH = 25, "2px,6px"
-MAX_LETTERS, LINE_HEIGHT = 10, 13  # of the labels below groups of bars: letters in a line, pixels
+SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
+# Where both are drawn, our bar moves so far to the left and the paper's point to the right.
+OFFSET = 0.2
+# Of the labels below groups of bars: letters in a line, and its height in pixels.
+MAX_LETTERS, LINE_HEIGHT = 10, 13
 
-Paper = Mapping[str, tuple[tuple[float, float], ...]]  # {method: (value, half-width of its interval) of each class}
+# {method: (value, half-width of its interval) of each class}.
+Paper = Mapping[str, tuple[tuple[float, float], ...]]
 
 
-def aggregate_figure(table: pd.DataFrame, size: str, value: str, paper: Paper | None = None) -> go.Figure:
-    """Draws one class of the table's `mean` rows at one size: a bar for each method with its 90% interval.
+def aggregate_figure(
+    table: pd.DataFrame, size: str, value: str, paper: Paper | None = None
+) -> go.Figure:
+    """Draws one class of the `mean` rows at one size: a bar for each method with its interval.
 
-    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share one scale. Empty if
-    no method has a value; ValueError for an unknown class.
+    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share
+    one scale. Empty if no method has a value.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
-    means = table[(table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)]
+    means = table[
+        (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
+    ]
     rows = means[means[value].notna()].reset_index(drop=True)
     figure = go.Figure()
     if rows.empty:
         return figure
-    beside = {place: paper[m][CLASSES.index(value)] for place, m in rows["method"].items() if m in (paper or {})}
+    beside = {
+        place: paper[m][CLASSES.index(value)]
+        for place, m in rows["method"].items()
+        if m in (paper or {})
+    }
     _add_bars(figure, rows, value, OFFSET if beside else 0.0)
     if beside:
         _add_paper(figure, beside)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
-    figure.update_xaxes(tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4])
+    figure.update_xaxes(
+        tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
+    )
     figure.update_yaxes(range=_common_range(means, paper or {}))
     return with_table(figure, class_table(_with_paper(rows, beside, value), value))
 
 
-def _with_paper(rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str) -> pd.DataFrame:
+def _with_paper(
+    rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str
+) -> pd.DataFrame:
     """Puts the values of other authors below ours, which only then have a column `source`."""
     if not beside:
         return rows
@@ -79,7 +92,6 @@ def _with_paper(rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], v
 
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
-    low, high = rows[f"{value}_low"], rows[f"{value}_high"]
     labels = [method_style(method).label for method in rows["method"]]
     figure.add_bar(
         x=[place - shift for place in range(len(rows))],
@@ -88,10 +100,8 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         name="this study",
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
-        error_y=whiskers(rows[value], low, high),
-        customdata=np.stack([np.array(labels, object), low, high, rows["num_seeds"], hover_runs(rows)], axis=1),
-        hovertemplate="<b>%{customdata[0]}</b><br>%{y:.3f} [%{customdata[1]:.3f}, %{customdata[2]:.3f}], "
-        "%{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+        error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
+        **ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
     )
 
 
@@ -110,7 +120,7 @@ def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> 
 
 
 def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:
-    """Reaches from zero, or the lowest value below it, to just above the highest interval of any class."""
+    """Reaches from zero, or the lowest value below it, to just above the highest interval."""
     points = [point for method in means["method"] for point in paper.get(method, ())]
     ends = [end for value, error in points for end in (value - error, value + error)]
     values = np.array([*means[VALUE_COLUMNS].to_numpy(float).ravel(), *ends, 0.0, 1.0])
@@ -125,116 +135,92 @@ def scaling_figure(
     value: str,
     published: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Draws one class of `table` (columns of table.csv) at one profile against the number of parameters, log scale.
+    """Draws one class of a table at one profile against the number of parameters, log scale.
 
-    `parameters` gives the count of each size; ValueError if one is missing. Bands are the table's 90% intervals, error
-    bars if there is one size; methods without the profile or the class have no line. `published` is a table like
-    `table`: thin lines of hollow markers for the methods drawn.
+    `parameters` gives the count of each size. Bands are the table's 90% intervals, error bars if
+    there is one size; methods without the profile or the class have no line. `published` is a table
+    like `table`: thin lines of hollow markers for the methods drawn.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
-    beside = table.iloc[:0] if published is None else published[published["method"].isin(table["method"])]
-    unknown = sorted({*table["size"], *beside["size"]} - set(parameters))
-    if unknown:
-        raise invalid("parameters", sorted(parameters), f"a number for each size, also {', '.join(unknown)}")
+    beside = (
+        table.iloc[:0]
+        if published is None
+        else published[published["method"].isin(table["method"])]
+    )
     rows, theirs = (_points(frame, parameters, profile, value) for frame in (table, beside))
     figure = go.Figure()
     for method, line in theirs.groupby("method", sort=False):
         _add_published(figure, line, value, method_style(method))
     for method, line in rows.groupby("method", sort=False):
-        _add_method(figure, line, value, method_style(method))
-    add_trends(figure, rows, parameters, value)
+        hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
+        add_line(figure, line, "parameters", value, method_style(method), **hover)
     reference_line(figure)
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
     size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
-    shown = [frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)] for frame in (table, beside)]
-    # one scale for the panels of all classes, so that they can be compared
-    figure.update_yaxes(range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0]))
-    drawn = rows if published is None else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    shown = [
+        frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)]
+        for frame in (table, beside)
+    ]
+    # One scale for the panels of all classes, so that they can be compared.
+    figure.update_yaxes(
+        range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0])
+    )
+    drawn = (
+        rows
+        if published is None
+        else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    )
     return with_table(figure, class_table(drawn, value))
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects what a figure of one class draws of rows of the study's table, as the columns of its CSV."""
+    """Selects what a figure of one class draws of rows of the study's table, for its CSV."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
-    return rows.filter([*first, *(value + end for end in ("", "_low", "_high")), "num_seeds", "runs"])
+    return rows.filter(
+        [*first, *(value + end for end in ("", "_low", "_high")), "num_seeds", "runs"]
+    )
 
 
-def _points(table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str) -> pd.DataFrame:
+def _points(
+    table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str
+) -> pd.DataFrame:
     """Selects the rows with a value, from the smallest size to the largest."""
-    rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()]
-    return rows.assign(parameters=rows["size"].map(parameters)).sort_values("parameters", kind="stable")
+    rows = table[
+        (table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()
+    ]
+    return rows.assign(parameters=rows["size"].map(parameters)).sort_values(
+        "parameters", kind="stable"
+    )
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
-    low, high = f"{value}_low", f"{value}_high"
     figure.add_scatter(
         x=line["parameters"],
         y=line[value],
         name=f"{style.label}, published",
-        legendrank=1001,  # after ours
+        # It comes after ours.
+        legendrank=1001,
         mode="lines+markers",
         line={"color": style.colour, "dash": "dot", "width": 1.2},
         marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 1.5}},
-        error_y=whiskers(line[value], line[low], line[high], thickness=1.0, color=style.colour),
-        customdata=line[["size", low, high, "num_seeds"]].to_numpy(object),
-        hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<extra></extra>",
-    )
-
-
-def _add_method(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
-    columns = ["size", f"{value}_low", f"{value}_high", "num_seeds"]
-    add_line(
-        figure,
-        line,
-        "parameters",
-        value,
-        style,
-        customdata=np.column_stack([line[columns].to_numpy(object), hover_runs(line)]),
-        hovertemplate="<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
-    )
-
-
-def add_trends(figure: go.Figure, rows: pd.DataFrame, parameters: Mapping[str, float], value: str) -> None:
-    """Adds the law of `analysis.trends` for each method in `rows`, which are of one profile; core and forget only.
-
-    The line runs from the smallest size to the largest, which is left out of the fit, with the 90% prediction interval
-    there; it is shown once its entry in the legend is clicked. A method has none with fewer than three sizes besides.
-    """
-    if value not in TREND_CLASSES:
-        return
-    for method, trend in trends(rows, parameters, value).items():
-        smallest = rows.loc[rows["method"] == method, "size"].map(parameters).min()
-        _add_trend(figure, trend, smallest, method_style(method))
-
-
-def _add_trend(figure: go.Figure, trend: Trend, smallest: float, style: Style) -> None:
-    along = np.geomspace(smallest, trend.parameters, TREND_POINTS)
-    predicted, rest = trend.law.predict(along), np.full(TREND_POINTS - 1, np.nan)
-    figure.add_scatter(
-        x=along,
-        y=predicted,
-        name=f"{style.label}, predicted",
-        legendrank=1002,
-        visible="legendonly",
-        mode="lines",
-        line={"color": style.colour, "dash": PREDICTED_DASH, "width": 1.2},
         error_y=whiskers(
-            predicted, [*rest, trend.low], [*rest, trend.high], thickness=1.2, width=6, color=style.colour
+            line[value],
+            line[f"{value}_low"],
+            line[f"{value}_high"],
+            thickness=1.0,
+            color=style.colour,
         ),
-        hovertemplate=f"<b>%{{fullData.name}}</b> from the smaller sizes<br>%{{y:.3f}}, at the largest "
-        f"{trend.predicted:.3f} [{trend.low:.3f}, {trend.high:.3f}], measured {trend.measured:.3f}<extra></extra>",
+        **ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"]),
     )
 
 
 def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
-    """Draws a group of bars for each profile, a bar for each domain: solid if core or retained, hatched if forgotten.
+    """Draws bars for each profile and domain: solid if core or retained, hatched if forgotten.
 
-    The outline around a hatched bar is the value after an attack on the domain. `domains` is `domain_table`'s frame:
-    mean compute ratio over seeds with a 90% interval, the error bars. All methods at a size have the same axes: a
-    profile that a method does not serve is a blank place. Empty if the frame lacks the method or size.
+    The outline around a hatched bar is the value after an attack on the domain. `domains` is
+    `domain_table`'s frame: mean compute ratio over seeds with a 90% interval, the error bars. All
+    methods at a size have the same axes: a profile that a method does not serve is a blank place.
+    Empty if the frame lacks the method or size.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
     rows, figure = of_size[of_size["method"] == method], go.Figure()
@@ -247,7 +233,12 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         if len(kept):
             figure.add_bar(**_bars(kept, style), marker={"color": style.colour})
         if len(forgotten):
-            hatch = {"shape": "/", "fgcolor": style.colour, "bgcolor": translucent(style.colour), "size": 6}
+            hatch = {
+                "shape": "/",
+                "fgcolor": style.colour,
+                "bgcolor": translucent(style.colour),
+                "size": 6,
+            }
             outline = {"color": style.colour, "width": 1.5}
             marker = {"color": style.colour, "pattern": hatch, "line": outline}
             figure.add_bar(**_bars(forgotten, style), marker=marker, showlegend=not len(kept))
@@ -257,10 +248,14 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
             figure.add_bar(**_bars(attacked, style, **look), marker=outline, showlegend=False)
     reference_line(figure)
     styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
-    profiles = sorted(dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+")))
+    profiles = sorted(
+        dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
+    )
     figure.update_layout(barmode="group", bargap=0.25)
     text = [_wrapped(profile) for profile in profiles]
-    figure.update_xaxes(categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0)
+    figure.update_xaxes(
+        categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0
+    )
     figure.update_xaxes(range=[-0.5, len(profiles) - 0.5])
     num_lines = max((label.count("<br>") + 1 for label in text), default=1)
     figure.update_xaxes(title_text="", tickfont_size=10)
@@ -271,13 +266,15 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
 
 
 def _wrapped(profile: str) -> str:
-    """Breaks a profile's name into short lines, one or more for each domain, to fit under a group of bars."""
+    """Breaks a profile's name into short lines, which fit under a group of bars."""
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
         for part in wrap(domain, MAX_LETTERS, break_long_words=False)
     ]
-    return "<br>".join(line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines)
+    return "<br>".join(
+        line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines
+    )
 
 
 def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
@@ -288,8 +285,8 @@ def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
         "name": style.label,
         "legendgroup": style.label,
         "offsetgroup": style.label,
-        "customdata": bars[["class", "low", "high", "num_seeds", "runs"]].to_numpy(object),
-        "hovertemplate": "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}<br>%{y:.3f} "
-        "[%{customdata[1]:.3f}, %{customdata[2]:.3f}], %{customdata[3]} seeds<br>%{customdata[4]}<extra></extra>",
+        **ratio_hover(
+            bars, "", "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}", bars["class"]
+        ),
         "meta": {"runs": 4},
     }

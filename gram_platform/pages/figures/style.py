@@ -1,7 +1,7 @@
-"""Styles every figure: a colour, marker and dash for each method and domain, a layout for light and dark pages.
+"""Styles every figure: colours, markers and dashes, and a layout for light and dark pages.
 
-Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on a dark or a white
-page. Markers and dashes differ too, so that no series is told by colour alone.
+Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on
+a dark or a white page. Markers and dashes differ too, so that no series is told by colour alone.
 """
 
 import math
@@ -20,12 +20,20 @@ from gram_platform.methods import method_label
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
-INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"  # readable on white; a dark page recolours them
-IN_PAPER = "the paper, at its scale"  # of a published value in a legend
-HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18  # pixels: of a figure, a row of its legend, a further line of its title
-TITLE_LETTERS = 64  # of a further line of a title, in the narrowest figure
-# of a decade, each closer than those before
-TICK_STEPS = ((1, 2, 5), (1, 1.5, 2, 3, 4, 6, 8), *([1 + i / n for i in range(9 * n)] for n in (2, 5, 10)))
+# Both are readable on white; a dark page recolours them.
+INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"
+# What a legend calls a published value.
+IN_PAPER = "the paper, at its scale"
+# Pixels: of a figure, a row of its legend, a further line of its title.
+HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
+# Letters in a further line of a title, in the narrowest figure.
+TITLE_LETTERS = 64
+# Steps of a decade, each closer than those before.
+TICK_STEPS = (
+    (1, 2, 5),
+    (1, 1.5, 2, 3, 4, 6, 8),
+    *([1 + i / n for i in range(9 * n)] for n in (2, 5, 10)),
+)
 
 
 class Style(NamedTuple):
@@ -63,12 +71,15 @@ def method_style(method: str) -> Style:
 
 
 def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
-    """Returns a style for each domain: core grey and first, then by name; colours repeat after seven, dashes shift."""
+    """Returns a style for each domain: core grey and first, then by name; colours repeat after
+    seven, dashes shift."""
     styles = {}
     for i, domain in enumerate(core_first(tuple(dict.fromkeys(domains)))):
         lap, place = divmod(i, len(DOMAIN_COLOURS))
         dash = DOMAIN_DASHES[(lap + place) % len(DOMAIN_DASHES)]
-        styles[domain] = Style(domain, DOMAIN_COLOURS[place], DOMAIN_SYMBOLS[(place + lap) % 7], dash)
+        styles[domain] = Style(
+            domain, DOMAIN_COLOURS[place], DOMAIN_SYMBOLS[(place + lap) % 7], dash
+        )
     return styles
 
 
@@ -79,15 +90,26 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
-    """Gives the figure the common layout: transparent, as wide as its frame, the legend at the bottom."""
+    """Gives the figure the common layout: transparent, as wide as its frame, the legend below."""
     axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
     axis |= {"exponentformat": "none", "separatethousands": True}
-    legend = {"orientation": "h", "yref": "container", "y": 0.01, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+    legend = {
+        "orientation": "h",
+        "yref": "container",
+        "y": 0.01,
+        "yanchor": "bottom",
+        "x": 0,
+        "xanchor": "left",
+    }
     legend |= {"tracegroupgap": 0}
     figure.update_layout(
         template="none",
         title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
-        font={"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 12, "color": INK},
+        font={
+            "family": "system-ui, -apple-system, 'Segoe UI', sans-serif",
+            "size": 12,
+            "color": INK,
+        },
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         autosize=True,
@@ -119,31 +141,41 @@ def whiskers(values, low, high, **look: object) -> dict | None:
     values, low, high = (np.asarray(numbers, float) for numbers in (values, low, high))
     if not np.isfinite(high - low).any():
         return None
-    # arrays, of which plotly leaves out NaN: of a list it makes null, and draws the caps of a bar without length
+    # Plotly leaves out the NaN of arrays. Of a list it makes null, and draws the caps of a bar
+    # without length.
     ends = {"array": high - values, "arrayminus": values - low}
     return {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **look, **ends}
 
 
-def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = (), **options: object) -> None:
-    """Makes an axis logarithmic with these ticks; `update` is the figure's `update_xaxes` or `update_yaxes`."""
+def log_axis(
+    update: Callable, ticks: Sequence[float], texts: Sequence[str] = (), **options: object
+) -> None:
+    """Makes an axis logarithmic with these ticks; `update` is `update_xaxes` or `update_yaxes`."""
     update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)), **options)
 
 
 def _tick(value: float) -> str:
     """Writes a tick with three significant digits and no exponent: 0.00005, 0.25, 2,000."""
     rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
+    return (
+        f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
+    )
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Gives the figure the table that it draws, as `table_csv` writes it, which a page offers below the figure."""
+    """Gives the figure the table that it draws, by `table_csv`, for the page's link below it."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
 def size_axis(figure: go.Figure, sizes: Sequence[str], parameters: Sequence[float]) -> None:
     """Labels the axis of parameters, logarithmic, with the name of each size and its count."""
     text = [f"{size}<br>{_short(count)}" for size, count in zip(sizes, parameters, strict=True)]
-    log_axis(figure.update_xaxes, list(parameters), text, title_text="name of the size, and its parameters")
+    log_axis(
+        figure.update_xaxes,
+        list(parameters),
+        text,
+        title_text="name of the size, and its parameters",
+    )
 
 
 def _short(count: float) -> str:
@@ -154,8 +186,10 @@ def _short(count: float) -> str:
     return f"{count:g}"
 
 
-def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = "") -> None:
-    """Adds the area between `low` and `high`; the legend hides it with the series of this style and group."""
+def add_band(
+    figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
+) -> None:
+    """Adds the area between `low` and `high`; the legend hides it with this style's series."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -169,8 +203,11 @@ def add_band(figure: go.Figure, x, low, high, style: Style, opacity: float = 0.1
     )
 
 
-def add_line(figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, **hover: object) -> None:
-    """Adds a line of column `y` and its 90% intervals `<y>_low, <y>_high`: a band, or error bars for a single one."""
+def add_line(
+    figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, **hover: object
+) -> None:
+    """Adds a line of column `y` and its 90% intervals `<y>_low, <y>_high`: a band, or error bars
+    for a single one."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -184,13 +221,17 @@ def add_line(figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style
         mode="lines+markers",
         line={"color": style.colour, "dash": style.dash, "width": 2.5},
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y=None if has_band else whiskers(rows[y], low, high, thickness=2, width=4, color=style.colour),
+        error_y=(
+            None
+            if has_band
+            else whiskers(rows[y], low, high, thickness=2, width=4, color=style.colour)
+        ),
         **hover,
     )
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line, named in the legend: a label in the figure would cover points."""
+    """Adds a dotted horizontal line, named in the legend: a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)
@@ -210,20 +251,39 @@ def padded_range(values: Iterable[float]) -> list[float]:
 
 
 def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
-    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: these steps of each decade.
+    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: these steps
+    of each decade.
 
     By default 1, 2, 5, 10, 20, ..., and closer ones if fewer than three of them fit.
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     ticks: list[float] = []
     for chosen in [steps] if steps else TICK_STEPS:
-        ticks = [step * 10.0**decade for decade in decades for step in chosen if low <= step * 10.0**decade <= high]
+        ticks = [
+            step * 10.0**decade
+            for decade in decades
+            for step in chosen
+            if low <= step * 10.0**decade <= high
+        ]
         if len(ticks) >= 3:
             break
     return ticks
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the run ids of each row for a hover, one a line; blank in a frame without a column `runs`."""
+    """Returns the run ids of each row for a hover, one a line; blank without a column `runs`."""
     runs = rows["runs"] if "runs" in rows else pd.Series("", index=rows.index)
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
+
+
+def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, *named: Sequence) -> dict:
+    """Returns the hover of values, below a line `head`; `<prefix>low, <prefix>high` are their ends.
+
+    customdata has the columns `named`, of which `head` may show some, then the interval, the number
+    of seeds, and the runs.
+    """
+    low, high, seeds, runs = (f"%{{customdata[{len(named) + i}]" for i in range(4))
+    text = f"%{{y:.3f}} [{low}:.3f}}, {high}:.3f}}], {seeds}}} seeds<br>{runs}}}<extra></extra>"
+    shown = rows[[f"{prefix}low", f"{prefix}high", "num_seeds"]].to_numpy(object)
+    data = np.column_stack([*named, shown, hover_runs(rows)])
+    return {"customdata": data, "hovertemplate": f"{head}<br>{text}"}

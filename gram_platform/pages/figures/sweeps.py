@@ -1,10 +1,8 @@
 """Draws compute ratio against the value of a hyperparameter (a knob), over the paper's curves."""
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.config.identity import require_choice
 from gram_platform.pages.figures.study import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
@@ -19,6 +17,7 @@ from gram_platform.pages.figures.style import (
     drawn,
     log_axis,
     padded_range,
+    ratio_hover,
     reference_line,
     styled,
     with_table,
@@ -38,11 +37,10 @@ CLASS_STYLES = {
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:
     """Draws one class against the values of a knob; `table` is `SweepAnalysis.table`.
 
-    Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90% intervals, error
-    bars if there is one point; the paper's curves are dashed with hollow markers. The panels of a knob share one scale.
-    Empty if we have no value; ValueError for an unknown class.
+    Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90%
+    intervals, error bars if there is one point; the paper's curves are dashed with hollow markers.
+    The panels of a knob share one scale. Empty if we have no value.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
     figure = go.Figure()
@@ -50,19 +48,25 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
         return figure
     for name in names:
         _add_paper(figure, paper_curve(knob, name), CLASS_STYLES[name])
-        _add_ours(figure, rows[rows[name].notna()], knob, name)
+        line = rows[rows[name].notna()].assign(runs=rows["runs"].str.replace(" ", "<br>"))
+        hover = ratio_hover(line, f"{name}_", f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}")
+        add_line(figure, line, "value", name, CLASS_STYLES[name], **hover)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
     _scale(figure, rows, knob)
     columns = [name + end for name in names for end in ("", "_low", "_high")]
-    return with_table(figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"]))
+    return with_table(
+        figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"])
+    )
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws every panel with a value, in the table's order; keys such as `p_cr-gram-0.4M-core` name files."""
+    """Draws every panel with a value, by names for files such as `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
-        "-".join((*sweep, value)): sweep_figure(table, *sweep, value) for sweep in sweeps for value in CLASS_TITLES
+        "-".join((*sweep, value)): sweep_figure(table, *sweep, value)
+        for sweep in sweeps
+        for value in CLASS_TITLES
     }
     return drawn(figures)
 
@@ -72,20 +76,6 @@ def _lines(knob: str, value: str) -> tuple[str, ...]:
     if value != "core":
         return (value,)
     return tuple(name for name in PAPER_SWEEPS[knob].classes if name.startswith("core"))
-
-
-def _add_ours(figure: go.Figure, line: pd.DataFrame, knob: str, name: str) -> None:
-    runs = line["runs"].str.replace(" ", "<br>").to_numpy(object)
-    add_line(
-        figure,
-        line,
-        "value",
-        name,
-        CLASS_STYLES[name],
-        customdata=np.stack([line[f"{name}_low"], line[f"{name}_high"], line["num_seeds"], runs], axis=1),
-        hovertemplate=f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}<br>%{{y:.3f}} "
-        "[%{customdata[0]:.3f}, %{customdata[1]:.3f}], %{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
-    )
 
 
 def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
@@ -101,15 +91,20 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
         line={"color": style.colour, "dash": "dash", "width": 1.3},
         marker={"symbol": f"{style.symbol}-open", "size": 6, "color": style.colour},
         customdata=curve[["low", "high"]].to_numpy(),
-        hovertemplate="%{fullData.name}: %{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>",
+        hovertemplate=(
+            "%{fullData.name}: %{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<extra></extra>"
+        ),
     )
 
 
 def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
-    """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's horizontal scale."""
+    """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's
+    horizontal scale."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
     columns = [name + end for name in names for end in ("", "_low", "_high")]
-    ends = [end for points in PAPER_SWEEPS[knob].classes.values() for point in points for end in point]
+    ends = [
+        end for points in PAPER_SWEEPS[knob].classes.values() for point in points for end in point
+    ]
     figure.update_yaxes(range=padded_range([*rows[columns].to_numpy(float).ravel(), *ends, 1.0]))
     if PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})

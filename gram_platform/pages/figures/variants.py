@@ -1,4 +1,4 @@
-"""Draws compute ratio against a study's variants: lines over numbers, points over names, beside the paper's."""
+"""Draws compute ratio against a study's variants: lines over numbers, points over names."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from gram_platform.pages.figures.style import (
     IN_PAPER,
     Style,
     domain_styles,
-    hover_runs,
     method_style,
     padded_range,
+    ratio_hover,
     reference_line,
     styled,
     whiskers,
@@ -24,12 +24,14 @@ from gram_platform.pages.figures.style import (
 from gram_platform.paper.paper import PAPER_SCALES, paper_value
 
 
-def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = "") -> go.Figure:
-    """Draws one class of the table's rows of a size and profile against the variants, in its column `variant`.
+def variant_figure(
+    table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = ""
+) -> go.Figure:
+    """Draws one class of the rows of a size and profile against the column `variant`.
 
-    Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at the paper's scale.
-    The baseline is drawn if it is not the unit, that is if a value differs from 1. Empty if there is no value;
-    ValueError for an unknown class.
+    Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at
+    the paper's scale. The baseline is drawn if it is not the unit, that is if a value differs from
+    1. Empty if there is no value; ValueError for an unknown class.
     """
     require_choice("value", value, tuple(CLASS_TITLES))
     shown = _shown(table, size, profile)
@@ -38,30 +40,32 @@ def variant_figure(table: pd.DataFrame, varies: str, size: str, profile: str, va
     if rows.empty:
         return figure
     for method, line in rows.groupby("method", sort=False):
-        ends = (line[f"{value}_low"], line[f"{value}_high"])
-        _add_series(figure, line[VARIANT], line[value], ends, method_style(method), variants, hover_runs(line))
+        _add_series(figure, line, value, f"{value}_", method_style(method), variants)
     _add_paper(figure, list(dict.fromkeys(rows["method"])), value, study, variants)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
-    figure.update_yaxes(range=padded_range([*shown[VALUE_COLUMNS].to_numpy(float).ravel(), *_drawn(figure)]))
+    figure.update_yaxes(
+        range=padded_range([*shown[VALUE_COLUMNS].to_numpy(float).ravel(), *_drawn(figure)])
+    )
     return with_table(figure, class_table(rows, value))
 
 
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
-    """Draws every domain of a method against the variants, each under the profile of core and that domain.
+    """Draws every domain of a method against the variants, each under core and that domain.
 
-    `domains` is `domain_table`'s frame with a column `variant`. A domain without that profile is drawn under core
-    alone. Empty if there is no row.
+    `domains` is `domain_table`'s frame with a column `variant`. A domain without that profile is
+    drawn under core alone. Empty if there is no row.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
     for domain, style in domain_styles(rows["domain"]).items():
         of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
         kept = of_domain[of_domain["profile"] == f"core+{domain}"]
-        line = (kept if len(kept) else of_domain[of_domain["profile"] == "core"]).drop_duplicates(VARIANT)
+        line = (kept if len(kept) else of_domain[of_domain["profile"] == "core"]).drop_duplicates(
+            VARIANT
+        )
         if len(line):
             lines.append(line)
-            ends = (line["low"], line["high"])
-            _add_series(figure, line[VARIANT], line["compute_ratio"], ends, style, variants, hover_runs(line))
+            _add_series(figure, line, "compute_ratio", "", style, variants)
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
         with_table(figure, pd.concat(lines))
@@ -86,33 +90,43 @@ def is_numeric(variants: Sequence[str]) -> bool:
 
 
 def _add_series(
-    figure: go.Figure, variants, values, ends, style: Style, all_variants: Sequence[str], runs: np.ndarray
+    figure: go.Figure,
+    line: pd.DataFrame,
+    value: str,
+    prefix: str,
+    style: Style,
+    variants: Sequence[str],
 ) -> None:
-    """Adds a series with error bars; `runs` has the run ids of each value for the hover."""
-    low, high = ends
-    numeric = is_numeric(all_variants)
+    """Adds a column of a frame as a series; `<prefix>low, <prefix>high` end its error bars."""
+    numeric = is_numeric(variants)
     figure.add_scatter(
-        x=variants.astype(float) if numeric else variants,
-        y=values,
+        x=line[VARIANT].astype(float) if numeric else line[VARIANT],
+        y=line[value],
         name=style.label,
         mode="lines+markers" if numeric else "markers",
         line={"color": style.colour, "dash": style.dash, "width": 2.5},
         marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y=whiskers(values, low, high, width=4, color=style.colour),
+        error_y=whiskers(
+            line[value], line[f"{prefix}low"], line[f"{prefix}high"], width=4, color=style.colour
+        ),
         offsetgroup=style.label,
-        customdata=np.stack([low, high, runs], axis=1),
-        hovertemplate="<b>%{fullData.name}</b>, %{x}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}]<br>"
-        "%{customdata[2]}<extra></extra>",
+        **ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}"),
     )
 
 
-def _add_paper(figure: go.Figure, methods: Sequence[str], value: str, study: str, variants: Sequence[str]) -> None:
+def _add_paper(
+    figure: go.Figure, methods: Sequence[str], value: str, study: str, variants: Sequence[str]
+) -> None:
     """Adds the paper's values of each method, in the method's colour."""
     if study not in PAPER_SCALES:
         return
     for method in methods:
         found = [(variant, *paper_value(study, variant, method, value)) for variant in variants]
-        points = [point for point in found if not np.isnan(point[1]) and not (method in HIDDEN and point[1] == 1.0)]
+        points = [
+            point
+            for point in found
+            if not np.isnan(point[1]) and not (method in HIDDEN and point[1] == 1.0)
+        ]
         if not points:
             continue
         names, *numbers = zip(*points, strict=True)
@@ -122,7 +136,12 @@ def _add_paper(figure: go.Figure, methods: Sequence[str], value: str, study: str
             y=values,
             name=f"{style.label}, {IN_PAPER}",
             mode="markers",
-            marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 2}},
+            marker={
+                "symbol": "diamond-open",
+                "size": 9,
+                "color": style.colour,
+                "line": {"width": 2},
+            },
             error_y=whiskers(values, values - errors, values + errors, thickness=1.0),
             offsetgroup=style.label,
             hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",

@@ -12,7 +12,14 @@ from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.modules import absorption_sections
-from gram_platform.pages.report.page import Page, Section, is_attack, readable_runs, render, terms_section
+from gram_platform.pages.report.page import (
+    Page,
+    Section,
+    is_attack,
+    readable_runs,
+    render,
+    terms_section,
+)
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,
     RUNS,
@@ -33,24 +40,35 @@ from gram_platform.tracking import Tracker
 RATIO_TERMS = (
     (
         "Compute ratio",
-        "the step at which the baseline's fitted learning curve has a model's loss, over the step of the baseline's "
-        "final loss; 1 is the baseline at its end. It is no share of a finished, shorter training: the study "
-        "calibration measures how far the two are apart.",
+        (
+            "the step at which the baseline's fitted learning curve has a model's loss, over the"
+            " step of the baseline's final loss; 1 is the baseline at its end. It is no share of a"
+            " finished, shorter training: the study calibration measures how far the two are apart."
+        ),
     ),
-    ("Profile", "the domains that are on; mean averages over the profiles of core with at most one auxiliary domain."),
+    (
+        "Profile",
+        (
+            "the domains that are on; mean averages over the profiles of core with at most one"
+            " auxiliary domain."
+        ),
+    ),
     ("Core", "the ratio on the core domain; higher is better."),
     ("Retain", "the ratio on the auxiliary domains that the profile keeps; higher is better."),
     ("Forget", "the ratio on those that it switches off; lower is better."),
 )
 ELICITED_TERM = (
     "Elicited",
-    "forget after an attack, which finetunes the profile's model on a small sample of the forgotten domain, at the "
-    "attack's best checkpoint; lower is better.",
+    (
+        "forget after an attack, which finetunes the profile's model on a small sample of the"
+        " forgotten domain, at the attack's best checkpoint; lower is better."
+    ),
 )
-INTERVALS = """90% over training seeds, by the leave-one-seed-out jackknife: it contains the error of the curve between
-seeds, and not what all seeds share, as a decay, steps or a floor that the curve lacks. One seed has none."""
-FIXED_INTERVALS = f"""the 90% {CURVE_FIXED}, as in the paper: it leaves out the uncertainty of the baseline's curve. One
-seed has none."""
+INTERVALS = """90% over training seeds, by the leave-one-seed-out jackknife: it contains the error
+of the curve between seeds, and not what all seeds share, as a decay, steps or a floor that the
+curve lacks. One seed has none."""
+FIXED_INTERVALS = f"""the 90% {CURVE_FIXED}, as in the paper: it leaves out the uncertainty of the
+baseline's curve. One seed has none."""
 
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
@@ -61,7 +79,8 @@ def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> 
 def report_sections(study: Results) -> list[Section]:
     """Builds the sections of the study's page.
 
-    They are: what went wrong, the terms, main numbers and figure, claims, missing results, tables, other figures, runs.
+    They are: what went wrong, the terms, main numbers and figure, claims, missing results, tables,
+    other figures, runs.
     """
     main, others = varied_sections(study) if study.record.varies else plain_sections(study)
     return [
@@ -85,10 +104,15 @@ def study_terms(study: Results) -> list[tuple[str, str]]:
     """Defines the terms of the page, that of attacks only if there are attacks."""
     has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
     intervals = INTERVALS if PSEUDO in study.analysis.ratios else FIXED_INTERVALS
-    return [*RATIO_TERMS, *([ELICITED_TERM] if has_attacks else []), ("Interval [low, high]", intervals)]
+    return [
+        *RATIO_TERMS,
+        *([ELICITED_TERM] if has_attacks else []),
+        ("Interval [low, high]", intervals),
+    ]
 
 
-FIRST = ("gram", "filtering")  # the methods of the main numbers; others follow in the table's order
+# The methods of the main numbers; others follow in the table's order.
+FIRST = ("gram", "filtering")
 
 
 def headline_sections(study: Results) -> list[Section]:
@@ -98,57 +122,69 @@ def headline_sections(study: Results) -> list[Section]:
         return []
     first = rows.iloc[0]
     place = f" at {first['size']}, profile {first['profile']}"
-    place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
-    text = f"{_methods(rows)}{place}: compute ratios with 90% intervals over seeds."
-    methods = [(method_style(row["method"]).colour, _tiles(row, study.record)) for row in rows.to_dict("records")]
+    place += (
+        f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
+    )
+    seeds = zip(rows["method"], rows["num_seeds"], strict=True)
+    named = " and ".join(
+        f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in seeds
+    )
+    text = f"{named}{place}: compute ratios with 90% intervals over seeds."
+    methods = [
+        (method_style(row["method"]).colour, _tiles(row, study.record))
+        for row in rows.to_dict("records")
+    ]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
 def headline_rows(study: Results) -> pd.DataFrame:
-    """Selects the table's rows of the two main methods at the shown profile and at one size and variant.
+    """Selects the rows of the two main methods at the shown profile, one size and variant.
 
-    It takes the largest size, and its last variant, among those with numbers of both methods and their intervals.
+    It takes the largest size, and its last variant, among those with numbers of both methods and
+    their intervals.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
-    methods, variants = _chosen(table), list(dict.fromkeys(table[VARIANT]))
+    methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
+    methods = sorted(
+        methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST)
+    )[:2]
+    variants = list(dict.fromkeys(table[VARIANT]))
     rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
     rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
 
     def rank(place: tuple[str, str]) -> tuple:
         size, variant = place
-        num_sure = places[place][[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
-        return len(places[place]), num_sure, study.record.parameters.get(size, 0), variants.index(variant)
+        num_sure = (
+            places[place][[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
+        )
+        return (
+            len(places[place]),
+            num_sure,
+            study.record.parameters.get(size, 0),
+            variants.index(variant),
+        )
 
     rows = places[max(places, key=rank)] if places else rows
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
 
 
-def _chosen(table: pd.DataFrame) -> list[str]:
-    """Chooses at most two methods, those of FIRST first."""
-    methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
-    return sorted(methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST))[:2]
-
-
-def _methods(rows: pd.DataFrame) -> str:
-    """Writes "GRAM (3 seeds) and filtering (3 seeds)"."""
-    pairs = zip(rows["method"], rows["num_seeds"], strict=True)
-    return " and ".join(f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in pairs)
-
-
 def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
-    """Returns (label, number, margins) for each class with a value: the interval as in the tables, the unit's error."""
+    """Returns (label, number, margins) for each class with a value: the interval as in the tables,
+    the unit's error."""
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
-        value, _, interval = interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"]).partition(" ")
+        value, _, interval = interval_text(
+            row[name], row[f"{name}_low"], row[f"{name}_high"]
+        ).partition(" ")
         error = unit_error(record, row["size"], name).ratio
-        margins = [interval or "no interval", *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"])]
+        margins = [
+            interval or "no interval",
+            *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"]),
+        ]
         if value:
             tiles.append((f"{label} {name}", value, ", ".join(margins)))
     return tiles
-
-
-# --------------------------------------------------------------------------------------------- of a study with variants
 
 
 def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:
@@ -158,16 +194,25 @@ def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:
 
 
 def _variant_sections(study: Results) -> list[Section]:
-    """Shows the four classes against the variants for each size, the largest first, beside the paper's points."""
+    """Shows the classes against the variants for each size, the largest first, and the paper's."""
     table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
-    text = f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals over seeds."
-    text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}" if study.record.compare_with in PAPER_SCALES else ""
+    text = (
+        f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"
+        " over seeds."
+    )
+    text += (
+        f" Hollow diamonds are the paper's. {AT_ITS_SCALE}"
+        if study.record.compare_with in PAPER_SCALES
+        else ""
+    )
     sections = []
     for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]
         shown = (table, study.record.varies, size, profile)
         panels = {n: variant_figure(*shown, n, study.record.compare_with) for n in CLASSES}
-        if figures := drawn({f"{study.record.varies}-{name}-{size}": panel for name, panel in panels.items()}):
+        if figures := drawn(
+            {f"{study.record.varies}-{name}-{size}": panel for name, panel in panels.items()}
+        ):
             below = renamed(readable_table(rows), study.record.varies)
             sections.append(Section(f"Against {words}, {size}", text, figures, table=below))
     return sections
@@ -175,9 +220,21 @@ def _variant_sections(study: Results) -> list[Section]:
 
 def _domain_sections(study: Results) -> list[Section]:
     domains, varies = domain_table(study.analysis.ratios), study.record.varies
-    pairs = [pair for pair in zip(domains["method"], domains["size"], strict=True) if pair[0] not in HIDDEN]
-    figures = drawn({f"domains-{m}-{s}": domain_variant_figure(domains, varies, m, s) for m, s in dict.fromkeys(pairs)})
-    text = "Core, and every other domain under the profile of core and that domain (under core alone if a study lacks "
+    pairs = [
+        pair
+        for pair in zip(domains["method"], domains["size"], strict=True)
+        if pair[0] not in HIDDEN
+    ]
+    figures = drawn(
+        {
+            f"domains-{m}-{s}": domain_variant_figure(domains, varies, m, s)
+            for m, s in dict.fromkeys(pairs)
+        }
+    )
+    text = (
+        "Core, and every other domain under the profile of core and that domain (under core alone"
+        " if a study lacks "
+    )
     text += "this profile)."
     table = renamed(domains.drop(columns="runs"), varies)
     return [Section("By domain", text, figures, table=table)] if figures else []

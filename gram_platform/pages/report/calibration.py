@@ -1,4 +1,4 @@
-"""Reports the calibration study: how far compute ratios are from the shares of the steps that they stand for."""
+"""Reports the calibration study: how far compute ratios are from the shares of the steps."""
 
 from dataclasses import dataclass, fields
 
@@ -21,7 +21,16 @@ from gram_platform.analysis.intervals import interval_columns
 from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import frame_text, interval_texts, text_frame
 from gram_platform.config import CORE
-from gram_platform.pages.figures.style import BLUE, GREY, ORANGE, Style, add_line, drawn, styled, with_table
+from gram_platform.pages.figures.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Style,
+    add_line,
+    drawn,
+    styled,
+    with_table,
+)
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs
 from gram_platform.pages.report.sections import curve_sections, missing_sections
 from gram_platform.pages.report.warning import warning_sections
@@ -31,15 +40,20 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
 
-ERRORS = f"""An error is a compute ratio minus the true share of the steps. Fit: validation losses of a reference seed
-at a constant rate, rated by the other seeds' curve and final losses; the share is the loss's step over all steps.
-Unit: finished baselines of other lengths on other seeds, each with its own warm-up and decay. Both from a share of
-{LOWEST_SHARE:g} on. Auxiliary: the mean over auxiliary domains within a seed. Rms of means: of the errors' means over
-seeds; claims and tiles take it, unit, as the error that more seeds do not reduce."""
-SHARES_TEXT = "What finished baselines of each share of the steps are read as: means over seeds with 90% t-intervals."
-CALIBRATION_TERMS = """A compute ratio is read off the baseline's own curve, at a constant learning rate until its
-last steps, and divided by what the baseline's final losses read as. So it is no share of the steps by construction,
-neither of an unfinished run nor of a finished one: this page measures how far it is from each."""
+ERRORS = f"""An error is a compute ratio minus the true share of the steps. Fit: validation losses
+of a reference seed at a constant rate, rated by the other seeds' curve and final losses; the share
+is the loss's step over all steps. Unit: finished baselines of other lengths on other seeds, each
+with its own warm-up and decay. Both from a share of {LOWEST_SHARE:g} on. Auxiliary: the mean over
+auxiliary domains within a seed. Rms of means: of the errors' means over seeds; claims and tiles
+take it, unit, as the error that more seeds do not reduce."""
+SHARES_TEXT = (
+    "What finished baselines of each share of the steps are read as: means over seeds with 90%"
+    " t-intervals."
+)
+CALIBRATION_TERMS = """A compute ratio is read off the baseline's own curve, at a constant learning
+rate until its last steps, and divided by what the baseline's final losses read as. So it is no
+share of the steps by construction, neither of an unfinished run nor of a finished one: this page
+measures how far it is from each."""
 STYLES = {
     (UNIT, CORE): Style("core, finished baselines", BLUE, "circle", "solid"),
     (UNIT, AUXILIARY): Style("auxiliary, finished baselines", ORANGE, "square", "solid"),
@@ -55,8 +69,10 @@ class CalibrationResults(Results):
     errors: pd.DataFrame | None = None
 
 
-def read_calibration(record: StudyRecord, store: Store, frames: Frames | None = None) -> CalibrationResults | None:
-    """Reads losses as `read_results`, and schedules from the storage; None while nothing is rated."""
+def read_calibration(
+    record: StudyRecord, store: Store, frames: Frames | None = None
+) -> CalibrationResults | None:
+    """Reads losses as `read_results`, and schedules from the storage; None if nothing is rated."""
     results = read_results(record, store, frames)
     if results is None:
         return None
@@ -67,11 +83,16 @@ def read_calibration(record: StudyRecord, store: Store, frames: Frames | None = 
         if size not in constant_rate:
             optimizer = store.run(run_id).config()["optimizer"]
             constant_rate[size] = optimizer["warmup_fraction"], 1.0 - optimizer["decay_fraction"]
-    errors = [unit_errors(ratios, curves, record.unit), fit_errors(reference, points, constant_rate)]
+    errors = [
+        unit_errors(ratios, curves, record.unit),
+        fit_errors(reference, points, constant_rate),
+    ]
     errors = pd.concat([part for part in errors if len(part)] or errors[:1], ignore_index=True)
     if errors.empty:
         return None
-    return CalibrationResults(**{field.name: getattr(results, field.name) for field in fields(Results)}, errors=errors)
+    return CalibrationResults(
+        **{field.name: getattr(results, field.name) for field in fields(Results)}, errors=errors
+    )
 
 
 def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
@@ -81,16 +102,24 @@ def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
 
 
 def brief_calibration(record: StudyRecord, results: CalibrationResults, is_wide: bool) -> Brief:
-    """Returns the errors, then what finished baselines are read as; as many columns as fit into the terminal."""
-    tables = {"errors": readable_errors(results.errors), "shares of the steps": readable_shares(results.errors)}
-    return Brief({title: text_frame(table) for title, table in tables.items()}, count_verdicts(results.claims))
+    """Returns the errors, then what finished baselines are read as, for a terminal."""
+    tables = {
+        "errors": readable_errors(results.errors),
+        "shares of the steps": readable_shares(results.errors),
+    }
+    return Brief(
+        {title: text_frame(table) for title, table in tables.items()},
+        count_verdicts(results.claims),
+    )
 
 
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
     """Writes `calibration_table` with the bias and its interval as one text."""
     table = calibration_table(errors)
     numbers = ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
-    return table[ERROR_CELL].assign(bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers})
+    return table[ERROR_CELL].assign(
+        bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers}
+    )
 
 
 def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:
@@ -104,10 +133,14 @@ def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values()))
 
 
-def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: Tracker | None) -> Page:
+def calibration_page(
+    record: StudyRecord, results: CalibrationResults, tracker: Tracker | None
+) -> Page:
     """Builds the page: errors, what is missing, readings of finished baselines, curves, runs."""
     sizes = dict.fromkeys(results.errors["size"])
-    figures = drawn({f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes})
+    figures = drawn(
+        {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
+    )
     errors, shares = readable_errors(results.errors), readable_shares(results.errors)
     sections = [
         *warning_sections(results),
@@ -122,19 +155,28 @@ def calibration_page(record: StudyRecord, results: CalibrationResults, tracker: 
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the errors of a size, core's and the auxiliary domains' mean, as means over seeds with 90% t-intervals.
+    """Draws the errors of a size, core's and the auxiliary domains' mean, as means over seeds with
+    90% t-intervals.
 
     `errors` has ERROR_COLUMNS. A line for each of `STYLES` that has values; empty if none has.
     """
     found, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():
         cell = found[(found["error_of"] == error_of) & (found["domain"] == domain)]
-        rows = [{"share": share, **interval_columns("error", of["error"])} for share, of in cell.groupby("share")]
+        rows = [
+            {"share": share, **interval_columns("error", of["error"])}
+            for share, of in cell.groupby("share")
+        ]
         if rows:
             add_line(figure, line := pd.DataFrame(rows), "share", "error", style)
             lines.append(line.assign(series=style.label))
     if lines:
-        styled(figure, f"Error of the compute ratio, {size}", "true share of the steps", "compute ratio minus share")
+        styled(
+            figure,
+            f"Error of the compute ratio, {size}",
+            "true share of the steps",
+            "compute ratio minus share",
+        )
         figure.add_hline(y=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
         with_table(figure, pd.concat(lines))
     return figure

@@ -1,7 +1,7 @@
-"""Makes the card of a study or a search: the sentence and the small picture that the index of a storage shows of it."""
+"""Makes the card of a study or a search: the sentence and the picture that the index shows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas as pd
@@ -21,7 +21,8 @@ PICTURE_FILE = "card.svg"
 # Pixels of the frame, whose bottom is the picture's own; and between two marks of a row.
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
-# A shape around the middle of a mark, and its colour: of the classes in their order, and of the sizes of a search.
+# A shape around the middle of a mark, and its colour: of the classes in their order, and of the
+# sizes of a search.
 MARK_LOOKS = (
     ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
     ("M-4,-4h8v8h-8z", GREEN),
@@ -52,7 +53,8 @@ class Label(NamedTuple):
 def describe_ratios(study: Results) -> tuple[str, str]:
     """Returns a sentence with the compute ratios of the main method, and a picture of all methods.
 
-    Both are of the place that the report shows at a glance; "" and "" while there are no main numbers.
+    Both are of the place that the report shows at a glance; "" and "" while there are no main
+    numbers.
     """
     main = headline_rows(study)
     if main.empty:
@@ -71,7 +73,7 @@ def describe_ratios(study: Results) -> tuple[str, str]:
 
 
 def draw_ratios(rows: pd.DataFrame) -> str:
-    """Draws the classes of each method, a row of `table.csv`, one below the other, with their intervals."""
+    """Draws the classes of each method, a row of `table.csv`, with their intervals."""
     names = [name for name in CLASSES if rows[name].notna().any()]
     end = 0.2 * math.ceil(max(rows[names].max().max(), 1.0) / 0.2 + 0.25)
     height = STEP * (len(names) + 1)
@@ -82,21 +84,28 @@ def draw_ratios(rows: pd.DataFrame) -> str:
     marks, labels = [], []
     for number, row in enumerate(rows.to_dict("records")):
         top = TOP + height * number
-        labels.append(Label(LEFT - 8, top + height / 2 + 4, "end", method_style(row["method"]).label))
+        labels.append(
+            Label(LEFT - 8, top + height / 2 + 4, "end", method_style(row["method"]).label)
+        )
         for line, name in enumerate(names):
             low, high = row[f"{name}_low"], row[f"{name}_high"]
             ends = (across(low), across(high)) if math.isfinite(high - low) else None
             if math.isfinite(row[name]):
-                marks.append(Mark(across(row[name]), top + STEP * (line + 1), MARK_LOOKS[line], ends))
+                marks.append(
+                    Mark(across(row[name]), top + STEP * (line + 1), MARK_LOOKS[line], ends)
+                )
     bottom = TOP + height * len(rows)
     labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
     return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
 
 
-def describe_trials(trials: pd.DataFrame, varied: Sequence[str], objectives: Sequence[str]) -> tuple[str, str]:
-    """Returns a sentence with the ranges of a search's objectives, and a picture of its complete trials.
+def describe_trials(
+    trials: pd.DataFrame, varied: Sequence[str], objectives: Sequence[str]
+) -> tuple[str, str]:
+    """Returns the ranges of a search's objectives, and a picture of its complete trials.
 
-    The picture has one objective against the other, or against what is varied first. `trials` as in `trials.csv`.
+    The picture has one objective against the other, or against what is varied first. `trials` as in
+    `trials.csv`.
     """
     complete = trials[trials[STATE] == State.COMPLETE]
     parts = []
@@ -106,16 +115,22 @@ def describe_trials(trials: pd.DataFrame, varied: Sequence[str], objectives: Seq
             parts.append(f"{name.replace('_', ' ')} {found.min():.3g} to {found.max():.3g}")
             if len(objectives) == 1:
                 lowest = complete.loc[found.idxmin()]
-                at = [f"{column} {lowest[column]}" for column in ("size", *varied) if column in complete]
+                at = [
+                    f"{column} {lowest[column]}"
+                    for column in ("size", *varied)
+                    if column in complete
+                ]
                 parts.append(f"the lowest at {', '.join(at)}")
     columns = (*objectives, *varied)[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
     numbers = [name for name in columns if pd.api.types.is_numeric_dtype(complete[name])]
     drawn = complete.dropna(subset=numbers)
-    return ", ".join(parts), draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
+    return ", ".join(parts), (
+        draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
+    )
 
 
 def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
-    """Draws trials, the second column against the first; the shape and colour tell a trial's size."""
+    """Draws trials, the second column against the first; shape and colour tell the size."""
     xs, ys = trials[x_name], trials[y_name]
     is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
     bottom = TOP + SEARCH_HEIGHT
@@ -144,13 +159,7 @@ def _drawn(
 ) -> str:
     """Fills the template; `series` are named below the frame, in the order of MARK_LOOKS."""
     legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
-    frame: Mapping[str, object] = {
-        "left": LEFT,
-        "right": RIGHT,
-        "top": TOP,
-        "bottom": bottom,
-        "guide": guide,
-    }
+    frame = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": bottom, "guide": guide}
     return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))
 
 

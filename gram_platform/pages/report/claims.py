@@ -36,65 +36,92 @@ from gram_platform.paper.verdicts import (
     WITHIN,
 )
 
-JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the profile beside it, which
-was fixed before there were data; mean is over the profiles of core with at most one auxiliary domain. It lies above
-zero if the claim names no margin. "{AGREE}": the 90% t-interval of the mean difference over seeds lies wholly on the
-claim's side; "{DISAGREE}": wholly on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval:
-"{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error,
-that of a curve which no seed fits, measured on baselines of known length; the verdict adds it in quadrature to the
-interval's half-width. Detectable: the smallest true difference that as many seeds with this spread would show four
-times in five."""
-MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f} below, forget and
-elicited no more than {ABOVE:.2f} above, in compute ratio."""
-DIFFERENCES = """The mean difference of every claim, left minus right, with its 90% interval over seeds. Shaded: where
-the claim holds. A thin line: with the unit's error, where that is known."""
+JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the
+profile beside it, which was fixed before there were data; mean is over the profiles of core with at
+most one auxiliary domain. It lies above zero if the claim names no margin. "{AGREE}": the 90%
+t-interval of the mean difference over seeds lies wholly on the claim's side; "{DISAGREE}": wholly
+on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}" and
+"{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error, that of a
+curve which no seed fits, measured on baselines of known length; the verdict adds it in quadrature
+to the interval's half-width. Detectable: the smallest true difference that as many seeds with this
+spread would show four times in five."""
+MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f}
+below, forget and elicited no more than {ABOVE:.2f} above, in compute ratio."""
+DIFFERENCES = """The mean difference of every claim, left minus right, with its 90% interval over
+seeds. Shaded: where the claim holds. A thin line: with the unit's error, where that is known."""
 MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717"}
-OVER_SIZES = "over sizes"  # the column of a claim that compares sizes
-SHOWN_OF_CLAIMS = ("verdict", "claim", PROFILE, VARIANT, "size", "difference", "detectable", "num_seeds")
-SHOWN_OF_CLAIMS += ("published", "paper", "source", EXPLANATION)
-PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)  # columns that may be empty
+# The column of claims that compare sizes.
+OVER_SIZES = "over sizes"
+SHOWN_OF_CLAIMS = (
+    "verdict",
+    "claim",
+    PROFILE,
+    VARIANT,
+    "size",
+    "difference",
+    "detectable",
+    "num_seeds",
+    "published",
+    "paper",
+    "source",
+    EXPLANATION,
+)
+# Columns that may be empty.
+PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)
 
 
 def claim_sections(study: Results) -> list[Section]:
     """Shows a study's verdicts, and the differences behind them; [] without claims."""
     text = JUDGED
     if "paper" in study.claims:
-        text += f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at their size or "
-        text += "sizes. Paper: where these are not public, the difference in the paper's table, at the paper's scale."
+        text += (
+            f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at"
+            " their size or sizes. Paper: where these are not public, the difference in the"
+            " paper's table, at the paper's scale."
+        )
     return judged_sections(study.claims, text)
 
 
 def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
-    """Shows the verdicts below the folded rule that decides them, then the differences; [] without claims."""
+    """Shows the verdicts below the folded rule, then the differences; [] without claims."""
     if claims.empty:
         return []
-    markup, figures = render("rule.html", rule=rule), claims_figures(claims) if WITHIN in claims else {}
+    markup, figures = (
+        render("rule.html", rule=rule),
+        claims_figures(claims) if WITHIN in claims else {},
+    )
     return [
         Section("Claims", table=claims_matrix(claims), table_is_open=True, markup=markup),
-        Section("Differences behind the claims", DIFFERENCES * bool(figures), figures, table=readable_claims(claims)),
+        Section(
+            "Differences behind the claims",
+            DIFFERENCES * bool(figures),
+            figures,
+            table=readable_claims(claims),
+        ),
     ]
 
 
 def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each claim, profile and variant: its verdict at every size, those published, an explanation.
+    """Makes a row for each claim, profile and variant: its verdict at every size, those published,
+    an explanation.
 
-    A claim that compares sizes is judged in the column OVER_SIZES; claims without sizes have a column `verdict`.
+    A claim that compares sizes is judged in the column OVER_SIZES; claims without sizes have a
+    column `verdict`.
     """
     names = list(shown_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(shown_columns(claims, ("published", EXPLANATION)))
     has_sizes = "size" in claims and (claims["size"] != "").any()
-    sizes = claims["size"].replace("", OVER_SIZES) if has_sizes else pd.Series("verdict", claims.index)
+    sizes = (
+        claims["size"].replace("", OVER_SIZES) if has_sizes else pd.Series("verdict", claims.index)
+    )
     rows = []
     for key, group in claims.groupby(names, sort=False, dropna=False):
         marks = dict.fromkeys(dict.fromkeys(sizes), "")
-        marks |= {sizes[at]: _marked(verdict) for at, verdict in group["verdict"].items()}
+        for at, verdict in group["verdict"].items():
+            marks[sizes[at]] = f"{MARKS[verdict.removesuffix(NO_INTERVAL)]} {verdict}"
         said = {name: "; ".join(filter(None, dict.fromkeys(group[name]))) for name in texts}
         rows.append({**dict(zip(names, key, strict=True)), **marks, **said})
     return pd.DataFrame(rows)
-
-
-def _marked(verdict: str) -> str:
-    return f"{MARKS.get(verdict.removesuffix(NO_INTERVAL), '')} {verdict}".strip()
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
@@ -105,53 +132,69 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     readable = claims.copy()
     if "difference" in claims:
         texts = map(interval_text, claims["difference"], claims["low"], claims["high"])
-        readable["difference"] = [text + unit for text, unit in zip(texts, _unit_texts(claims), strict=True)]
+        errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
+        units = ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
+        readable["difference"] = [text + unit for text, unit in zip(texts, units, strict=True)]
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
     return shown_columns(readable, SHOWN_OF_CLAIMS)
 
 
-def _unit_texts(claims: pd.DataFrame) -> list[str]:
-    errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
-    return ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
-
-
 def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     """Selects the present ones of these columns, without the empty ones of PARTIAL."""
-    is_empty = {name: (claims[name].isna() | (claims[name] == "")).all() for name in PARTIAL if name in claims}
+    is_empty = {
+        name: (claims[name].isna() | (claims[name] == "")).all()
+        for name in PARTIAL
+        if name in claims
+    }
     return claims[[name for name in order if name in claims and not is_empty.get(name, False)]]
 
 
 LOOKS = {AGREE: (BLUE, "circle"), CANNOT_TELL: (GREY, "square-open"), DISAGREE: (VERMILION, "x")}
-MOST_LINES = 30  # of texts and differences in one figure, which then fits a printed page
-MOST_LETTERS = 54  # of a line of a claim's text, on a phone
-LINE_HEIGHT, FRAME_HEIGHT = 18, 150  # pixels: of a line, and of title, axis and legend
+# Lines of texts and differences in one figure, which then fits a printed page.
+MOST_LINES = 30
+# Letters in a line of a claim's text, on a phone.
+MOST_LETTERS = 54
+# Pixels: of a line, and of title, axis and legend.
+LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
 def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws a row for each judgement under its claim's text, in figures of at most MOST_LINES lines.
+    """Draws a row for each judgement under its claim, in figures of at most MOST_LINES lines.
 
-    `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and `variant`. All figures have
-    one axis of differences. Shaded is the range that the claim names; a thin line has the unit's error too.
+    `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and
+    `variant`. All figures have one axis of differences. Shaded is the range that the claim names; a
+    thin line has the unit's error too.
     """
     if claims.empty:
         return {}
     shown = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
-    ends = [widened(Interval(*row), error) for *row, error in shown[["difference", "low", "high", UNIT_ERROR]].values]
+    ends = [
+        widened(Interval(*row), error)
+        for *row, error in shown[["difference", "low", "high", UNIT_ERROR]].values
+    ]
     shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
-    margins = [end for within in shown[WITHIN] for end in (within.left, within.right) if np.isfinite(end)]
-    span = padded_range([0.0, *margins, *shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()])
+    margins = [
+        end for within in shown[WITHIN] for end in (within.left, within.right) if np.isfinite(end)
+    ]
+    span = padded_range(
+        [0.0, *margins, *shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()]
+    )
     place = f", profile {shown[PROFILE].iloc[0]}"
     if shown[PROFILE].nunique() > 1:
         place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
-    groups = [rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)]
+    groups = [
+        rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
+    ]
     parts: list[list[pd.DataFrame]] = [[]]
     for rows in groups:
         if parts[-1] and sum(map(_num_lines, [*parts[-1], rows])) > MOST_LINES:
             parts.append([])
         parts[-1].append(rows)
-    return {f"claims-{i}": _figure(part, span, f"difference{place}") for i, part in enumerate(parts, 1)}
+    return {
+        f"claims-{i}": _figure(part, span, f"difference{place}") for i, part in enumerate(parts, 1)
+    }
 
 
 def _text_lines(rows: pd.DataFrame) -> list[str]:
@@ -189,7 +232,11 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
     figure.update_xaxes(range=list(span))
     figure.update_yaxes(
-        range=[line - 0.5, -0.7], tickvals=list(ticks), ticktext=list(ticks.values()), showgrid=False, zeroline=False
+        range=[line - 0.5, -0.7],
+        tickvals=list(ticks),
+        ticktext=list(ticks.values()),
+        showgrid=False,
+        zeroline=False,
     )
     figure.update_layout(height=FRAME_HEIGHT + LINE_HEIGHT * line, bargap=0)
     return with_table(figure, pd.concat(groups).drop(columns=[WITHIN, "line"], errors="ignore"))
@@ -217,19 +264,37 @@ def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
         mine = rows[rows["verdict"].str.startswith(verdict)]
         if mine.empty:
             continue
-        look = {"x": mine["difference"], "y": mine["line"], "mode": "markers", "legendgroup": verdict}
-        marker = {"symbol": symbol, "size": 9, "color": colour, "line": {"width": 2, "color": colour}}
-        ends = whiskers(mine["difference"], mine["wide_low"], mine["wide_high"], thickness=1, width=0, color=INK)
+        look = {
+            "x": mine["difference"],
+            "y": mine["line"],
+            "mode": "markers",
+            "legendgroup": verdict,
+        }
+        marker = {
+            "symbol": symbol,
+            "size": 9,
+            "color": colour,
+            "line": {"width": 2, "color": colour},
+        }
+        ends = whiskers(
+            mine["difference"], mine["wide_low"], mine["wide_high"], thickness=1, width=0, color=INK
+        )
         if mine[UNIT_ERROR].notna().any():
-            figure.add_scatter(**look, marker={"opacity": 0}, error_x=ends, showlegend=False, hoverinfo="skip")
+            figure.add_scatter(
+                **look, marker={"opacity": 0}, error_x=ends, showlegend=False, hoverinfo="skip"
+            )
         texts = ["claim", "size", "low", "high", "detectable", "num_seeds", "verdict"]
         figure.add_scatter(
             **look,
             marker=marker,
             name=verdict,
-            error_x=whiskers(mine["difference"], mine["low"], mine["high"], thickness=2, width=4, color=colour),
+            error_x=whiskers(
+                mine["difference"], mine["low"], mine["high"], thickness=2, width=4, color=colour
+            ),
             customdata=mine[texts].to_numpy(object),
-            hovertemplate="<b>%{customdata[0]}</b> %{customdata[1]}<br>%{customdata[6]}: %{x:.3f} "
-            "[%{customdata[2]:.3f}, %{customdata[3]:.3f}], detectable %{customdata[4]:.3f}, "
-            "%{customdata[5]} seeds<extra></extra>",
+            hovertemplate=(
+                "<b>%{customdata[0]}</b> %{customdata[1]}<br>%{customdata[6]}: %{x:.3f} "
+                "[%{customdata[2]:.3f}, %{customdata[3]:.3f}], detectable %{customdata[4]:.3f}, "
+                "%{customdata[5]} seeds<extra></extra>"
+            ),
         )

@@ -23,7 +23,13 @@ from gram_platform.analysis.localization import (
     shading_scale,
 )
 from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
-from gram_platform.analysis.tables import frame_text, interval_text, labelled, short_text, with_intervals
+from gram_platform.analysis.tables import (
+    frame_text,
+    interval_text,
+    labelled,
+    short_text,
+    with_intervals,
+)
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.pages.figures.style import (
@@ -32,6 +38,7 @@ from gram_platform.pages.figures.style import (
     hover_runs,
     level_line,
     method_style,
+    ratio_hover,
     styled,
     whiskers,
     with_table,
@@ -47,23 +54,28 @@ from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 
-CALIBRATION_METHOD = "filtering"  # the model without the domain sets the scale of colours
-NUM_SHADED = 96  # tokens of a shaded text at most
+# The model without the domain sets the scale of colours.
+CALIBRATION_METHOD = "filtering"
+# Tokens of a shaded text at most.
+NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
-NUM_LEGEND = 5  # steps of the legend's scale
+# Steps of the legend's scale.
+NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
 PATTERNS = {FORGET: "", RETAIN: "/"}
 CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
-LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of the same size and
-seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a single token, 0.41 a normal and 0.5 an
-exponential spread. Positive: the share of tokens with an increase above 0. Top share: the part of the sum of positive
-increases on the tenth of all tokens with the largest increases. Forget and retain: domains that a profile switches
-off and keeps. Control: the next seed's baseline in place of a view, which shows the unevenness of noise between
-trainings. Mean: over domains and over the profiles of core with at most one auxiliary domain, within a seed;
-intervals are 90% t-intervals over seeds.
+LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of
+the same size and seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a
+single token, 0.41 a normal and 0.5 an exponential spread. Positive: the share of tokens with an
+increase above 0. Top share: the part of the sum of positive increases on the tenth of all tokens
+with the largest increases. Forget and retain: domains that a profile switches off and keeps.
+Control: the next seed's baseline in place of a view, which shows the unevenness of noise between
+trainings. Mean: over domains and over the profiles of core with at most one auxiliary domain,
+within a seed; intervals are 90% t-intervals over seeds.
 
-Shaded texts are the first sequence of each domain's validation split, of one seed; they are not chosen. Full colour
-is the 90th percentile of the increases of the model filtered to core on the same text, as in the paper."""
+Shaded texts are the first sequence of each domain's validation split, of one seed; they are not
+chosen. Full colour is the 90th percentile of the increases of the model filtered to core on the
+same text, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +89,13 @@ class TokenResults:
     source: str
 
 
-def read_tokens(record: StudyRecord, store: Store, frames: Frames | None = None) -> TokenResults | None:
+def read_tokens(
+    record: StudyRecord, store: Store, frames: Frames | None = None
+) -> TokenResults | None:
     """Analyses the stored token losses; None while there are none of a baseline.
 
-    Runs and their states are those of `frames`, else the storage's; token losses are always read from the storage.
+    Runs and their states are those of `frames`, else the storage's; token losses are always read
+    from the storage.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     done = {e["id"] for e in views if store.evaluation(e["id"]).result() is not None}
@@ -92,9 +107,13 @@ def read_tokens(record: StudyRecord, store: Store, frames: Frames | None = None)
         measured = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
         control = _control(store, of_size, seed)
-        rows.append(localize([*(m for m in measured if m.method != BASELINE), *control], references))
+        rows.append(
+            localize([*(m for m in measured if m.method != BASELINE), *control], references)
+        )
         if references:
-            texts.setdefault(size, _texts(store, of_size[0]["id"], measured, references[size, seed]))
+            texts.setdefault(
+                size, _texts(store, of_size[0]["id"], measured, references[size, seed])
+            )
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
@@ -107,7 +126,10 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """Writes the means over domains and profiles, and the claims, for a log."""
     means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
     claims = results.claims.to_dict("records")
-    judged = [f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip() for c in claims]
+    judged = [
+        f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
+        for c in claims
+    ]
     return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
@@ -129,7 +151,9 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
         *judged_sections(results.claims, CLAIMS_TEXT),
         *missing_sections(found.missing),
         *(
-            Section(f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t))
+            Section(
+                f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t)
+            )
             for t in results.texts
         ),
         Section("Every profile and domain", table=readable_localization(found.table)),
@@ -140,10 +164,19 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
 
 
 def _concentration(found: Localization) -> Section:
-    text = "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
+    text = (
+        "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left"
+        " end."
+    )
     means = readable_localization(found.table[found.table["profile"] == MEAN])
     figures = localization_figures(found)
-    return Section("Concentration", text, figures, table=means.drop(columns=["profile", "domain"]), table_is_open=True)
+    return Section(
+        "Concentration",
+        text,
+        figures,
+        table=means.drop(columns=["profile", "domain"]),
+        table_is_open=True,
+    )
 
 
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
@@ -163,9 +196,11 @@ def localization_figures(found: Localization) -> dict[str, go.Figure]:
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the share of positive increases on forgotten domains against the share of tokens, most increased first.
+    """Draws the share of positive increases on forgotten domains against the share of tokens, most
+    increased first.
 
-    One line for each method; the dotted line is the control, the thin one an even spread of increases.
+    One line for each method; the dotted line is the control, the thin one an even spread of
+    increases.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
@@ -177,12 +212,24 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
             y=points["share"],
             name=label,
             mode="lines",
-            line={"color": style.colour, "dash": "dot" if kind == CONTROL else style.dash, "width": 2},
+            line={
+                "color": style.colour,
+                "dash": "dot" if kind == CONTROL else style.dash,
+                "width": 2,
+            },
             customdata=hover_runs(points),
-            hovertemplate=f"<b>{label}</b><br>%{{x:.0%}} of the tokens: %{{y:.1%}}<br>%{{customdata}}<extra></extra>",
+            hovertemplate=(
+                f"<b>{label}</b><br>%{{x:.0%}} of the tokens:"
+                " %{y:.1%}<br>%{customdata}<extra></extra>"
+            ),
         )
     figure.add_scatter(
-        x=[0, 1], y=[0, 1], mode="lines", line={"color": GREY, "width": 1}, showlegend=False, hoverinfo="skip"
+        x=[0, 1],
+        y=[0, 1],
+        mode="lines",
+        line={"color": GREY, "width": 1},
+        showlegend=False,
+        hoverinfo="skip",
     )
     styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
@@ -191,7 +238,8 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws one value of the `mean` rows: solid bars for forgotten domains, hatched bars for retained ones.
+    """Draws one value of the `mean` rows: solid bars for forgotten domains, hatched bars for
+    retained ones.
 
     `value` is a key of TITLES. The dotted line is the control.
     """
@@ -210,9 +258,7 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
                 "pattern": {"shape": pattern, "size": 6},
             },
             error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-            customdata=np.column_stack([rows[[f"{value}_low", f"{value}_high", "num_seeds"]], hover_runs(rows)]),
-            hovertemplate="<b>%{x}</b>, %{fullData.name}<br>%{y:.3f} [%{customdata[0]:.3f}, %{customdata[1]:.3f}], "
-            "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
+            **ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
         )
     for level in means.loc[means["class"] == CONTROL, value]:
         level_line(figure, level, "another seed's baseline")
@@ -225,7 +271,11 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
 def shaded_html(text: ShadedText) -> Markup:
     """Renders the legend, and the text once for each view with shaded tokens."""
     steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
-    legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps] if text.scale == text.scale else []
+    legend = (
+        [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
+        if text.scale == text.scale
+        else []
+    )
     views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
     return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
 
@@ -233,7 +283,9 @@ def shaded_html(text: ShadedText) -> Markup:
 def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
     """Yields (shade from 0 to 1, title, token) of every token but the first."""
     levels = shades(increases, text.scale)
-    for piece, level, increase, loss in zip(text.pieces[1:], levels, increases, text.baseline, strict=True):
+    for piece, level, increase, loss in zip(
+        text.pieces[1:], levels, increases, text.baseline, strict=True
+    ):
         yield f"{level:.2f}", f"{increase:+.2f} nats, the baseline has {loss:.2f}", _visible(piece)
 
 
@@ -243,12 +295,14 @@ def _visible(piece: str) -> str:
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
-    """Tabulates the shading: a row for each token with the baseline's loss and each view's increase."""
-    columns = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]], "baseline loss": text.baseline.astype(float)}
-    return pd.DataFrame(columns | {label: increases.astype(float) for label, increases in text.views.items()}).round(4)
-
-
-# -------------------------------------------------------------------------------------------------------------- reading
+    """Tabulates the shading: for each token the baseline's loss and each view's increase."""
+    columns = {
+        "token": [repr(piece)[1:-1] for piece in text.pieces[1:]],
+        "baseline loss": text.baseline.astype(float),
+    }
+    return pd.DataFrame(
+        columns | {label: increases.astype(float) for label, increases in text.views.items()}
+    ).round(4)
 
 
 def _is_baseline(entry: Mapping) -> bool:
@@ -266,12 +320,15 @@ def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
         evaluation = store.evaluation(entry["id"])
         retained = tuple(filter(None, entry["tags"]["retained"].split(",")))
         losses = {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()}
-        found.append(MeasuredTokens(*_named(entry), retained, losses, evaluation.result()["run_id"]))
+        found.append(
+            MeasuredTokens(*_named(entry), retained, losses, evaluation.result()["run_id"])
+        )
     return found
 
 
 def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the next seed's baseline (after the last seed: the first's) as a view of this seed; [] without another."""
+    """Loads the next seed's baseline (after the last seed: the first's) as a view of this seed; []
+    without another."""
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
@@ -283,9 +340,11 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measur
 def _texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the beginning of every domain's first validation sequence, under core and under core with the domain.
+    """Shades the beginning of every domain's first validation sequence, under core and under core
+    with the domain.
 
-    The order is the paper's: the filtered model, which sets the scale, then every method without and with the domain.
+    The order is the paper's: the filtered model, which sets the scale, then every method without
+    and with the domain.
     """
     corpus = open_corpus(store, store.evaluation(eval_id).config()["data_id"])
     tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
@@ -293,7 +352,9 @@ def _texts(
         tokens = corpus.validation(domain)[0, : NUM_SHADED + 1].tolist()
         num = len(tokens) - 1
         losses = baseline.losses[domain][0, :num]
-        shown = [m for m in measured if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE]
+        shown = [
+            m for m in measured if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE
+        ]
         views = {_label(m, domain): m.losses[domain][0, :num] - losses for m in shown}
         filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
         scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
@@ -303,4 +364,7 @@ def _texts(
 
 
 def _label(view: MeasuredTokens, domain: str) -> str:
-    return f"{method_style(view.method).label}, {domain} {'kept' if domain in view.retained else 'removed'}"
+    return (
+        f"{method_style(view.method).label}, {domain}"
+        f" {'kept' if domain in view.retained else 'removed'}"
+    )

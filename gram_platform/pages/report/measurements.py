@@ -1,4 +1,4 @@
-"""Says how the results of each measurement are read, printed and shown: the table `MEASUREMENTS`, by its name."""
+"""Says how the results of each measurement are read and shown: the table `MEASUREMENTS`."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,12 @@ from gram_platform.pages.report.calibration import (
     read_calibration,
 )
 from gram_platform.pages.report.card import PICTURE_FILE, describe_ratios
-from gram_platform.pages.report.localization import brief_tokens, read_tokens, tokens_page, tokens_text
+from gram_platform.pages.report.localization import (
+    brief_tokens,
+    read_tokens,
+    tokens_page,
+    tokens_text,
+)
 from gram_platform.pages.report.page import Page
 from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.report.sections import renamed
@@ -50,35 +55,46 @@ class Presentation:
     Results are a dataclass with `source`, a text, and `runs`, of `nodes_frame`.
     """
 
-    # reads `frames` where they are given, else the storage; None while there is nothing to show
+    # Reads `frames` where they are given, else the storage; None while there is nothing to show.
     read: Callable[[StudyRecord, Store, Frames | None], Any]
-    text: Callable[[StudyRecord, Any], str]  # for a log, and for `gram report`
-    table: Callable[[StudyRecord, Any], pd.DataFrame]  # table.csv
+    # For a log, and for `gram report`.
+    text: Callable[[StudyRecord, Any], str]
+    # The content of table.csv.
+    table: Callable[[StudyRecord, Any], pd.DataFrame]
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
-    # for a terminal, wide or not, in place of the text
+    # For a terminal, wide or not, in place of the text.
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
-    # the main result in a sentence, and a small picture as SVG; "" and "" while there is none
+    # The main result in a sentence, and a small picture as SVG; "" and "" while there is none.
     describe: Callable[[Any], tuple[str, str]] = lambda results: ("", "")
-    lines: Callable[[Any], Sequence[Line]] = lambda results: ()  # that MLflow draws
-    # metrics of evaluations in MLflow, by id
+    # The lines that MLflow draws.
+    lines: Callable[[Any], Sequence[Line]] = lambda results: ()
+    # Metrics of evaluations in MLflow, by id.
     ratios: Callable[[Any], Mapping[str, Mapping[str, float]]] = lambda results: {}
-    # a line for each of the nodes that are done but missing from the tables
+    # A line for each of the nodes that are done but missing from the tables.
     lost: Callable[[StudyRecord, Store, Any, Collection[str]], Sequence[str]] = lambda *_: ()
 
     def brief_of(self, record: StudyRecord, results: Any) -> Callable[[bool], Brief] | None:
-        """Returns a study's results in short, as a function of whether the terminal is wide; None without `brief`."""
+        """Returns results in short, by whether the terminal is wide; None without `brief`."""
         return partial(self.brief, record, results) if self.brief else None
 
     def write(
-        self, record: StudyRecord, store: Store, results: Any, failures: Mapping[str, str], tracker: Tracker | None
+        self,
+        record: StudyRecord,
+        store: Store,
+        results: Any,
+        failures: Mapping[str, str],
+        tracker: Tracker | None,
     ) -> dict[str, str]:
-        """Writes table.csv, study.json and the page's files, logs them to MLflow if there is a tracker.
+        """Writes table.csv, study.json and the page's files, and logs them to a tracker if any.
 
         `failures` are {node id: message}. Returns {name: path}.
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
         with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
-        page, table = self.page(with_machines, linked, tracker), table_csv(self.table(record, results))
+        page, table = (
+            self.page(with_machines, linked, tracker),
+            table_csv(self.table(record, results)),
+        )
         headline, picture = self.describe(results)
         card = Card(headline, _state(record, results.runs), count_verdicts(page.claims))
         files = {"table.csv": table.encode(), **page.files}
@@ -129,7 +145,7 @@ MEASUREMENTS = Table(
         Samples.name: Presentation(
             read=read_samples,
             text=samples_text,
-            # a terminal breaks its lines at words
+            # A terminal breaks its lines at words.
             brief=lambda record, results, _: Brief({}, text=samples_text(record, results)),
             table=lambda record, results: results.samples,
             page=samples_page,
@@ -142,7 +158,8 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns (a study's results, a line about each part that the storage has lost); results are None as in `read`.
+    """Returns (a study's results, a line about each part that the storage has lost); results are
+    None as in `read`.
 
     Reads `final_frames`. `done`: ids of the nodes that are done.
     """

@@ -1,4 +1,4 @@
-"""Makes the tables and pages of studies and searches from MLflow alone, where their storage is gone."""
+"""Makes tables and pages of studies and searches from MLflow alone, without their storage."""
 
 import io
 import json
@@ -18,7 +18,12 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.plain import parse_json
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.results.record import StudyRecord, mlflow_links, record_from_plain, with_links
+from gram_platform.pages.results.record import (
+    StudyRecord,
+    mlflow_links,
+    record_from_plain,
+    with_links,
+)
 from gram_platform.pages.results.results import Brief, brief_results, read_results, summary_text
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import mlflow_frames
@@ -26,7 +31,8 @@ from gram_platform.tracking.tracker import LOCAL_UI
 
 
 class Mirrored(NamedTuple):
-    """What MLflow knows of a study or a search: files by name, the text for a log, and what a terminal shows."""
+    """What MLflow knows of a study or a search: files by name, the text for a log, and what a
+    terminal shows."""
 
     files: Mapping[str, str]
     text: str
@@ -36,7 +42,8 @@ class Mirrored(NamedTuple):
 def mirrored(study: str, tracker: Tracker) -> Mirrored | None:
     """Reads a study or a search; None if MLflow has neither. TrackingUnavailable.
 
-    A search of learning rates and batches has optima and laws, fitted again to its trials; another search its table.
+    A search of learning rates and batches has optima and laws, fitted again to its trials; another
+    search its table.
     """
     if (plain := tracker.study_file(study, "study.json")) is not None:
         return _study(record_from_plain(parse_json(plain, dict)), tracker)
@@ -46,7 +53,11 @@ def mirrored(study: str, tracker: Tracker) -> Mirrored | None:
 
 def _study(record: StudyRecord, tracker: Tracker) -> Mirrored:
     if record.measurement != LOSSES:
-        raise invalid("study", record.name, f"a study of losses; one of {record.measurement} needs its storage")
+        raise invalid(
+            "study",
+            record.name,
+            f"a study of losses; one of {record.measurement} needs its storage",
+        )
     results = read_results(record, None, mlflow_frames(tracker, record.ids, record.baseline_runs))
     if results is None:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
@@ -55,7 +66,11 @@ def _study(record: StudyRecord, tracker: Tracker) -> Mirrored:
         "table.csv": table_csv(renamed(results.analysis.table, record.varies)),
         "report.html": study_page(record, linked, tracker).html(),
     }
-    parts = [summary_text(record, results), "fits of the baseline's curves", frame_text(results.analysis.fits)]
+    parts = [
+        summary_text(record, results),
+        "fits of the baseline's curves",
+        frame_text(results.analysis.fits),
+    ]
     if "the paper's claims" not in parts[0] and len(results.claims):
         parts += ["claims", frame_text(results.claims)]
     return Mirrored(files, "\n\n".join(parts), partial(brief_results, record, results))
@@ -70,6 +85,8 @@ def _search(study: str, table: str, tracker: Tracker) -> Mirrored:
         frame = pd.read_csv(io.StringIO(trials))
         grid = analyse_grid(frame[frame[STATE].isin(ENDED)], about["seq_len"], about["window"])
         tables, table = {"optima": grid.optima, "laws": grid.laws}, table_csv(grid.optima, None)
-    text = "\n\n".join(part for title, frame in tables.items() for part in (title, frame_text(frame)))
+    text = "\n\n".join(
+        part for title, frame in tables.items() for part in (title, frame_text(frame))
+    )
     brief = Brief({title: text_frame(frame) for title, frame in tables.items()})
     return Mirrored({"table.csv": table, "report.html": report}, text, lambda is_wide: brief)

@@ -1,4 +1,4 @@
-"""Shows which module learns unlabelled text, and the cost of more modules at once, as sections and figures."""
+"""Shows which module learns unlabelled text, and what more modules at once cost."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,14 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
 from gram_platform.analysis.tables import interval_text, readable_table, with_intervals
-from gram_platform.analysis.variants import COMPOSED, MODULES, drop_table, final_shares, number_table, share_curves
+from gram_platform.analysis.variants import (
+    COMPOSED,
+    MODULES,
+    drop_table,
+    final_shares,
+    number_table,
+    share_curves,
+)
 from gram_platform.config import core_first
 from gram_platform.pages.figures.style import (
     GREY,
@@ -29,44 +36,72 @@ from gram_platform.pages.results.record import Results
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55
 AXIS = "modules_on"
-MARGIN = 0.2  # of the axis beyond the smallest and the largest number of modules
-PROBES = """Text of each domain passes through the model like an unlabelled batch, with every module on. Each panel
-shows every module's share of the modules' squared gradient; the thick line is the domain's module. Shares are measured
-on validation text between steps, without training. Biases are left out: the output's bias has the same gradient in
-every module. Bands are 90% intervals over seeds. AdamW rescales the gradients of every module: a share is the direction
-of a batch's pull, not the distance that weights move. The table has the shares after the last step; its mean is over
-the domains' own modules. Read from the storage."""
-NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number of modules on at
-once. Within a seed, the mean over the subsets of this size; error bars are 90% intervals over seeds."""
-DROPS = """The drop of a class from one module to all, in compute ratio: one less all, of the same seed. Less than GRAM:
-GRAM's drop less the method's, of the same seed; above 0 the method composes better. 90% t-intervals over seeds."""
+# Of the axis beyond the smallest and the largest number of modules.
+MARGIN = 0.2
+PROBES = """Text of each domain passes through the model like an unlabelled batch, with every module
+on. Each panel shows every module's share of the modules' squared gradient; the thick line is the
+domain's module. Shares are measured on validation text between steps, without training. Biases are
+left out: the output's bias has the same gradient in every module. Bands are 90% intervals over
+seeds. AdamW rescales the gradients of every module: a share is the direction of a batch's pull, not
+the distance that weights move. The table has the shares after the last step; its mean is over the
+domains' own modules. Read from the storage."""
+NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number
+of modules on at once. Within a seed, the mean over the subsets of this size; error bars are 90%
+intervals over seeds."""
+DROPS = """The drop of a class from one module to all, in compute ratio: one less all, of the same
+seed. Less than GRAM: GRAM's drop less the method's, of the same seed; above 0 the method composes
+better. 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows a panel for each method and domain, the last size open; [] for a study without probes."""
+    """Shows a panel for each method and domain, the last size open; [] without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
     figures: dict[str, dict[str, go.Figure]] = {size: {} for size in study.absorption["size"]}
     for size, name, figure in _probe_panels(study.absorption):
         figures[size][name] = figure
-    table = readable_shares(final_shares(study.absorption)).rename(columns={VARIANT: study.record.varies or VARIANT})
-    return [section_by_size("Which module learns what is not labelled", PROBES, figures, table, table_is_open=True)]
+    table = readable_shares(final_shares(study.absorption)).rename(
+        columns={VARIANT: study.record.varies or VARIANT}
+    )
+    return [
+        section_by_size(
+            "Which module learns what is not labelled", PROBES, figures, table, table_is_open=True
+        )
+    ]
 
 
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
-    """Draws the share of every module on batches of a domain; empty for a domain without any.
+    """Draws the share of every module on batches of a domain.
 
-    `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval over seeds of the
-    domain's module. The dotted line is an even split.
+    `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval
+    over seeds of the domain's module. The dotted line is an even split.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
-    if rows.empty:
-        return figure
     styles = domain_styles(curves["domain"])
-    modules = sorted(set(rows["module"]), key=lambda module: (module == domain, module))  # the domain's module on top
+    # The domain's module is drawn last, on top.
+    modules = sorted(set(rows["module"]), key=lambda module: (module == domain, module))
     for module in modules:
         style = styles.get(module, Style(module, GREY, "circle", "solid"))
-        _add_module(figure, rows[rows["module"] == module], style, module == domain)
+        line, is_own = rows[rows["module"] == module], module == domain
+        sure = line[line["low"].notna()]
+        width, dash = (OWN_WIDTH, "solid") if is_own else (OTHER_WIDTH, style.dash)
+        if is_own and len(sure) > 1:
+            add_band(figure, sure["step"], sure["low"], sure["high"], style)
+        figure.add_scatter(
+            x=line["step"],
+            y=line["share"],
+            name=f"{style.label}, its own" if is_own else style.label,
+            legendgroup=style.label,
+            legendrank=1 if is_own else 1000,
+            mode="lines",
+            line={"color": style.colour, "dash": dash, "width": width},
+            opacity=1.0 if is_own else OTHER_OPACITY,
+            customdata=np.column_stack([line[["low", "high", "num_seeds"]], hover_runs(line)]),
+            hovertemplate=(
+                "<b>%{fullData.name}</b>, step %{x}<br>%{y:.1%} [%{customdata[0]:.1%},"
+                " %{customdata[1]:.1%}], %{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>"
+            ),
+        )
     level_line(figure, 1.0 / len(modules), "an even split")
     styled(figure, title, "step", "share of the squared gradient")
     figure.update_xaxes(rangemode="tozero")
@@ -74,30 +109,14 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
     return with_table(figure, rows)
 
 
-def _add_module(figure: go.Figure, line: pd.DataFrame, style: Style, is_own: bool) -> None:
-    sure = line[line["low"].notna()]
-    width, dash = (OWN_WIDTH, "solid") if is_own else (OTHER_WIDTH, style.dash)
-    if is_own and len(sure) > 1:
-        add_band(figure, sure["step"], sure["low"], sure["high"], style)
-    figure.add_scatter(
-        x=line["step"],
-        y=line["share"],
-        name=f"{style.label}, its own" if is_own else style.label,
-        legendgroup=style.label,
-        legendrank=1 if is_own else 1000,
-        mode="lines",
-        line={"color": style.colour, "dash": dash, "width": width},
-        opacity=1.0 if is_own else OTHER_OPACITY,
-        customdata=np.column_stack([line[["low", "high", "num_seeds"]], hover_runs(line)]),
-        hovertemplate="<b>%{fullData.name}</b>, step %{x}<br>%{y:.1%} [%{customdata[0]:.1%}, %{customdata[1]:.1%}], "
-        "%{customdata[2]} seeds<br>%{customdata[3]}<extra></extra>",
-    )
-
-
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
-    """Tabulates the share of a domain's module, then every module's, on the domain's batches: `mean [low, high]`."""
+    """Tabulates the share of a domain's module, then every module's, on the domain's batches: `mean
+    [low, high]`."""
     names = [name for name in (VARIANT, "method", "size") if name in final]
-    final, rows = final.assign(text=list(map(interval_text, final["share"], final["low"], final["high"]))), []
+    final, rows = (
+        final.assign(text=list(map(interval_text, final["share"], final["low"], final["high"]))),
+        [],
+    )
     for key, group in final.groupby([*names, "domain"], sort=False):
         own_share = group.loc[group["is_own"], "text"]
         others = dict(zip(group["module"], group["text"], strict=True)) if key[-1] != MEAN else {}
@@ -105,7 +124,9 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
         row["its own module"] = own_share.iloc[0] if len(own_share) else ""
         rows.append({**row, **others, "num_seeds": group["num_seeds"].iloc[0]})
     modules = [module for module in dict.fromkeys(final["module"]) if module != MEAN]
-    return pd.DataFrame(rows, columns=[*names, "batches of", "its own module", *modules, "num_seeds"]).fillna("")
+    return pd.DataFrame(
+        rows, columns=[*names, "batches of", "its own module", *modules, "num_seeds"]
+    ).fillna("")
 
 
 def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
@@ -118,11 +139,15 @@ def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
         labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
         for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
             title = f"Batches of {', '.join([domain, *labels])}"
-            yield named["size"], "-".join(("absorption", *key, domain)), absorption_figure(rows, domain, title)
+            yield (
+                named["size"],
+                "-".join(("absorption", *key, domain)),
+                absorption_figure(rows, domain, title),
+            )
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, the largest size open, and the drops.
+    """Shows core and retain against the number of active modules, and the drops.
 
     [] for a study of another subject.
     """
@@ -130,10 +155,20 @@ def composing_sections(study: Results) -> list[Section]:
         return []
     table = number_table(study.by_number)
     panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
-    shown = readable_table(table).rename(columns={MODULES: AXIS}).assign(num_profiles=table["num_profiles"])
-    sections = [section_by_size("By the number of modules on", NUMBERS_TEXT, panels, shown, table_is_open=False)]
+    shown = (
+        readable_table(table)
+        .rename(columns={MODULES: AXIS})
+        .assign(num_profiles=table["num_profiles"])
+    )
+    sections = [
+        section_by_size(
+            "By the number of modules on", NUMBERS_TEXT, panels, shown, table_is_open=False
+        )
+    ]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
-    return sections + [Section("From one module to all", DROPS, table=drops, table_is_open=True)] * (len(drops) > 0)
+    return sections + [
+        Section("From one module to all", DROPS, table=drops, table_is_open=True)
+    ] * (len(drops) > 0)
 
 
 def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
@@ -144,9 +179,15 @@ def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
 
 def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     """Draws the numbers of modules as variants."""
-    rows = table.rename(columns={MODULES: VARIANT}).sort_values(VARIANT, kind="stable").assign(profile="")
+    rows = (
+        table.rename(columns={MODULES: VARIANT})
+        .sort_values(VARIANT, kind="stable")
+        .assign(profile="")
+    )
     rows[VARIANT] = rows[VARIANT].astype(str)
-    panels = drawn({f"modules-{name}-{size}": variant_figure(rows, AXIS, size, "", name) for name in COMPOSED})
+    panels = drawn(
+        {f"modules-{name}-{size}": variant_figure(rows, AXIS, size, "", name) for name in COMPOSED}
+    )
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
     return panels

@@ -1,7 +1,7 @@
 """Renders a page, whoever made it, as one HTML document that loads nothing.
 
-The templates of `pages/templates` escape every text that is not `Markup`. Figures are JSON that `page.js` draws when
-they come into view; a page with figures carries plotly.js.
+The templates of `pages/templates` escape every text that is not `Markup`. Figures are JSON that
+`page.js` draws when they come into view; a page with figures carries plotly.js.
 """
 
 import hashlib
@@ -24,14 +24,22 @@ from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import labelled, table_csv
 from gram_platform.paper.verdicts import WITHIN, verdict_counts
 
-LONG_TEXT = 26  # letters of a cell that may be broken: an interval has 23
+# Letters of a cell that may be broken: an interval has 23.
+LONG_TEXT = 26
 PLOTLY = "plotly.min.js"
-FEW_SECTIONS = 3  # sections that need no table of contents
-HOW_TO_READ = "How to read"  # the title of the section that defines a page's terms
-SOURCE_ID = "source"  # the address of the paragraph in a page's head with command and commit
-REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"  # files of a study and of a search
-# in JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which plotly makes a link
-_OTHER_TAG = re.compile(r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))")
+# Sections that need no table of contents.
+FEW_SECTIONS = 3
+# The title of the section that defines a page's terms.
+HOW_TO_READ = "How to read"
+# The address of the paragraph in a page's head with command and commit.
+SOURCE_ID = "source"
+# Files of a study and of a search.
+REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"
+# In JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which
+# plotly makes a link.
+_OTHER_TAG = re.compile(
+    r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))"
+)
 _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w/?=&.%-]+)?", re.ASCII)
 
 
@@ -39,28 +47,32 @@ _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w/?=&.
 class Section:
     """A heading with its text, figures side by side, markup, and the table behind them.
 
-    A column `<name>_url` of the table makes links of column `<name>` where it holds an http(s) address or that of a
-    page nearby.
+    A column `<name>_url` of the table makes links of column `<name>` where it holds an http(s)
+    address or that of a page nearby.
     """
 
     title: str
     text: str = ""
-    figures: Mapping[str, go.Figure] = field(default_factory=dict)  # by a name fit for a file
-    more_figures: Mapping[str, go.Figure] = field(default_factory=dict)  # folded away, under `more_label`
+    # By a name fit for a file.
+    figures: Mapping[str, go.Figure] = field(default_factory=dict)
+    # Folded away, under `more_label`.
+    more_figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more_label: str = "More"
     table: pd.DataFrame | None = None
-    table_is_open: bool = False  # shown in full; otherwise folded under the figures
+    # Shown in full; otherwise folded under the figures.
+    table_is_open: bool = False
     is_warning: bool = False
-    markup: str = ""  # `Markup` of `render`; other text is escaped
+    # `Markup` of `render`; other text is escaped.
+    markup: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a study or a search, or the index: plain texts before sections. Blank lines separate paragraphs.
+    """A page of a study or a search, or the index; blank lines in texts separate paragraphs.
 
-    `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged. `source` says with
-    which command, code and machine the numbers were made. Every figure and every row of a table leads there, or to the
-    page of its run.
+    `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged.
+    `source` says with which command, code and machine the numbers were made. Every figure and every
+    row of a table leads there, or to the page of its run.
     """
 
     title: str
@@ -72,7 +84,11 @@ class Page:
     @property
     def figures(self) -> dict[str, go.Figure]:
         """Every figure of the sections by its name."""
-        shown = [figures for section in self.sections for figures in (section.figures, section.more_figures)]
+        shown = [
+            figures
+            for section in self.sections
+            for figures in (section.figures, section.more_figures)
+        ]
         return {name: figure for figures in shown for name, figure in figures.items()}
 
     @property
@@ -81,14 +97,21 @@ class Page:
         page = {REPORT_FILE: self.html().encode()}
         if self.claims is None:
             return page
-        return page | {CLAIMS_FILE: table_csv(self.claims.drop(columns=WITHIN, errors="ignore")).encode()}
+        return page | {
+            CLAIMS_FILE: table_csv(self.claims.drop(columns=WITHIN, errors="ignore")).encode()
+        }
 
     def html(self) -> str:
-        """Renders the document, which runs its own scripts alone, named by a hash that no text in it can hold."""
+        """Renders the document, which runs its own scripts alone, named by a hash that no text in
+        it can hold."""
         has_claims = self.claims is not None and len(self.claims)
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
         main = sections_html(self.sections, f"#{SOURCE_ID}" if self.source else "")
-        parts = {"intro": _paragraphs(counted + self.intro), "source": _source(self.source), "main": main}
+        parts = {
+            "intro": _paragraphs(counted + self.intro),
+            "source": _source(self.source),
+            "main": main,
+        }
         parts |= {"title": self.title, "contents": _contents(self.sections)}
         nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
         scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
@@ -96,9 +119,14 @@ class Page:
 
 
 def section_by_size(
-    title: str, text: str, figures: Mapping[str, Mapping[str, go.Figure]], table: pd.DataFrame, table_is_open: bool
+    title: str,
+    text: str,
+    figures: Mapping[str, Mapping[str, go.Figure]],
+    table: pd.DataFrame,
+    table_is_open: bool,
 ) -> Section:
-    """Shows the figures of the last size, and folds those of the others; `figures` are {size: {name: figure}}."""
+    """Shows the figures of the last size, and folds those of the others; `figures` are {size:
+    {name: figure}}."""
     *others, last = figures
     folded = {name: figure for size in others for name, figure in figures[size].items()}
     return Section(title, text, figures[last], folded, "The other sizes", table, table_is_open)
@@ -120,7 +148,7 @@ def terms_section(terms: Iterable[tuple[str, str]]) -> Section:
 
 
 def render(template: str, **values: object) -> Markup:
-    """Fills a template of `pages/templates`, escaping every text in `values` that is not `Markup`."""
+    """Fills a template of `pages/templates`, escaping every text that is not `Markup`."""
     return Markup(_templates().get_template(template).render(values))
 
 
@@ -136,7 +164,12 @@ def _templates() -> Environment:
     blocks = {"trim_blocks": True, "lstrip_blocks": True}
     loader = PackageLoader("gram_platform.pages")
     found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    found.filters |= {"cells": _cells, "paragraphs": _paragraphs, "figure_json": _figure_json, "anchor": anchor_of}
+    found.filters |= {
+        "cells": _cells,
+        "paragraphs": _paragraphs,
+        "figure_json": _figure_json,
+        "anchor": anchor_of,
+    }
     found.globals["asset"] = lambda name: Markup(asset(name))
     return found
 
@@ -161,7 +194,7 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Makes an id for each title, no two alike: its words in small letters, numbered from the second time on."""
+    """Makes an id for each title: its words in small letters, numbered from the second time on."""
     anchors, seen = [], Counter()
     for title in titles:
         anchor = anchor_of(title)
@@ -176,19 +209,16 @@ def anchor_of(title: str) -> str:
 
 
 def _figure_json(figure: go.Figure) -> Markup:
-    """Writes a figure's JSON: no text in it can end the script element, and of its tags plotly finds ours alone."""
+    """Writes a figure's JSON: no text in it can end the script element, and of its tags plotly
+    finds ours alone."""
     text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
-
-
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (heads as (CSS class, name), rows of a name and cells as (CSS class, text, address or "")).
+    """Returns (heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
 
-    Class `number` aligns to the right; class `long` breaks sentences into lines. A row's name is its first texts, as
-    many as tell all rows apart.
+    Class `number` aligns to the right; class `long` breaks sentences into lines.
     """
     table = labelled(table)
     heads, cells = [], []
@@ -196,16 +226,15 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
         if name.endswith("_url") and name.removesuffix("_url") in table:
             continue
         texts = list(map(_text, table[name].tolist()))
-        is_number, is_long = pd.api.types.is_numeric_dtype(table[name]), max(map(len, texts), default=0) > LONG_TEXT
+        is_number, is_long = (
+            pd.api.types.is_numeric_dtype(table[name]),
+            max(map(len, texts), default=0) > LONG_TEXT,
+        )
         kind = "number" if is_number else "long" if is_long else ""
         heads.append((kind, name.replace("_", " ")))
         addresses = map(_address, table[f"{name}_url"]) if f"{name}_url" in table else repeat("")
         cells.append(list(zip(repeat(kind), texts, addresses, strict=False)))
-    rows = list(zip(*cells, strict=True))
-    texts = [tuple(text for _, text, _ in row) for row in rows]
-    enough = next((number for number in range(1, len(heads)) if len({of[:number] for of in texts}) == len(rows)), None)
-    names = [", ".join(filter(None, of[:enough])) for of in texts]
-    return heads, list(zip(names, rows, strict=True))
+    return heads, list(zip(*cells, strict=True))
 
 
 def _address(url: object) -> str:
@@ -214,9 +243,10 @@ def _address(url: object) -> str:
 
 def _text(value: object) -> str:
     """Writes fractions with four significant digits, integers with commas, NaN and None as ""."""
+    # These two types come first: a page may have a million cells.
     if type(value) is str:
         return value
-    if type(value) is float:  # these two first: a site has a million cells
+    if type(value) is float:
         return f"{value:.4g}" if value == value else ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
         return "yes" if value else "no"
@@ -227,23 +257,49 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, numbers.Real) else str(value)
 
 
-SHOWN_OF_RUNS = ("run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status", "steps", "num_tokens")
-SHOWN_OF_RUNS += ("elapsed", "tokens_per_second", "error")
-SHOWN_OF_ATTACKS = ("run_id", "run_id_url", "method", "size", "seed", "profile", "attacked_for", "best_loss", "status")
-SHOWN_OF_ATTACKS += ("elapsed", "error")
+SHOWN_OF_RUNS = (
+    "run_id",
+    "run_id_url",
+    "kind",
+    "method",
+    "size",
+    "seed",
+    "profile",
+    "status",
+    "steps",
+    "num_tokens",
+    "elapsed",
+    "tokens_per_second",
+    "error",
+)
+SHOWN_OF_ATTACKS = (
+    "run_id",
+    "run_id_url",
+    "method",
+    "size",
+    "seed",
+    "profile",
+    "attacked_for",
+    "best_loss",
+    "status",
+    "elapsed",
+    "error",
+)
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:
     """Marks the attacks, the rows with a non-empty `elicited`."""
-    return runs[ELICITED].fillna("") != "" if ELICITED in runs else pd.Series(False, index=runs.index)
+    return (
+        runs[ELICITED].fillna("") != "" if ELICITED in runs else pd.Series(False, index=runs.index)
+    )
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the runs, then the evaluations, with the present ones of RUN_COLUMNS; elapsed time as h:mm:ss."""
+    """Lists the runs, then the evaluations, with the present ones of SHOWN_OF_RUNS."""
     runs = _with_clock(runs)
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:
-            runs = runs.assign(**{name: [whole(number) for number in runs[name]]})
+            runs = runs.assign(**{name: ["" if n != n else f"{round(n):,}" for n in runs[name]]})
     runs = runs[~is_attack(runs)]
     if "kind" in runs:
         runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
@@ -251,23 +307,18 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the attacks with the present ones of ATTACK_COLUMNS."""
+    """Lists the attacks with the present ones of SHOWN_OF_ATTACKS."""
     attacks = _with_clock(runs)[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
     return attacks[[name for name in SHOWN_OF_ATTACKS if name in attacks]]
 
 
 def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs.assign(elapsed=[clock(seconds) for seconds in runs["elapsed_s"]]) if "elapsed_s" in runs else runs
+    return runs.assign(elapsed=runs["elapsed_s"].map(_clock)) if "elapsed_s" in runs else runs
 
 
-def clock(seconds: float | None) -> str:
-    """Writes seconds as h:mm:ss; "" if unknown."""
-    if seconds is None or seconds != seconds:
+def _clock(seconds: float) -> str:
+    """Writes seconds as h:mm:ss; "" for NaN."""
+    if seconds != seconds:
         return ""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def whole(number: float | None) -> str:
-    """Writes a rounded number with commas between thousands; "" if unknown."""
-    return "" if number is None or number != number else f"{round(number):,}"

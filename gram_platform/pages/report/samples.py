@@ -1,4 +1,4 @@
-"""Reports the samples study: prompts, and each method's continuations with the topic kept and removed."""
+"""Reports the samples study: prompts, and continuations with the topic kept and removed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +17,24 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 
 KEPT, REMOVED = "kept", "removed"
-SAMPLE_FIELDS = ["method", "size", "seed", "profile", "domain", "topic", "document", "prompt", "truth", "continuation"]
-SAMPLES_TERMS = """Continuations are drawn at one temperature and with the same random numbers for every model.
-Documents are not chosen: they are the first of each domain's validation split that are longer than the prompt. Topic
-kept: the profile of core and this domain (the baseline has every domain); for DEMix the domain's expert. Topic removed:
-core alone; for DEMix the core expert. Core is in every profile: its documents have a row for each. The paper chose its
-two prompts. Read these continuations as examples, not as a measurement.
+SAMPLE_FIELDS = [
+    "method",
+    "size",
+    "seed",
+    "profile",
+    "domain",
+    "topic",
+    "document",
+    "prompt",
+    "truth",
+    "continuation",
+]
+SAMPLES_TERMS = """Continuations are drawn at one temperature and with the same random numbers for
+every model. Documents are not chosen: they are the first of each domain's validation split that are
+longer than the prompt. Topic kept: the profile of core and this domain (the baseline has every
+domain); for DEMix the domain's expert. Topic removed: core alone; for DEMix the core expert. Core
+is in every profile: its documents have a row for each. The paper chose its two prompts. Read these
+continuations as examples, not as a measurement.
 \u00b6 is the end of a text."""
 
 
@@ -30,14 +42,19 @@ two prompts. Read these continuations as examples, not as a measurement.
 class SampleResults:
     """The stored continuations of the study."""
 
-    samples: pd.DataFrame  # COLUMNS
-    missing: pd.DataFrame  # what, why
+    # In SAMPLE_FIELDS.
+    samples: pd.DataFrame
+    # Its columns are `what` and `why`.
+    missing: pd.DataFrame
     runs: pd.DataFrame
     source: str
-    sampling: str  # says how continuations were drawn
+    # Says how continuations were drawn.
+    sampling: str
 
 
-def read_samples(record: StudyRecord, store: Store, frames: Frames | None = None) -> SampleResults | None:
+def read_samples(
+    record: StudyRecord, store: Store, frames: Frames | None = None
+) -> SampleResults | None:
     """Reads every stored continuation; None while there is none. Runs as in `read_tokens`."""
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
@@ -55,23 +72,35 @@ def read_samples(record: StudyRecord, store: Store, frames: Frames | None = None
         ["domain", "document"], kind="stable", ignore_index=True
     )
     lacking = [
-        (" ".join(entry["tags"][key] for key in ("method", "size", "profile")), "its continuations are not there")
+        (
+            " ".join(entry["tags"][key] for key in ("method", "size", "profile")),
+            "its continuations are not there",
+        )
         for entry in views
         if results[entry["id"]] is None
     ]
     missing = pd.DataFrame(lacking, columns=["what", "why"])
     frame, _, source = frames or store_frames(store, record.ids, ())
-    sampling = f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']} tokens drawn "
-    sampling += f"at temperature {config['temperature']:g}."
+    sampling = (
+        f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']}"
+        f" tokens drawn at temperature {config['temperature']:g}."
+    )
     return SampleResults(samples, missing, nodes_frame(record, frame), source, sampling)
 
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
     """Writes the first prompt and its continuations for a terminal."""
-    first = results.samples.sort_values("domain", key=lambda domain: domain == CORE, kind="stable").iloc[0]
-    shown = results.samples[(results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)]
+    first = results.samples.sort_values(
+        "domain", key=lambda domain: domain == CORE, kind="stable"
+    ).iloc[0]
+    shown = results.samples[
+        (results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)
+    ]
     head = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
-    lines = [f"{r['method']}, topic {r['topic']}: ...{r['continuation']}" for r in shown.to_dict("records")]
+    lines = [
+        f"{r['method']}, topic {r['topic']}: ...{r['continuation']}"
+        for r in shown.to_dict("records")
+    ]
     return "\n".join([*head, *lines])
 
 
@@ -86,12 +115,16 @@ def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker |
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """Shows a document's prompt and true text, and a row for each method, and size and seed if there are several.
+    """Shows a document's prompt and true text, and a row for each method, and size and seed if
+    there are several.
 
     Core, which no profile removes, has a row for each profile too.
     """
     first = rows.iloc[0]
-    quotes = (("Prompt, the same for all", first["prompt"].strip()), ("The true text", first["truth"].strip()))
+    quotes = (
+        ("Prompt, the same for all", first["prompt"].strip()),
+        ("The true text", first["truth"].strip()),
+    )
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]
     names += ["profile"] if domain == CORE else []
     table = []
@@ -112,6 +145,11 @@ def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int
     for domain, drawn in result["continuations"].items():
         names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
         names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
-        parts = zip(documents, result["prompts"][domain], result["truths"][domain], drawn, strict=True)
+        parts = zip(
+            documents, result["prompts"][domain], result["truths"][domain], drawn, strict=True
+        )
         for document, prompt, truth, continuation in parts:
-            yield {**names, "document": document}, {"prompt": prompt, "truth": truth, "continuation": continuation}
+            yield (
+                {**names, "document": document},
+                {"prompt": prompt, "truth": truth, "continuation": continuation},
+            )

@@ -1,4 +1,4 @@
-"""Builds the sections and figures of a study of methods, sizes and profiles, and the sections common to all studies."""
+"""Builds the sections of a study without variants, and those common to all studies."""
 
 from collections.abc import Mapping, Sequence
 
@@ -43,28 +43,34 @@ from gram_platform.paper.paper import (
     published_means,
 )
 
-TREND = """The largest size is left out, and predicted by a power law in the parameter count through the means of the
-others, three at least, beside the measured value; a click on "predicted" in a legend above draws it. 90% interval: t,
-degrees of freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds than the
-others."""
-ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for all. The result is the
-best loss on validation data: this choice follows the paper and favours the attacker. No attack trains on validation
-data."""
-ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its residual is above
-{POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps."""
-AT_ITS_SCALE = "Our numbers stand beside them for reading, and are compared only at the paper's scale."
-CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"  # titles
-FEW = 10  # a warning's table with at most so many rows is open
+TREND = """The largest size is left out, and predicted by a power law in the parameter count through
+the means of the others, three at least, beside the measured value. 90% interval: t, degrees of
+freedom two fewer than sizes fitted. An interval is too narrow if the largest size has fewer seeds
+than the others."""
+ATTACKS = """Every view finetuned on a sample of each domain that it forgets, the same sample for
+all. The result is the best loss on validation data: this choice follows the paper and favours the
+attacker. No attack trains on validation data."""
+ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
+residual is above {POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps."""
+AT_ITS_SCALE = (
+    "Our numbers stand beside them for reading, and are compared only at the paper's scale."
+)
+# Titles of sections.
+CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
+# A warning's table with at most so many rows is open.
+FEW = 10
 
 
 def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
     """Builds the main figure, and the other sections that only a study without variants has."""
     figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
-    others = [*published_sections(study), *figures[1:], *trend_sections(study), *_profile_sections(study)]
+    others = [
+        *published_sections(study),
+        *figures[1:],
+        *trend_sections(study),
+        *_profile_sections(study),
+    ]
     return figures[:1], others
-
-
-# ----------------------------------------------------------------------------------------------------- of a plain study
 
 
 def _scaling_sections(study: Results) -> list[Section]:
@@ -72,12 +78,17 @@ def _scaling_sections(study: Results) -> list[Section]:
     table, profile = study.table, study.shown_profile
     if len(set(table["size"])) == 1 and _aggregated_sizes(table):
         return []
-    text = f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over seeds."
+    text = (
+        f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over"
+        " seeds."
+    )
     if study.published is not None:
         text += " Hollow markers: the published points."
     rows = readable_table(table[table["profile"] == profile])
     shown = (study.table, study.record.parameters, study.shown_profile)
-    panels = drawn({f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES})
+    panels = drawn(
+        {f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES}
+    )
     return [Section("Scaling", text, panels, table=rows)]
 
 
@@ -89,10 +100,17 @@ def _aggregate_sections(study: Results) -> list[Section]:
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
     if study.record.compare_with in PAPER_SCALES:
-        title, text = "Methods, ours beside the paper's", f"{text} The diamonds are the paper's. {AT_ITS_SCALE}"
+        title, text = (
+            "Methods, ours beside the paper's",
+            f"{text} The diamonds are the paper's. {AT_ITS_SCALE}",
+        )
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
-    return [section_by_size(title, text, {size: _panels(study, size) for size in sizes}, means, table_is_open=False)]
+    return [
+        section_by_size(
+            title, text, {size: _panels(study, size) for size in sizes}, means, table_is_open=False
+        )
+    ]
 
 
 def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
@@ -103,15 +121,24 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
         for size, of_size in rows.groupby("size")
     }
     with_means = set(rows[rows["profile"] == MEAN]["size"])
-    return [size for size in dict.fromkeys(rows["size"]) if size in with_means and len(averaged[size]) == 1]
+    return [
+        size
+        for size in dict.fromkeys(rows["size"])
+        if size in with_means and len(averaged[size]) == 1
+    ]
 
 
 def _panels(study: Results, size: str) -> dict[str, go.Figure]:
-    """Draws the means beside the paper's printed ones, else beside the published means at that size."""
+    """Draws the means beside the paper's printed ones, else beside the published ones."""
     paper = printed(study.record.compare_with).get("")
     if paper is None and study.published is not None:
         paper = published_means(study.published, size)
-    return drawn({f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper) for name in CLASSES})
+    return drawn(
+        {
+            f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper)
+            for name in CLASSES
+        }
+    )
 
 
 def _profile_sections(study: Results) -> list[Section]:
@@ -125,31 +152,41 @@ def _profile_sections(study: Results) -> list[Section]:
     figures: dict[str, dict[str, go.Figure]] = {}
     for method, size in dict.fromkeys(zip(shown["method"], shown["size"], strict=True)):
         if method not in HIDDEN:
-            figures.setdefault(size, {})[f"profiles-{method}-{size}"] = profile_bars_figure(shown, method, size)
+            figures.setdefault(size, {})[f"profiles-{method}-{size}"] = profile_bars_figure(
+                shown, method, size
+            )
     if not figures:
         return []
-    text = "Compute ratio on every domain: solid bars are core and retained domains, hatched bars forgotten ones."
+    text = (
+        "Compute ratio on every domain: solid bars are core and retained domains, hatched bars"
+        " forgotten ones."
+    )
     if "elicited" in set(domains["class"]):
         text += " The outline around a hatched bar: after the attack."
     text += " A profile without bars is one that the method was not trained for."
-    return [section_by_size("Profiles", text, figures, domains.drop(columns="runs"), table_is_open=False)]
+    return [
+        section_by_size(
+            "Profiles", text, figures, domains.drop(columns="runs"), table_is_open=False
+        )
+    ]
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget of every method with three sizes or more besides the largest; [] without one."""
+    """Predicts core and forget of every method with three sizes or more besides the largest; []
+    without one."""
     table = study.table
     shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
     found = trend_table(shown, study.record.parameters)
     if found.empty:
         return []
-    table = _readable_trends(found)
-    return [Section("The largest size, predicted from the others", TREND, table=table, table_is_open=True)]
-
-
-def _readable_trends(found: pd.DataFrame) -> pd.DataFrame:
     predicted = list(map(interval_text, found["predicted"], found["low"], found["high"]))
     numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
-    return found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
+    table = found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
+    return [
+        Section(
+            "The largest size, predicted from the others", TREND, table=table, table_is_open=True
+        )
+    ]
 
 
 def published_sections(study: Results) -> list[Section]:
@@ -157,36 +194,52 @@ def published_sections(study: Results) -> list[Section]:
     if study.published is None:
         return []
     beside = beside_published(study.table, study.published, study.shown_profile)
-    text = "Rows marked published are computed in the same way from the losses that the paper's authors published."
-    return [Section("Beside the published", text, table=beside, table_is_open=True)] if len(beside) else []
-
-
-# --------------------------------------------------------------------------------------------------------- of any study
+    text = (
+        "Rows marked published are computed in the same way from the losses that the paper's"
+        " authors published."
+    )
+    return (
+        [Section("Beside the published", text, table=beside, table_is_open=True)]
+        if len(beside)
+        else []
+    )
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Puts below each row of a profile, of the means in a study without variants, the paper's row if it prints one."""
-    if study.record.compare_with not in PAPER_SCALES or not (study.record.varies or _aggregated_sizes(study.table)):
+    """Puts below each row of a profile, of the means in a study without variants, the paper's row
+    if it prints one."""
+    if study.record.compare_with not in PAPER_SCALES or not (
+        study.record.varies or _aggregated_sizes(study.table)
+    ):
         return []
     profile = study.shown_profile if study.record.varies else MEAN
     text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = renamed(beside_paper(study.table, study.record.compare_with, profile), study.record.varies)
-    return [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
+    beside = renamed(
+        beside_paper(study.table, study.record.compare_with, profile), study.record.varies
+    )
+    return (
+        [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
+    )
 
 
 def curve_sections(study: Results) -> list[Section]:
     """Shows the baselines' learning curves; folded in a study with variants, which has many."""
     figures = curve_figures(study)
     shown, folded = ({}, figures) if study.record.varies else (figures, {})
-    text = f"Validation losses of the baselines and the fitted curves that turn a loss into steps. {ABOUT_FITS}"
+    text = (
+        "Validation losses of the baselines and the fitted curves that turn a loss into steps."
+        f" {ABOUT_FITS}"
+    )
     title, fits = CURVES, study.analysis.fits.rename(columns={VARIANT: "for"})
     return [Section(title, text, shown, folded, "The curves", fits)] if figures else []
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the curves by size, variant and, if seeds are fitted separately, seed; shared fits are drawn once."""
+    """Draws the curves by size, variant and separately fitted seed; shared fits are drawn once."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
-    for key, fits in all_fits.groupby([c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False):
+    for key, fits in all_fits.groupby(
+        [c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False
+    ):
         values = table_csv(fits.drop(columns=VARIANT, errors="ignore"), None)
         if values in seen:
             continue
@@ -194,10 +247,14 @@ def curve_figures(study: Results) -> dict[str, go.Figure]:
         points = study.curves
         if VARIANT in fits:
             of_variant = points[points[VARIANT] == fits[VARIANT].iloc[0]]
-            points = (of_variant if len(of_variant) else points).drop_duplicates(["run_id", "step", "domain"])
+            points = (of_variant if len(of_variant) else points).drop_duplicates(
+                ["run_id", "step", "domain"]
+            )
         points = points[points["seed"] == fits["seed"].iloc[0]] if "seed" in fits else points
         figure = learning_curve_figure(points, fits, fits["size"].iloc[0])
-        figures["curves-" + "-".join(key)] = figure.update_layout(title_text=f"Baseline, {', '.join(key)}")
+        figures["curves-" + "-".join(key)] = figure.update_layout(
+            title_text=f"Baseline, {', '.join(key)}"
+        )
     return figures
 
 
@@ -205,12 +262,21 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
     """Lists missing results with reasons, folded if long; [] if none is missing."""
     text = "These are not in the tables and figures of this page."
     is_short = len(missing) <= FEW
-    return [Section(MISSING, text, table=missing, table_is_open=is_short, is_warning=True)] if len(missing) else []
+    return (
+        [Section(MISSING, text, table=missing, table_is_open=is_short, is_warning=True)]
+        if len(missing)
+        else []
+    )
 
 
 def capabilities_section(study: Results) -> Section:
     table = readable_table(study.table)
-    return Section("Capabilities", _progress(study.runs), table=renamed(table, study.record.varies), table_is_open=True)
+    return Section(
+        "Capabilities",
+        _progress(study.runs),
+        table=renamed(table, study.record.varies),
+        table_is_open=True,
+    )
 
 
 def attack_sections(study: Results) -> list[Section]:
@@ -229,30 +295,33 @@ def _progress(runs: pd.DataFrame) -> str:
     if "status" not in runs or runs.empty:
         return ""
     counts = runs["status"].value_counts()
-    return f"{len(runs)} nodes: " + ", ".join(f"{count} {status}" for status, count in counts.items()) + "."
+    return (
+        f"{len(runs)} nodes: "
+        + ", ".join(f"{count} {status}" for status, count in counts.items())
+        + "."
+    )
 
 
-# --------------------------------------------------------------------------------------------------------------- costs
+COST = """Multiples of the baseline's cost, computed from the configs of the runs. Filtering needs a
+run for each profile, branches a base and one more run for each domain, GRAM one run for all. All
+profiles are those of this study that switch a domain off: with every domain on, the baseline
+serves.
 
-
-COST = """Multiples of the baseline's cost, computed from the configs of the runs. Filtering needs a run for each
-profile, branches a base and one more run for each domain, GRAM one run for all. All profiles are those of this study
-that switch a domain off: with every domain on, the baseline serves.
-
-Profiles here: how many of them the runs of this study serve. Runs for all: what every profile needs, of which a study
-may train a part; a base leaves room for the branches of all. Train FLOPs: tokens x active parameters by the paper's
-formula; by its plan: with the cost of companion modules on core batches. Active MLP: parameters in a forward pass with
-at most one module; total MLP: of all weights that serve."""
-PAPER_TEXT = f"""Rows from the paper have the numbers that it prints for its dual-use models and its {COST_PROFILES}
-profiles."""
+Profiles here: how many of them the runs of this study serve. Runs for all: what every profile
+needs, of which a study may train a part; a base leaves room for the branches of all. Train FLOPs:
+tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules
+on core batches. Active MLP: parameters in a forward pass with at most one module; total MLP: of all
+weights that serve."""
+PAPER_TEXT = f"""Rows from the paper have the numbers that it prints for its dual-use models and its
+{COST_PROFILES} profiles."""
 COST_TITLES = {
     "train_all": "train FLOPs, all profiles",
     "plan_all": "by its plan, all profiles",
     "active_mlp": "active MLP",
     "total_mlp_all": "total MLP, all profiles",
 }
-NEEDED = {"method", "size", "profiles", "of_profiles", "shown", "train_shown", "served", "runs", *COST_TITLES}
-PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")  # in the order of COST_TABLE
+# In the order of COST_TABLE.
+PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")
 
 
 def cost_sections(study: Results) -> list[Section]:
@@ -265,17 +334,21 @@ def cost_sections(study: Results) -> list[Section]:
 
 
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes a row for each method and size of `method_costs`, below them the paper's of the same methods.
+    """Makes a row for each method and size of `method_costs`, below them the paper's of the same
+    methods.
 
     A column `from` tells them apart if there are any of the paper.
     """
-    costs = [cost for cost in costs if cost.keys() >= NEEDED]
     shown = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {shown.pop() if len(shown) == 1 else 'one profile'}"
-    in_paper = [method for method in dict.fromkeys(cost["method"] for cost in costs) if method in COST_TABLE]
+    in_paper = [
+        method for method in dict.fromkeys(cost["method"] for cost in costs) if method in COST_TABLE
+    ]
     rows = [_cost_row(cost, of_shown, {"from": "ours"} if in_paper else {}) for cost in costs]
     for method in in_paper:
-        values = dict(zip((COST_TITLES[name] for name in PAPER_COSTS), COST_TABLE[method], strict=True))
+        values = dict(
+            zip((COST_TITLES[name] for name in PAPER_COSTS), COST_TABLE[method], strict=True)
+        )
         row = {"method": method, "size": COST_SIZE, "from": "paper", "profiles here": ""}
         rows.append({**row, "all profiles": str(COST_PROFILES), **values})
     return pd.DataFrame(rows).fillna("")
@@ -284,10 +357,14 @@ def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
 def _cost_row(cost: Mapping, of_shown: str, source: Mapping[str, str]) -> dict[str, str]:
     num_runs, num_branches = cost["runs"]
     unserved = f" of {cost['of_profiles']}" if cost["served"] < cost["of_profiles"] else ""
-    row = {"method": cost["method"], "size": cost["size"]} | ({VARIANT: cost[VARIANT]} if VARIANT in cost else {})
+    row = {"method": cost["method"], "size": cost["size"]} | (
+        {VARIANT: cost[VARIANT]} if VARIANT in cost else {}
+    )
     row |= {**source, "profiles here": str(cost["profiles"]), of_shown: _times(cost["train_shown"])}
     row |= {"all profiles": f"{cost['served']}{unserved}"}
-    row |= {"runs for all": f"{num_runs} + {num_branches} from it" if num_branches else str(num_runs)}
+    row |= {
+        "runs for all": f"{num_runs} + {num_branches} from it" if num_branches else str(num_runs)
+    }
     return row | {title: _times(cost[name]) for name, title in COST_TITLES.items()}
 
 

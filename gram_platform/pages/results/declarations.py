@@ -1,4 +1,4 @@
-"""Declares what losses alone do not say about an external study: known by its name, or given in studies.json.
+"""Declares what losses do not say about an external study: by its name or in studies.json.
 
 Finds the baselines that each study of the folder is measured against.
 """
@@ -21,7 +21,7 @@ from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
-# not allowed as `varies`: columns of the tables in which it is one
+# Not allowed as `varies`: other columns of the tables in which it is one.
 NOT_NAMES = (
     *TABLE_COLUMNS,
     *JUDGEMENT_COLUMNS,
@@ -33,8 +33,9 @@ NOT_NAMES = (
     "runs",
     "from",
     "paper",
+    "published",
+    EXPLANATION,
 )
-NOT_NAMES += ("published", EXPLANATION)
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,22 @@ class Declaration:
     title: str
     question: str = ""
     varies: str = VARIANT
-    unit: str = ""  # the variant whose baselines are the reference for all
-    own_baseline: bool = False  # compare each seed with the same seed's baseline
-    baseline_from: str = ""  # the study that lends baselines to sizes without any; "": the only one with baselines
-    compare_with: str = ""  # the paper's study whose claims are judged
-    profile: str = ""  # of the figures
-    by_modules: bool = False  # the page leads with compute ratios against the number of active modules
+    # The variant whose baselines are the reference for all.
+    unit: str = ""
+    # Compare each seed with the same seed's baseline.
+    own_baseline: bool = False
+    # The study that lends baselines to sizes without any; "": the only one with baselines.
+    baseline_from: str = ""
+    # The paper's study whose claims are judged.
+    compare_with: str = ""
+    # The profile of the figures.
+    profile: str = ""
+    # The page leads with compute ratios against the number of active modules.
+    by_modules: bool = False
 
-    def record(self, name: str, sizes: Sequence[str], facts: Sequence[str], variants: tuple[str, ...]) -> StudyRecord:
+    def record(
+        self, name: str, sizes: Sequence[str], facts: Sequence[str], variants: tuple[str, ...]
+    ) -> StudyRecord:
         """Makes the record of a study without runs of ours; `unit` is left to the caller."""
         return StudyRecord(
             name=name,
@@ -73,13 +82,14 @@ class Declaration:
 
 @cache
 def known_studies() -> dict[str, Declaration]:
-    """Reads the declarations of the authors' studies, by name in their order, from a studies.json of ours."""
+    """Reads the declarations of the authors' studies, by name in their order, from a studies.json
+    of ours."""
     plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
     return from_plain(dict[str, Declaration], plain)
 
 
 def declarations(external: External) -> dict[str, Declaration]:
-    """Returns {study: declaration}, known studies first, then as in the file; ValueError for a bad studies.json."""
+    """Returns {study: declaration}, known studies first; ValueError for a bad studies.json."""
     names, known = list(dict.fromkeys(external.losses["study"])), list(known_studies())
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
@@ -88,17 +98,25 @@ def declarations(external: External) -> dict[str, Declaration]:
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     """Returns the known declaration of that name, changed by the fields `given` in studies.json."""
     place, known = f"{STUDIES_FILE}, {name}", known_studies().get(name, Declaration(name))
-    known = known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
+    known = (
+        known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
+    )
     try:
         declared = from_plain(Declaration, overlaid(known, given))
     except InvalidField as error:
         raise invalid(f"{place}, {error.field}", error.value, error.expected) from error
     if given.get("varies") in NOT_NAMES:
-        raise invalid(f"{place}, varies", given["varies"], "a name that no other column of the table has")
+        raise invalid(
+            f"{place}, varies", given["varies"], "a name that no other column of the table has"
+        )
     if given.get("baseline_from", "") not in ("", *studies):
-        raise invalid(f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}")
+        raise invalid(
+            f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}"
+        )
     if given.get("compare_with", "") not in ("", *CLAIMS):
-        raise invalid(f"{place}, compare_with", given["compare_with"], one_of(given["compare_with"], CLAIMS))
+        raise invalid(
+            f"{place}, compare_with", given["compare_with"], one_of(given["compare_with"], CLAIMS)
+        )
     return declared
 
 
@@ -108,8 +126,10 @@ class Baseline:
 
     study: str
     losses: pd.DataFrame
-    curves: pd.DataFrame  # empty if the folder has none
-    curves_from: str  # the study of the curves
+    # Empty if the folder has none.
+    curves: pd.DataFrame
+    # The study of the curves.
+    curves_from: str
 
     @property
     def domains(self) -> set[str]:
@@ -127,26 +147,37 @@ class BaselineRules:
         self.empty, self.declared = external.curves.iloc[:0], declared
 
     def of(self, study: str, size: str, variant: str) -> Baseline:
-        """Returns the first of: the unit's baselines, the variant's, those without variant, the only ones.
+        """Returns the first of: the unit's baselines, the variant's, those without variant, the
+        only ones.
 
-        A study without baselines at a size takes those of a lender, by the same rules. ValueError naming study and size
-        if there are none, or several to choose from.
+        A study without baselines at a size takes those of a lender, by the same rules. ValueError
+        naming study and size if there are none, or several to choose from.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
-        wanted = (self.unit(source, size), *((variant,) if source == study else ()), "", *options[: len(options) == 1])
+        wanted = (
+            self.unit(source, size),
+            *((variant,) if source == study else ()),
+            "",
+            *options[: len(options) == 1],
+        )
         found = next((option for option in wanted if option in options), None)
         if found is None:
             what = ", ".join(f"{key} {value}" for key, value in (("study", study), ("size", size)))
             what += f", variant {variant}" if variant else ""
-            allowed = f"a baseline of the variant, one without a variant, or a unit in {STUDIES_FILE}: "
-            raise invalid(LOSSES_FILE, what, f"{allowed}{source} has baselines of {', '.join(options)}")
+            allowed = (
+                f"a baseline of the variant, one without a variant, or a unit in {STUDIES_FILE}: "
+            )
+            raise invalid(
+                LOSSES_FILE, what, f"{allowed}{source} has baselines of {', '.join(options)}"
+            )
         losses = self.losses[source, size, found]
         curves_from, curves = self._curves(source, size, found, losses)
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, else the only variant with it in the name, if it has baselines; "" for none."""
+        """Returns the declared unit, else the only variant with it in the name, if it has
+        baselines; "" for none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -162,11 +193,18 @@ class BaselineRules:
         if len(found) == 1:
             return found[0]
         allowed = f"rows of method {BASELINE}, in this study or in one other study of that size"
-        allowed += f": choose with baseline_from in {STUDIES_FILE} from {', '.join(found)}" if found else ""
+        allowed += (
+            f": choose with baseline_from in {STUDIES_FILE} from {', '.join(found)}"
+            if found
+            else ""
+        )
         raise invalid(LOSSES_FILE, f"study {study}, size {size}", allowed)
 
-    def _curves(self, study: str, size: str, variant: str, losses: pd.DataFrame) -> tuple[str, pd.DataFrame]:
-        """Returns (study, curves) of a baseline: of its variant, without variant if unambiguous, or of equal losses."""
+    def _curves(
+        self, study: str, size: str, variant: str, losses: pd.DataFrame
+    ) -> tuple[str, pd.DataFrame]:
+        """Returns (study, curves) of a baseline: of its variant, without variant if unambiguous, or
+        of equal losses."""
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
         wanted = [variant]
@@ -188,4 +226,6 @@ class BaselineRules:
 def _is_equal(losses: pd.DataFrame, others: pd.DataFrame) -> bool:
     """Tells whether these are the same models, by the final losses of every seed and domain."""
     both = losses.merge(others, on=["seed", "domain"], how="outer", suffixes=("", "_other"))
-    return len(both) == len(losses) == len(others) and np.allclose(both["loss"], both["loss_other"], rtol=1e-6)
+    return len(both) == len(losses) == len(others) and np.allclose(
+        both["loss"], both["loss_other"], rtol=1e-6
+    )

@@ -1,6 +1,7 @@
 """Reads and checks a folder of losses and curves that were measured elsewhere.
 
-`docs/replicate.md` defines the format. Every error names the file, its row (a table's header is row 1) and the field.
+`docs/replicate.md` defines the format. Every error names the file, its row (a table's header is row
+1) and the field.
 """
 
 import csv
@@ -19,7 +20,13 @@ from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, meant, require_name
-from gram_platform.config.ladder import DEMO_SIZES, GRID_DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES
+from gram_platform.config.ladder import (
+    DEMO_SIZES,
+    GRID_DEMO_SIZES,
+    PAPER_SIZES,
+    SMOKE_SIZES,
+    STORIES_SIZES,
+)
 from gram_platform.config.plain import parse_json
 from gram_platform.config.written import read_text, target_kind
 from gram_platform.methods import METHODS, size_key
@@ -28,14 +35,27 @@ from gram_platform.store.files import safe_name
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
 REQUIRED_COLUMNS = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
 CURVE_KEYS = ("study", "size", "seed", "domain", "steps", "losses")
-LOSS_COLUMNS = ["row", "study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED, "loss"]
+LOSS_COLUMNS = [
+    "row",
+    "study",
+    VARIANT,
+    "method",
+    "size",
+    "seed",
+    "retained",
+    "domain",
+    ELICITED,
+    "loss",
+]
 VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
 OUTSIDE_CURVE_COLUMNS = ["row", "study", VARIANT, "size", "seed", "domain", "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
-MOST_NUMBER = 10**40  # that a seed or variant can be; other numbers are names
-NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")  # as programs write a gap
+# Larger numbers are no seeds or variants but names.
+MOST_NUMBER = 10**40
+# How programs write a gap.
+NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")
 KNOWN_SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
-# the names in the authors' published settings (agencyenterprise/modular-pretraining), and what we call them
+# The names in the authors' published settings (agencyenterprise/modular-pretraining), and ours.
 METHOD_NAMES = {
     "base": BASELINE,
     "grmoe": "gram",
@@ -65,20 +85,28 @@ class External:
     """The content of a folder, under our names of methods and studies."""
 
     folder: Path
-    losses: pd.DataFrame  # LOSS_COLUMNS, a row for each view, domain and attack; `retained` has commas, no core
-    curves: pd.DataFrame  # CURVE_COLUMNS, a row for each point of the baselines' validation curves
-    declared: Mapping[str, Mapping]  # studies.json, {} without the file
+    # LOSS_COLUMNS, a row for each view, domain and attack; `retained` has commas, no core.
+    losses: pd.DataFrame
+    # OUTSIDE_CURVE_COLUMNS, a row for each point of the baselines' validation curves.
+    curves: pd.DataFrame
+    # studies.json, {} without the file.
+    declared: Mapping[str, Mapping]
 
 
 def read_external(folder: str | Path) -> External:
-    """Reads the folder's files; ValueError naming file, row and field for a fault against `docs/replicate.md`.
+    """Reads the folder's files; ValueError naming file, row and field for a fault against
+    `docs/replicate.md`.
 
     `replication.py` checks the domains, which depend on the baselines.
     """
     place = local_path("folder", folder).resolve()
     for name in (LOSSES_FILE, CURVES_FILE):
         if not (place / name).is_file():
-            raise invalid("folder", str(place), f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}")
+            raise invalid(
+                "folder",
+                str(place),
+                f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}",
+            )
     losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
     if losses.empty:
         raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
@@ -91,7 +119,7 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the number of parameters of a known size, else the number in its name; NaN without one."""
+    """Returns the parameters of a known size, else the number in its name; NaN without one."""
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())
     is_other, number, _ = size_key(size)
@@ -105,29 +133,43 @@ def _losses(path: Path) -> Iterable[tuple]:
         for cells in reader:
             yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells)
     except csv.Error as error:
-        raise invalid(f"{path.name}, row {reader.line_num}", str(error), "comma-separated values") from error
+        raise invalid(
+            f"{path.name}, row {reader.line_num}", str(error), "comma-separated values"
+        ) from error
 
 
 def _require_columns(place: str, header: Sequence[str]) -> None:
     absent = [name for name in REQUIRED_COLUMNS if name not in header]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if absent or twice:
-        wrong = f"there is no {', '.join(absent)}" if absent else f"there are several columns {', '.join(twice)}"
+        wrong = (
+            f"there is no {', '.join(absent)}"
+            if absent
+            else f"there are several columns {', '.join(twice)}"
+        )
         raise invalid(
-            place, ",".join(header), f"the columns {','.join(REQUIRED_COLUMNS)}, with commas between them: {wrong}"
+            place,
+            ",".join(header),
+            f"the columns {','.join(REQUIRED_COLUMNS)}, with commas between them: {wrong}",
         )
 
 
 def _loss(place: str, number: int, cells: Mapping) -> tuple:
     if None in cells.values() or "" in cells:
-        raise invalid(place, ",".join(c for c in cells.values() if isinstance(c, str)), "a cell for each column")
+        raise invalid(
+            place,
+            ",".join(c for c in cells.values() if isinstance(c, str)),
+            "a cell for each column",
+        )
     cell = {name: (cells.get(name) or "").strip() for name in (*REQUIRED_COLUMNS, VARIANT)}
     method = _method(f"{place}, method", cell["method"])
     for name in REQUIRED_COLUMNS:
         if not cell[name] and not (name == "retained" and method == BASELINE):
             raise invalid(f"{place}, {name}", "", "a value: the cell is empty")
     if cell[ELICITED] not in FLAGS:
-        raise invalid(f"{place}, {ELICITED}", cell[ELICITED], "1 for the best loss of an attack, else 0")
+        raise invalid(
+            f"{place}, {ELICITED}", cell[ELICITED], "1 for the best loss of an attack, else 0"
+        )
     study, variant, size, seed, domain = _names(place, cell)
     retained = _retained(f"{place}, retained", cell["retained"])
     loss = _positive(f"{place}, loss", cell["loss"])
@@ -139,24 +181,29 @@ def _method(field: str, name: str) -> str:
     method = METHOD_NAMES.get(known, known)
     if method not in METHODS:
         known_too = f"or the authors' {', '.join(METHOD_NAMES)}"
-        raise invalid(field, name, f"one of {', '.join(METHODS)}; {known_too}{meant(known, METHODS)}")
+        raise invalid(
+            field, name, f"one of {', '.join(METHODS)}; {known_too}{meant(known, METHODS)}"
+        )
     return method
 
 
 def _retained(field: str, text: str) -> str:
-    """Turns `core+a+b` into `a,b`; DEMix's views of one expert, without core, get the profile with core."""
+    """Turns `core+a+b` into `a,b`; views of one expert, without core, get the profile with core."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
-        raise invalid(field, text, "domains joined by +, each once, such as core+virology; core for core alone")
+        raise invalid(
+            field,
+            text,
+            "domains joined by +, each once, such as core+virology; core for core alone",
+        )
     for name in names:
         require_name(field, name)
     return ",".join(sorted(set(names) - {CORE}))
 
 
 def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
-    for number, line in enumerate(
-        read_text("folder", path).split("\n"), start=1
-    ):  # `splitlines` would end lines within texts
+    # `splitlines` would end lines within texts.
+    for number, line in enumerate(read_text("folder", path).split("\n"), start=1):
         if line.strip():
             place = f"{path.name}, row {number}"
             head, points = _curve(place, _object(place, line))
@@ -170,15 +217,22 @@ def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
     """Returns ((study, variant, size, seed, domain), points)."""
     for name in CURVE_KEYS:
         if curve.get(name) in (None, ""):
-            raise invalid(f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS))
-    cell = {name: _cell(f"{place}, {name}", curve.get(name)) for name in ("study", VARIANT, "size", "seed", "domain")}
+            raise invalid(
+                f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS)
+            )
+    cell = {
+        name: _cell(f"{place}, {name}", curve.get(name))
+        for name in ("study", VARIANT, "size", "seed", "domain")
+    }
     steps, losses = (curve[name] for name in ("steps", "losses"))
     for name, values in (("steps", steps), ("losses", losses)):
         if not isinstance(values, list) or len(values) < MIN_POINTS:
             found = f"{len(values)} points" if isinstance(values, list) else type(values).__name__
             raise invalid(f"{place}, {name}", found, f"a list of at least {MIN_POINTS} points")
     if len(steps) != len(losses):
-        raise invalid(f"{place}, losses", f"{len(losses)} points", f"as many as there are steps: {len(steps)}")
+        raise invalid(
+            f"{place}, losses", f"{len(losses)} points", f"as many as there are steps: {len(steps)}"
+        )
     losses = [_positive(f"{place}, losses", loss) for loss in losses]
     steps = [_number(f"{place}, steps", step, "a number of steps from 0 on", 0.0) for step in steps]
     if any(later <= before for before, later in itertools.pairwise(steps)):
@@ -200,19 +254,19 @@ def _object(place: str, line: str) -> dict:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
 
 
-# ------------------------------------------------------------------------------------------------ both files
-
-
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) under the names of tables."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), _plain(cell["seed"])
     for name, value in (("study", study), ("seed", seed), ("domain", cell["domain"])):
         require_name(f"{place}, {name}", value)
-    safe_name(f"{place}, study", study)  # it names a folder of the pages
+    # It names a folder of the pages.
+    safe_name(f"{place}, study", study)
     if seed.lower().lstrip("+-") in NO_NUMBERS:
         raise invalid(f"{place}, seed", cell["seed"], "a number or a name: this is a gap")
     if math.isnan(parameters_of(cell["size"])):
-        raise invalid(f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B")
+        raise invalid(
+            f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B"
+        )
     return study, _plain(cell[VARIANT]), cell["size"], seed, cell["domain"]
 
 
@@ -250,7 +304,9 @@ def _require_once(file: str, frame: pd.DataFrame, names: list[str]) -> None:
         second = doubled.iloc[0]
         first = frame[(frame[names] == second[names]).all(axis="columns")].iloc[0]
         what = ", ".join(f"{name} {second[name]}" for name in names if second[name] != "")
-        raise invalid(f"{file}, row {second['row']}", what, f"each once: row {first['row']} has it too")
+        raise invalid(
+            f"{file}, row {second['row']}", what, f"each once: row {first['row']} has it too"
+        )
 
 
 def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
@@ -260,7 +316,11 @@ def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
     declared = {STUDY_NAMES.get(name, name): given for name, given in found.items()}
     for name, given in declared.items():
         if name not in studies:
-            raise invalid(path.name, name, f"studies of {LOSSES_FILE}: {', '.join(sorted(studies))}")
+            raise invalid(
+                path.name, name, f"studies of {LOSSES_FILE}: {', '.join(sorted(studies))}"
+            )
         if not isinstance(given, dict):
-            raise invalid(f"{path.name}, {name}", given, "an object such as {} or {'unit': 'heterogeneous'}")
+            raise invalid(
+                f"{path.name}, {name}", given, "an object such as {} or {'unit': 'heterogeneous'}"
+            )
     return declared

@@ -1,9 +1,11 @@
-"""Keeps the pages of a study's earlier submissions that had other methods, sizes, seeds, another preset or other data.
+"""Keeps the pages of a study's earlier submissions of another choice of runs.
 
-`studies/STUDY/` has the newest submission; `studies/STUDY/history/DATE/` has what lay there until DATE, in UTC. A page
-is copied, report.html last; then the new record is written; then the old files are removed, report.html last. So it is
-whole in one place at any time. After a kill in between, the next submission finds the report that lies in the folder
-among those that are kept, and finishes the move, or takes it back if it is of the same choice.
+Chosen are methods, sizes, seeds, a preset and data. `studies/STUDY/` has the newest submission;
+`studies/STUDY/history/DATE/` has what lay there until DATE, in UTC. A page is copied, report.html
+last; then the new record is written; then the old files are removed, report.html last. So it is
+whole in one place at any time. After a kill in between, the next submission finds the report that
+lies in the folder among those that are kept, and finishes the move, or takes it back if it is of
+the same choice.
 """
 
 import time
@@ -29,18 +31,21 @@ class Choice(TypedDict):
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a submission that begins; moves the page of another choice of runs into the history."""
+    """Writes the record of a submission that begins; moves another choice's page to history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
+    # A copy without a report was interrupted; its files still lie in the study's folder.
     for date in [date for date, place in kept.items() if not place.exists(REPORT_FILE)]:
-        # A copy that was interrupted; its files still lie in the study's folder.
         history.remove(date)
         del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
-    # The record in the folder may be the next one already, of a submission that was killed while it moved the page.
+    # The record in the folder may be the next one already, of a submission that was killed while it
+    # moved the page.
     records = [place.read_spare(STUDY_FILE, Choice) for place in (folder, kept.get(copied, folder))]
-    moves = report is not None and any(one and _choice(one) != _choice(vars(record)) for one in records)
+    moves = report is not None and any(
+        one and _choice(one) != _choice(vars(record)) for one in records
+    )
     if copied and not moves:
         history.remove(copied)
     elif moves and not copied:
@@ -73,5 +78,7 @@ def _date(taken: Mapping[str, Folder]) -> str:
 
 def _choice(plain: Mapping) -> Mapping[str, object]:
     """Returns what was chosen, of the fields of a record."""
-    chosen = {name: {entry["tags"].get(name, "") for entry in plain["entries"]} for name in CHOSEN_TAGS}
+    chosen = {
+        name: {entry["tags"].get(name, "") for entry in plain["entries"]} for name in CHOSEN_TAGS
+    }
     return chosen | {name: plain["params"].get(name, "") for name in CHOSEN_PARAMS}

@@ -1,4 +1,4 @@
-"""Defines a study as it is stored in `study.json`, and as it is analysed; publishes the tables and reports."""
+"""Defines a study as stored in `study.json`, and as analysed; publishes tables and reports."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,11 +27,12 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, SavedView, study_id, study_views
 
-# The record of a study, and of a search: in its folder, and of a search in the folder of its driver too.
+# The records of a study and of a search in its folder; a search's driver has a folder with one too.
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
 # From a report to the page that knows where MLflow listens.
 TO_DATABASE = "../../mlflow.html"
-RUN_COLOUR = "mlflow.runColor"  # of a run in MLflow's charts and lists
+# The tag of a run's colour in MLflow's charts and lists.
+RUN_COLOUR = "mlflow.runColor"
 
 
 class Entry(TypedDict):
@@ -68,21 +69,32 @@ class Card:
 
 @dataclass(frozen=True)
 class StudyRecord(Description):
-    """A study as its tables need it. `entries` has every node as each method names it: id, kind and tags."""
+    """A study as its tables need it; `entries` has every node as each method names it."""
 
-    facts: tuple[str, ...]  # how it was run, in sentences
-    params: Mapping[str, str]  # the flags, as MLflow shows them
+    # How it was run, in sentences.
+    facts: tuple[str, ...]
+    # The flags, as MLflow shows them.
+    params: Mapping[str, str]
     sizes: tuple[str, ...]
-    parameters: Mapping[str, int | float]  # of each size's dense model
-    profile: str  # the compared profile, or mean
+    # The parameters of each size's dense model.
+    parameters: Mapping[str, int | float]
+    # The compared profile, or mean.
+    profile: str
     entries: tuple[Entry, ...]
-    costs: tuple[Mapping, ...] = ()  # size, method and `method_costs`, over the baseline's
-    variants: tuple[str, ...] = ()  # in order; () in studies without variants beside method, size and profile
-    measurement: str = LOSSES  # of every view: a name in the table of measurements
-    probed: tuple[str, ...] = ()  # ids of runs with probes: see `module_shares`
-    by_modules: bool = False  # the page leads with compute ratios against the number of active modules
-    unit_errors: tuple[UnitError, ...] = ()  # see `analysis.calibration`
-    submissions: tuple[SubmissionRow, ...] = ()  # that executed nodes: the fields of `Provenance`, the newest last
+    # Size, method and `method_costs`, over the baseline's.
+    costs: tuple[Mapping, ...] = ()
+    # In order; () in studies without variants beside method, size and profile.
+    variants: tuple[str, ...] = ()
+    # What is measured of every view: a name in the table of measurements.
+    measurement: str = LOSSES
+    # Ids of runs with probes: see `module_shares`.
+    probed: tuple[str, ...] = ()
+    # The page leads with compute ratios against the number of active modules.
+    by_modules: bool = False
+    # See `analysis.calibration`.
+    unit_errors: tuple[UnitError, ...] = ()
+    # Those that executed nodes: the fields of `Provenance`, the newest last.
+    submissions: tuple[SubmissionRow, ...] = ()
     # Empty before the report is written.
     card: Card = Card()
 
@@ -104,11 +116,6 @@ class StudyRecord(Description):
         """The preset's name; "" for a study of external losses."""
         return self.params.get("preset", "")
 
-    @property
-    def scale(self) -> str:
-        """Names the scale at which the study's claims are judged."""
-        return f"preset {self.params.get('preset', '?')} ({', '.join(self.sizes)})"
-
     def to_json(self) -> bytes:
         """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
@@ -120,7 +127,8 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 
 
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
-    """Makes a frame of ids and names, in order, of a kind of entries: run (no attack), attack or evaluation.
+    """Makes a frame of ids and names, in order, of a kind of entries: run (no attack), attack or
+    evaluation.
 
     Columns: `id`, those that name a `view`, `retained`, `elicited`; "" where an entry lacks one.
     """
@@ -131,18 +139,21 @@ def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW
 
 
 def load_record(store: Store, name: str) -> StudyRecord:
-    """Reads a study's record from the storage; ValueError if there is none, naming the file of a damaged one."""
+    """Reads a study's record from the storage; ValueError if there is none, naming the file of a
+    damaged one."""
     folder = store.study_dir(name)
     plain = folder.read_json(STUDY_FILE)
     if plain is None:
-        known = [other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)]
+        known = [
+            other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)
+        ]
         submitted = f"{', '.join(known) or 'none yet'}{meant(name, known)}"
         raise invalid("study", name, f"a study that was submitted to {store.root}: {submitted}")
     return record_from_plain(plain, f"{folder.path}/{STUDY_FILE}")
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
-    """Reads the record of one of all studies; None for a search, and with a warning for a damaged file."""
+    """Reads a study's record; None for a search, and with a warning for a damaged file."""
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
@@ -151,7 +162,8 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes the content of study.json, which is at `place`; InvalidField for an unknown field or another type."""
+    """Decodes the content of study.json, which is at `place`; InvalidField for an unknown field or
+    another type."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -169,19 +181,25 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
 class Results:
     """The analysed results of a study, complete or not: the content of its page.
 
-    `runs` has one row for each run, evaluation or attack, under the study's names and in its order; attacks have a
-    non-empty `elicited`. Shown are the present ones of the columns `run_id, kind, method, size, seed, profile, status,
-    steps, num_tokens, elapsed_s, tokens_per_second, best_loss, error`, with `run_id_url` for links to MLflow.
+    `runs` has one row for each run, evaluation or attack, under the study's names and in its order;
+    attacks have a non-empty `elicited`. Shown are the present ones of the columns `run_id, kind,
+    method, size, seed, profile, status, steps, num_tokens, elapsed_s, tokens_per_second, best_loss,
+    error`, with `run_id_url` for links to MLflow.
     """
 
     record: StudyRecord
     analysis: Analysis
-    curves: pd.DataFrame  # the points given to `analyse`
+    # The points given to `analyse`.
+    curves: pd.DataFrame
     runs: pd.DataFrame
-    claims: pd.DataFrame  # of `claims_frame`
-    source: str  # of `Frames`
-    absorption: pd.DataFrame | None = None  # of `module_shares`, in a study whose runs have probes
-    # the published table of the same methods, in the columns of table.csv; the record then has its sizes' parameters
+    # As `claims_frame` makes them.
+    claims: pd.DataFrame
+    # Where the numbers were read: see `Frames`.
+    source: str
+    # As `module_shares` makes them, in a study whose runs have probes.
+    absorption: pd.DataFrame | None = None
+    # The published table of the same methods, in the columns of table.csv; the record then has its
+    # sizes' parameters.
     published: pd.DataFrame | None = None
 
     @cached_property
@@ -194,7 +212,9 @@ class Results:
         """The values by the number of active modules, in a study about it."""
         if not self.record.by_modules:
             return None
-        return by_number(self.analysis.per_seed, self.record.tags("evaluation") if self.record.entries else None)
+        return by_number(
+            self.analysis.per_seed, self.record.tags("evaluation") if self.record.entries else None
+        )
 
     @property
     def shown_profile(self) -> str:
@@ -209,22 +229,36 @@ def publish(
     files: Mapping[str, bytes],
     figures: Mapping[str, object],
     tracker: Tracker | None,
-    lines: Sequence[Line] = (),
-    ratios: Mapping[str, Mapping[str, float]] | None = None,
+    lines: Sequence[Line],
+    ratios: Mapping[str, Mapping[str, float]],
 ) -> dict[str, str]:
-    """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns {name: path}.
+    """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns
+    {name: path}.
 
     `lines`: of the figures that MLflow shall draw too. `ratios`: metrics of evaluations, by id.
     """
     files = {**files, STUDY_FILE: record.to_json()}
-    shown = {"profile": record.profile} if any(line.tags["profile"] == record.profile for line in lines) else {}
+    shown = (
+        {"profile": record.profile}
+        if any(line.tags["profile"] == record.profile for line in lines)
+        else {}
+    )
     drawn = {name for line in lines for at in line.points.values() for name in at}
-    charts = tuple(tuple(name + end for end in ENDS if name + end in drawn) for name in CLASSES if name in drawn)
+    charts = tuple(
+        tuple(name + end for end in ENDS if name + end in drawn)
+        for name in CLASSES
+        if name in drawn
+    )
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
     # A node with several names has the first one's colour.
-    tags = {e["id"]: {RUN_COLOUR: method_style(e["tags"]["method"]).colour} for e in reversed(record.entries)}
+    tags = {
+        e["id"]: {RUN_COLOUR: method_style(e["tags"]["method"]).colour}
+        for e in reversed(record.entries)
+    }
     code = code_text(record.submissions)
-    return publish_files(record.name, store, files, figures, record.params, tracker, lines, tags, views, code, ratios)
+    return publish_files(
+        record.name, store, files, figures, record.params, tracker, lines, tags, views, code, ratios
+    )
 
 
 def publish_files(
@@ -240,7 +274,8 @@ def publish_files(
     code: str = "",
     node_metrics: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, str]:
-    """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any; returns {name: path}."""
+    """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any;
+    returns {name: path}."""
     folder = store.study_dir(name)
     for file, data in files.items():
         folder.write(file, data)
@@ -250,9 +285,12 @@ def publish_files(
 
 
 def write_or_log(
-    write: Callable[[Tracker | None], dict[str, str]], tracker: Tracker | None, say: Callable[[str], None]
+    write: Callable[[Tracker | None], dict[str, str]],
+    tracker: Tracker | None,
+    say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Returns the paths of files that `write` writes and logs; only writes them, and says so, while MLflow is away."""
+    """Returns the paths of files that `write` writes and logs; only writes them, and says so, while
+    MLflow is away."""
     try:
         return write(tracker)
     except TrackingUnavailable as error:
@@ -260,14 +298,17 @@ def write_or_log(
         return write(None)
 
 
-def with_links(runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]) -> pd.DataFrame:
-    """Adds `run_id_url`, each node's page in MLflow by `links`, and `error`, from {node id: message} in `failures`."""
+def with_links(
+    runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
+) -> pd.DataFrame:
+    """Adds `run_id_url`, each node's page in MLflow by `links`, and `error`, from {node id:
+    message} in `failures`."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: page in MLflow}; {} without a tracker. `pages`: where those of a database are."""
+    """Returns {node id: page in MLflow}; `pages`: where those of a database are."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
@@ -275,7 +316,10 @@ def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str,
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
     """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
     if tracker is None:
-        return {}, "There are no links to MLflow: no server was named, and the storage has no database."
+        return (
+            {},
+            "There are no links to MLflow: no server was named, and the storage has no database.",
+        )
     try:
         return mlflow_links(tracker), links_note(tracker.tracking_uri)
     except TrackingUnavailable as error:
@@ -289,16 +333,9 @@ def links_note(tracking_uri: str) -> str:
     return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
 
 
-def sizes_text(*parameters: Mapping[str, float]) -> str:
-    """Says once a page that sizes are names, with the parameters of each, {size: count} of one or more studies.
-
-    "" without a size. Presets may have different models of one name.
-    """
-    counts: dict[str, dict[str, None]] = {}
-    for of_study in parameters:
-        for size, count in of_study.items():
-            counts.setdefault(size, {})[f"{count:,.0f}"] = None
-    named = ", ".join(f"{size}: {' or '.join(found)} parameters" for size, found in counts.items())
+def sizes_text(parameters: Mapping[str, float]) -> str:
+    """Says once a page that sizes are names, with the parameters of each; "" without a size."""
+    named = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
     return f"Sizes are names, of dense models with these counts: {named}." if named else ""
 
 
@@ -310,12 +347,17 @@ def study_report(
     claims: pd.DataFrame | None = None,
     more: str = "",
 ) -> Page:
-    """Makes the page of a stored study: its question, how it was run, where its numbers were read from, `more`.
+    """Makes the page of a stored study: its question, how it was run, where its numbers were read
+    from, `more`.
 
     Then the sections. It says what links need if there is a tracker; `claims` as in `Page`.
     """
     note = "" if tracker is None else links_note(tracker.tracking_uri)
-    facts = " ".join([*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]).strip()
+    facts = " ".join(
+        [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
+    ).strip()
     intro = "\n\n".join(filter(None, [record.question, facts, more]))
     claims = None if claims is None else claims.rename(columns={VARIANT: record.varies})
-    return Page(record.title, intro, sections, claims=claims, source=submissions_text(record.submissions))
+    return Page(
+        record.title, intro, sections, claims=claims, source=submissions_text(record.submissions)
+    )

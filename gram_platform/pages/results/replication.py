@@ -1,4 +1,4 @@
-"""Analyses studies of external losses as the platform analyses its runs, each with its baselines."""
+"""Analyses studies of external losses as the platform's own, each with its baselines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,7 +30,13 @@ from gram_platform.pages.results.declarations import (
     declarations,
     known_studies,
 )
-from gram_platform.pages.results.external import CURVES_FILE, LOSSES_FILE, STUDIES_FILE, External, parameters_of
+from gram_platform.pages.results.external import (
+    CURVES_FILE,
+    LOSSES_FILE,
+    STUDIES_FILE,
+    External,
+    parameters_of,
+)
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import analysed, judged, summary_text
 from gram_platform.paper.paper import SOURCE, beside_published, published_per_seed, published_table
@@ -48,21 +54,25 @@ class ExternalStudy:
     curves: pd.DataFrame
     attacks: pd.DataFrame
     declared: pd.DataFrame
-    notes: tuple[tuple[str, str], ...]  # (omission, reason)
+    # Pairs of an omission and its reason.
+    notes: tuple[tuple[str, str], ...]
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Prepares every study of the folder; ValueError for a domain, size or variant without baselines."""
+    """Prepares every study of the folder; ValueError for a domain or size without baselines."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
     return [_prepare(name, external, declared[name], baselines) for name in declared]
 
 
-def _prepare(name: str, external: External, declared: Declaration, baselines: BaselineRules) -> ExternalStudy:
+def _prepare(
+    name: str, external: External, declared: Declaration, baselines: BaselineRules
+) -> ExternalStudy:
     losses = external.losses[external.losses["study"] == name]
     variants = _variants_of(losses)
     losses = _in_every_variant(losses, variants)
-    used, parts, curves = {}, [], []  # used: {(size, variant): baseline}
+    # `used` is {(size, variant): baseline}.
+    used, parts, curves = {}, [], []
     for size, variant in dict.fromkeys(zip(losses["size"], losses[VARIANT], strict=True)):
         baseline = used[size, variant] = baselines.of(name, size, variant)
         here = losses[(losses["size"] == size) & (losses[VARIANT] == variant)]
@@ -74,7 +84,10 @@ def _prepare(name: str, external: External, declared: Declaration, baselines: Ba
     rows = _named(pd.concat(parts, ignore_index=True), used)
     unit = _unit_of(name, baselines, used) if variants else ""
     views = _evaluations(rows[~rows[ELICITED]])
-    profile, profiles = external.declared.get(name, {}).get("profile", ""), dict.fromkeys([MEAN, *views["profile"]])
+    profile, profiles = (
+        external.declared.get(name, {}).get("profile", ""),
+        dict.fromkeys([MEAN, *views["profile"]]),
+    )
     if profile and profile not in profiles:
         raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
@@ -93,7 +106,9 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     frames = (prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
     analysis = analysed(record, *frames, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    results = Results(record, analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder")
+    results = Results(
+        record, analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder"
+    )
     if record.varies or not is_beside:
         return results
     domains = set(analysis.ratios["domain"])
@@ -115,21 +130,27 @@ def replication_text(study: Results) -> str:
 
 
 def published_studies() -> list[Results]:
-    """Returns the studies whose per-seed compute ratios ship with the package, without losses and curves."""
+    """Returns the studies whose per-seed compute ratios ship with the package, without losses and
+    curves."""
     return [_published(name) for name in known_studies() if published_table(name) is not None]
 
 
 def _published(name: str) -> Results:
     declared, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
     table = published_table(name)
-    record = declared.record(name, tuple(dict.fromkeys(table["size"])), (f"{SOURCE}.",), variants=())
+    record = declared.record(
+        name, tuple(dict.fromkeys(table["size"])), (f"{SOURCE}.",), variants=()
+    )
     ratios = pd.DataFrame(columns=[*VIEW, "retained", "domain", "class", "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
-    return Results(record, analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file")
+    return Results(
+        record, analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"
+    )
 
 
 def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the variants of a study: numbers sorted, names in the file's order; () without variants."""
+    """Returns the variants of a study: numbers sorted, names in the file's order; () without
+    variants."""
     names = [name for name in dict.fromkeys(losses[VARIANT]) if name]
     try:
         return tuple(sorted(names, key=float))
@@ -140,13 +161,16 @@ def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
     """Copies rows without a variant into every variant of a study that has variants.
 
-    They are of methods that the variants do not change. Baselines stay: `BaselineRules` assigns them.
+    They are of methods that the variants do not change. Baselines stay: `BaselineRules` assigns
+    them.
     """
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
         return losses
     shared = plain[plain["method"] != BASELINE]
-    return pd.concat([losses[losses[VARIANT] != ""], *(shared.assign(**{VARIANT: name}) for name in variants)])
+    return pd.concat(
+        [losses[losses[VARIANT] != ""], *(shared.assign(**{VARIANT: name}) for name in variants)]
+    )
 
 
 def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
@@ -158,13 +182,15 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
         for name in filter(None, retained.split(",")):
             if name not in known:
                 raise invalid(f"{LOSSES_FILE}, row {number}, retained", name, allowed)
-    for number, domain in baseline.curves[["row", "domain"]].drop_duplicates().itertuples(index=False):
+    for number, domain in (
+        baseline.curves[["row", "domain"]].drop_duplicates().itertuples(index=False)
+    ):
         if domain not in known:
             raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
 
 
 def _unit_of(name: str, baselines: BaselineRules, used: Mapping[tuple[str, str], Baseline]) -> str:
-    """Returns the variant whose baselines are every variant's reference; "" if each variant has its own."""
+    """Returns the variant whose baselines are the reference for all; "" if each has its own."""
     units = {baselines.unit(name, size) for size, _ in used}
     return units.pop() if len(units) == 1 else ""
 
@@ -174,10 +200,17 @@ def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.D
     auxiliary = {key: tuple(sorted(baseline.domains - {CORE})) for key, baseline in used.items()}
     domains = [auxiliary[key] for key in zip(rows["size"], rows[VARIANT], strict=True)]
     is_baseline = rows["method"] == BASELINE
-    retained = [",".join(d) if b else r for d, b, r in zip(domains, is_baseline, rows["retained"], strict=True)]
-    profiles = [profile_name(tuple(filter(None, r.split(","))), d) for d, r in zip(domains, retained, strict=True)]
+    retained = [
+        ",".join(d) if b else r
+        for d, b, r in zip(domains, is_baseline, rows["retained"], strict=True)
+    ]
+    profiles = [
+        profile_name(tuple(filter(None, r.split(","))), d)
+        for d, r in zip(domains, retained, strict=True)
+    ]
     return rows.assign(
-        retained=retained, profile=["all" if b else p for b, p in zip(is_baseline, profiles, strict=True)]
+        retained=retained,
+        profile=["all" if b else p for b, p in zip(is_baseline, profiles, strict=True)],
     )
 
 
@@ -188,29 +221,49 @@ def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
-    """Declares every profile of a method at a size for all of its seeds there, so that missing seeds are named."""
+    """Declares every profile of a method at a size for all of its seeds there, so that missing
+    seeds are named."""
     names = [VARIANT, "method", "size"]
     profiles = views[[*names, "profile", "retained"]].drop_duplicates()
     return profiles.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
 
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
-    """Returns (attacks on forgotten domains, notes on attacks without a forgotten domain or without a view)."""
+    """Returns (attacks on forgotten domains, notes on attacks without a forgotten domain or without
+    a view)."""
     keys, notes = [VARIANT, *VIEW], []
-    has_view = pd.Series(map(tuple, rows[keys].values)).isin(set(map(tuple, views[keys].values))).to_numpy(bool)
-    kept = [d == CORE or d in r.split(",") for d, r in zip(rows["domain"], rows["retained"], strict=True)]
-    for problem, why in ((~has_view, "the view has no losses without the attack"), (kept, "the view keeps the domain")):
+    has_view = (
+        pd.Series(map(tuple, rows[keys].values))
+        .isin(set(map(tuple, views[keys].values)))
+        .to_numpy(bool)
+    )
+    kept = [
+        d == CORE or d in r.split(",")
+        for d, r in zip(rows["domain"], rows["retained"], strict=True)
+    ]
+    for problem, why in (
+        (~has_view, "the view has no losses without the attack"),
+        (kept, "the view keeps the domain"),
+    ):
         for row in rows[np.array(problem, bool)].to_dict("records"):
-            name = " ".join(filter(None, (row[VARIANT], *(row[key] for key in VIEW[:2]), row["profile"])))
+            name = " ".join(
+                filter(None, (row[VARIANT], *(row[key] for key in VIEW[:2]), row["profile"]))
+            )
             notes.append((f"{name} seed {row['seed']}, attack on {row['domain']}", why))
-    good = rows[has_view & ~np.array(kept, bool)].drop(columns=ELICITED).rename(columns={"domain": ELICITED})
+    good = (
+        rows[has_view & ~np.array(kept, bool)]
+        .drop(columns=ELICITED)
+        .rename(columns={"domain": ELICITED})
+    )
     return good[[VARIANT, *ATTACK_COLUMNS]], tuple(notes)
 
 
 def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
     """Makes a row for each point; `run_id` tells apart baselines that several variants share."""
     run_id = curves["study"] + " " + curves["size"] + " seed " + curves["seed"]
-    return curves.assign(run_id=run_id)[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
+    return curves.assign(run_id=run_id)[
+        ["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]
+    ]
 
 
 def _record(
@@ -227,8 +280,17 @@ def _record(
     facts = [f"Losses measured elsewhere, from {external.folder}: seeds {', '.join(seeds)}."]
     borrowed = dict.fromkeys((b.study, size) for (size, _), b in used.items() if b.study != name)
     facts += [f"The baseline of {size} is that of the study {study}." for study, size in borrowed]
-    copied = dict.fromkeys((b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study)
-    facts += [f"The curves of {size} are those of {study}, whose losses are the same." for study, size in copied]
+    copied = dict.fromkeys(
+        (b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study
+    )
+    facts += [
+        f"The curves of {size} are those of {study}, whose losses are the same."
+        for study, size in copied
+    ]
     facts += [f"Every ratio is against the baseline of {unit}."] if unit else []
-    facts += ["Each seed is measured against the baseline of the same seed."] if declared.own_baseline else []
+    facts += (
+        ["Each seed is measured against the baseline of the same seed."]
+        if declared.own_baseline
+        else []
+    )
     return replace(declared.record(name, sizes, facts, variants), unit=unit)

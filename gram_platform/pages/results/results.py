@@ -20,7 +20,12 @@ from gram_platform.analysis.tables import (
     readable_table,
     short_text,
 )
-from gram_platform.analysis.variants import analyse_variants, drop_table, final_shares, module_shares
+from gram_platform.analysis.variants import (
+    analyse_variants,
+    drop_table,
+    final_shares,
+    module_shares,
+)
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import node_name
 from gram_platform.pages.figures.style import method_style
@@ -47,10 +52,13 @@ from gram_platform.tracking.frame import Frames, store_frames
 from gram_platform.tracking.views import RATIO, Line
 
 
-def read_results(record: StudyRecord, store: Store | None, frames: Frames | None = None) -> Results | None:
+def read_results(
+    record: StudyRecord, store: Store | None, frames: Frames | None = None
+) -> Results | None:
     """Analyses every complete node; None while there is no evaluation or no baseline's curve.
 
-    Reads the storage, unless `frames` of the study are given. Without a store there are no probes' shares.
+    Reads the storage, unless `frames` of the study are given. Without a store there are no probes'
+    shares.
     """
     if frames is None:
         frames = store_frames(store, record.ids, record.baseline_runs)
@@ -69,24 +77,34 @@ def read_results(record: StudyRecord, store: Store | None, frames: Frames | None
     if record.probed and store:
         records_of = lambda run_id: store.run(run_id).records()  # noqa: E731
         absorption = module_shares(runs[runs["id"].isin(record.probed)], records_of)
-    return Results(record, analysis, curves, nodes_frame(record, frame), judged(record, analysis), source, absorption)
+    return Results(
+        record,
+        analysis,
+        curves,
+        nodes_frame(record, frame),
+        judged(record, analysis),
+        source,
+        absorption,
+    )
 
 
-def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: Collection[str]) -> list[str]:
-    """Says which nodes that are `done` the tables lack since the storage has lost a part of them, and the remedy.
+def lost_rows(
+    record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
+) -> list[str]:
+    """Says which nodes that are `done` the tables lack since the storage has lost a part of them,
+    and the remedy.
 
-    Submitting again does not execute them again. A curve that MLflow still has is not lost. Results of a measurement
-    without runs or curves lack none.
+    Submitting again does not execute them again. A curve that MLflow still has is not lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
-    runs_frame, curves = (getattr(results, name, None) for name in ("runs", "curves"))
-    shown = entries.keys() if runs_frame is None else set(runs_frame["id"])
+    shown = entries.keys() if results is None else set(results.runs["id"])
     found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
     runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
-    runs = runs if results is None or curves is not None else []
-    if curves is not None:
-        steps = curves.groupby("run_id")["step"].nunique()
-        runs = [i for i in runs if steps.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]]
+    if results is not None:
+        steps = results.curves.groupby("run_id")["step"].nunique()
+        runs = [
+            i for i in runs if steps.get(i, 0) < store.run(i).config()["eval_points"]["num_points"]
+        ]
     for run_id in runs:
         if reason := store.run(run_id).lost_history():
             found[run_id] = f"its curves cannot be read ({reason})"
@@ -94,7 +112,10 @@ def lost_rows(record: StudyRecord, store: Store, results: Results | None, done: 
     for node_id, reason in found.items():
         kind = entries[node_id]["kind"]
         directory = store.node(kind, node_id)
-        name, place = node_name(kind, node_id, directory.tags() or entries[node_id]["tags"]), directory.folder.path
+        name, place = (
+            node_name(kind, node_id, directory.tags() or entries[node_id]["tags"]),
+            directory.folder.path,
+        )
         lines.append(f"{name}: {reason}; to make it again, remove {place} and submit again")
     return lines
 
@@ -107,25 +128,26 @@ def analysed(
     declared: pd.DataFrame,
     intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Computes the tables of a study with or without variants; the frames and `intervals` are those of `analyse`."""
-    own_baseline = record.own_baseline
+    """Computes the tables of a study with or without variants; the frames and `intervals` are those
+    of `analyse`."""
+    frames = (record.sizes, attacks, declared)
     if not record.variants:
-        how = (None, own_baseline, intervals)
-        return analyse(evaluations, curves, record.sizes, attacks, declared, *how)
-    frames = (evaluations, curves, record.variants, record.sizes, attacks, declared)
-    return analyse_variants(*frames, record.unit, own_baseline, intervals)
+        return analyse(evaluations, curves, *frames, None, record.own_baseline, intervals)
+    how = (record.unit, record.own_baseline, intervals)
+    return analyse_variants(evaluations, curves, record.variants, *frames, *how)
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, beside their verdicts on the published numbers.
 
-    At the profile that the record names, also where the table lacks it: another would be chosen after there are data.
-    A study without claims in the paper is judged on retain above forget, as means over profiles. Known explanations
-    stand beside a "disagree".
+    At the profile that the record names, also where the table lacks it: another would be chosen
+    after there are data. A study without claims in the paper is judged on retain above forget, as
+    means over profiles. Known explanations stand beside a "disagree".
     """
     errors = errors_by_class(record.unit_errors)
     if record.compare_with in CLAIMS:
-        compared = record.profile if record.profile != CORE else ""  # beside which no domain is retained
+        # Beside core alone no domain is retained.
+        compared = record.profile if record.profile != CORE else ""
         claims = paper_claims(analysis.per_seed, record.compare_with, compared, errors)
         claims = with_published(claims, record.compare_with)
     else:
@@ -135,17 +157,22 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """Writes the tables for a terminal, beside the paper's and with the claims if the study declares them."""
+    """Writes the tables for a terminal, and what the paper has of a study that declares it."""
     table = results.analysis.table
     if table.empty:
-        return "\n".join(["no table:", *(f"{what}: {why}" for what, why in results.analysis.missing.to_numpy())])
+        return "\n".join(
+            ["no table:", *(f"{what}: {why}" for what, why in results.analysis.missing.to_numpy())]
+        )
     parts = [format_table(renamed(table, record.varies))]
     if results.by_number is not None:
         drops = drop_table(results.by_number, results.analysis.per_seed)
         parts += ["from one module to all", frame_text(readable_drops(drops))]
     if results.absorption is not None and len(results.absorption):
         shares = readable_shares(final_shares(results.absorption))
-        parts += ["shares of the modules' squared gradient", frame_text(renamed(shares, record.varies))]
+        parts += [
+            "shares of the modules' squared gradient",
+            frame_text(renamed(shares, record.varies)),
+        ]
     if record.compare_with in PAPER_SCALES:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
@@ -159,12 +186,14 @@ def summary_text(record: StudyRecord, results: Results) -> str:
 
 
 def format_table(table: pd.DataFrame) -> str:
-    """Formats `table` for a log: aligned columns, `mean [low, high]` per class with any value, - for none."""
+    """Formats `table` for a log: aligned columns, `mean [low, high]` per class with any value, -
+    for none."""
     return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
 
 
 class Brief(NamedTuple):
-    """Results in short: tables of texts by title, the number of claims of each verdict, a warning, and sentences.
+    """Results in short: tables of texts by title, the number of claims of each verdict, a warning,
+    and sentences.
 
     The most important columns of a table come first: a narrow terminal leaves out the last ones.
     """
@@ -178,21 +207,31 @@ class Brief(NamedTuple):
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
     """Returns the means over profiles and the compared profile; the report has the rest.
 
-    Intervals are `mean [low, high]`, or `mean ±half` where the terminal is not wide. Sizes and variants are left out
-    where there is one.
+    Intervals are `mean [low, high]`, or `mean ±half` where the terminal is not wide. Sizes and
+    variants are left out where there is one.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
         rows = table[table["profile"] == profile]
-        names = ["method", *(name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1)]
+        names = [
+            "method",
+            *(name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1),
+        ]
         cells = with_values(rows, CLASSES, text)
         tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
     return Brief(tables, count_verdicts(results.claims), terminal_warning(results))
 
 
-def with_values(frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]) -> dict[str, list[str]]:
-    """Writes those of the columns `names` that have any value, with their ends, by `interval_text` or `short_text`."""
-    return {name: list(map(text, *(frame[name + end] for end in ENDS))) for name in names if frame[name].notna().any()}
+def with_values(
+    frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
+) -> dict[str, list[str]]:
+    """Writes those of the columns `names` that have any value, with their ends, by `interval_text`
+    or `short_text`."""
+    return {
+        name: list(map(text, *(frame[name + end] for end in ENDS)))
+        for name in names
+        if frame[name].notna().any()
+    }
 
 
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
@@ -200,11 +239,10 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     return {} if claims is None or claims.empty else dict(Counter(claims["verdict"]))
 
 
-# ------------------------------------------------------------------------------------------------------ frames
-
-
-def named(tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner") -> pd.DataFrame:
-    """Selects the rows of a frame in the order of `tags_frame`, with these names in place of the stored ones."""
+def named(
+    tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
+) -> pd.DataFrame:
+    """Selects the rows of a frame in the order of `tags_frame`, under these names."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
@@ -222,19 +260,22 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
-    """Lists every begun node: runs, then evaluations, then attacks, each in the order of the study's entries."""
+    """Lists every begun node: runs, evaluations, attacks, in the order of the study's entries."""
     parts = [named(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns the compute ratios of each method, variant and profile against model size, with their intervals."""
+    """Returns the compute ratios of each method, variant and profile against size, for MLflow."""
     record, table, lines = results.record, results.analysis.table, []
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
     for values, rows in table.groupby(names, sort=False):
-        points = {record.parameters[row["size"]]: row[columns].dropna().to_dict() for _, row in rows.iterrows()}
+        points = {
+            record.parameters[row["size"]]: row[columns].dropna().to_dict()
+            for _, row in rows.iterrows()
+        }
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
         colour = {RUN_COLOUR: method_style(tags["method"]).colour}
         lines.append(Line(" ".join(tags.values()), tags | colour, points))
@@ -242,9 +283,14 @@ def ratio_lines(results: Results) -> list[Line]:
 
 
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
-    """Returns {evaluation's id: {`ratio/<class>`: its own compute ratio}}, for MLflow's list of evaluations."""
+    """Returns {evaluation's id: {`ratio/<class>`: its own compute ratio}}, for MLflow's list."""
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]
     rows = views[["id", *names]].merge(results.analysis.per_seed[[*names, *CLASSES]], on=names)
-    found = rows.drop_duplicates("id").set_index("id")[list(CLASSES)].add_prefix(RATIO).to_dict("index")
-    return {eval_id: {name: ratio for name, ratio in of.items() if np.isfinite(ratio)} for eval_id, of in found.items()}
+    found = (
+        rows.drop_duplicates("id").set_index("id")[list(CLASSES)].add_prefix(RATIO).to_dict("index")
+    )
+    return {
+        eval_id: {name: ratio for name, ratio in of.items() if np.isfinite(ratio)}
+        for eval_id, of in found.items()
+    }

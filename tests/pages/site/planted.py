@@ -1,4 +1,5 @@
-"""A storage with two studies that share runs, a search, and nodes in every state, through the store's real code."""
+"""A storage with two studies that share runs, a search, and nodes in every state, through the
+store's real code."""
 
 import json
 from collections.abc import Sequence
@@ -20,8 +21,14 @@ from gram_platform.store.checkpoints import NORM
 from tests import study_frames as frames
 from tests.tiny import DOMAINS, run_config
 
-PLANTED_DOMAIN = dict(zip(DOMAINS, frames.DOMAINS, strict=True))  # whose planted curve each domain has
-PROFILES = {"core": (), "core+lisp": ("lisp",), "core+virology": ("virology",), "all": ("lisp", "virology")}
+# Whose planted curve each domain has.
+PLANTED_DOMAIN = dict(zip(DOMAINS, frames.DOMAINS, strict=True))
+PROFILES = {
+    "core": (),
+    "core+lisp": ("lisp",),
+    "core+virology": ("virology",),
+    "all": ("lisp", "virology"),
+}
 VIEWS = {"baseline": ("all",), "gram": tuple(PROFILES), "filtering": ("core+lisp",)}
 SETS = ("shared", "core_mlp", "module:lisp", "module:virology")
 HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
@@ -48,7 +55,9 @@ class PlantedStorage:
         self.entries: list[dict] = []
         self.num_runs = 0
 
-    def plant(self, sizes: Sequence[str], seeds: Sequence[str], methods: Sequence[str] = tuple(VIEWS)) -> None:
+    def plant(
+        self, sizes: Sequence[str], seeds: Sequence[str], methods: Sequence[str] = tuple(VIEWS)
+    ) -> None:
         """Every method at every size and seed, complete and evaluated."""
         for method in methods:
             for size in sizes:
@@ -64,9 +73,18 @@ class PlantedStorage:
         rest = 8 * self.num_steps - sum(draws)
         return run_config(draws=(draws[0] + rest, *draws[1:]), seed=self.num_runs)
 
-    def tags(self, kind: str, node_id: str, method: str, size: str, seed: str, profile: str) -> dict[str, str]:
+    def tags(
+        self, kind: str, node_id: str, method: str, size: str, seed: str, profile: str
+    ) -> dict[str, str]:
         retained = ",".join(PROFILES[profile]) if kind == "evaluation" else ""
-        tags = {"method": method, "size": size, "seed": seed, "profile": profile, "retained": retained, "kind": kind}
+        tags = {
+            "method": method,
+            "size": size,
+            "seed": seed,
+            "profile": profile,
+            "retained": retained,
+            "kind": kind,
+        }
         self.entries.append({"id": node_id, "kind": kind, "tags": tags})
         return tags
 
@@ -80,10 +98,26 @@ class PlantedStorage:
 
     def complete_run(self, method: str, size: str, seed: str) -> str:
         run, directory = self.begun(method, size, seed)
-        fields = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 1234, "compute_units": 10**9}
-        fields |= {"hardware_flops": 2 * 10**9, "data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": {}}
+        fields = {
+            "num_steps": run.num_steps,
+            "num_tokens": run.num_tokens,
+            "parameters": 1234,
+            "compute_units": 10**9,
+        }
+        fields |= {
+            "hardware_flops": 2 * 10**9,
+            "data_fingerprint": "f" * 64,
+            "plan_sha256": "a" * 64,
+            "final": {},
+        }
         records = [record(size, step, run.num_steps) for step in range(1, run.num_steps + 1)]
-        machine = {"device": "cpu", "num_ranks": 1, "num_threads": 1, "peak_memory_bytes": 2**28, "evaluation_s": 0.0}
+        machine = {
+            "device": "cpu",
+            "num_ranks": 1,
+            "num_threads": 1,
+            "peak_memory_bytes": 2**28,
+            "evaluation_s": 0.0,
+        }
         with directory.start_attempt("test") as attempt:
             attempt.complete(fields, {}, records, machine)
         return run.run_id
@@ -95,7 +129,8 @@ class PlantedStorage:
         return run.run_id
 
     def interrupted_run(self, method: str, size: str, seed: str) -> str:
-        """One attempt that committed half of its steps and is gone, and another one that is gone at once."""
+        """One attempt that committed half of its steps and is gone, and another one that is gone at
+        once."""
         run, directory = self.begun(method, size, seed)
         half = run.num_steps // 2
         with directory.start_attempt("test") as attempt:
@@ -111,7 +146,10 @@ class PlantedStorage:
         directory = self.store.evaluation(config.eval_id)
         directory.ensure_config(config)
         directory.add_tags(self.tags("evaluation", config.eval_id, method, size, seed, profile))
-        losses = {domain: loss(size, domain, 1.0, ratio(method, size, seed, profile, domain)) for domain in DOMAINS}
+        losses = {
+            domain: loss(size, domain, 1.0, ratio(method, size, seed, profile, domain))
+            for domain in DOMAINS
+        }
         directory.complete({"losses": losses}, {"elapsed_s": 0.5})
 
     def study(self, name: str, title: str, entries: Sequence[dict] | None = None) -> StudyRecord:
@@ -135,14 +173,27 @@ class PlantedStorage:
 
     def search(self, name: str) -> None:
         """A search over the runs planted so far, with its own report."""
-        trials = pd.DataFrame({"state": "complete", "rate": [1.0, 2.0, 3.0], "loss": [1.5, 1.2, 1.8]})
+        trials = pd.DataFrame(
+            {"state": "complete", "rate": [1.0, 2.0, 3.0], "loss": [1.5, 1.2, 1.8]}
+        )
         headline, picture = describe_trials(trials, ["rate"], ["loss"])
         card = Card(headline, "3 trials: 3 complete.", {"agree": 1})
-        about = {"name": name, "title": name, "question": "What it asks.", "submissions": [SUBMITTED]}
+        about = {
+            "name": name,
+            "title": name,
+            "question": "What it asks.",
+            "submissions": [SUBMITTED],
+        }
         figure = go.Figure(go.Scatter(x=[1, 2], y=[1, 2]), {"title": {"text": "Trials in order"}})
-        table = Section("Trials", "All of them.", {"trials": with_table(figure, trials)}, table=trials)
+        table = Section(
+            "Trials", "All of them.", {"trials": with_table(figure, trials)}, table=trials
+        )
         page = Page("A search", "What it asks.", [table], source=submissions_text([SUBMITTED]))
-        files = {"claims.csv": "claim,verdict\np_cr helps,agree\n", "card.svg": picture, "report.html": page.html()}
+        files = {
+            "claims.csv": "claim,verdict\np_cr helps,agree\n",
+            "card.svg": picture,
+            "report.html": page.html(),
+        }
         files["search.json"] = json.dumps({**about, "card": vars(card)})
         for file, text in files.items():
             self.store.study_dir(name).write(file, text.encode())
@@ -168,14 +219,24 @@ def loss(size: str, domain: str, share: float, part: float = 1.0) -> float:
 def record(size: str, step: int, num_steps: int) -> dict:
     """As the engine writes it."""
     losses = {domain: loss(size, domain, step / num_steps) for domain in DOMAINS}
-    metrics = {"train/loss": losses["core"], "train/grad_norm": 1.5, "train/lr": 1e-3, "train/tokens_per_second": 5e4}
-    metrics |= {f"{kind}/loss/{d}": value for kind in ("train", "validation") for d, value in losses.items()}
-    metrics |= {f"{NORM}{kind}/{name}": 1.0 + step for kind in ("gradient", "weights") for name in SETS}
+    metrics = {
+        "train/loss": losses["core"],
+        "train/grad_norm": 1.5,
+        "train/lr": 1e-3,
+        "train/tokens_per_second": 5e4,
+    }
+    metrics |= {
+        f"{kind}/loss/{d}": value for kind in ("train", "validation") for d, value in losses.items()
+    }
+    metrics |= {
+        f"{NORM}{kind}/{name}": 1.0 + step for kind in ("gradient", "weights") for name in SETS
+    }
     return {"step": step, "time": FIRST_TIME + step, "metrics": metrics}
 
 
 def every_state(root: Path) -> PlantedStorage:
-    """Two studies of which one has failed, interrupted and missing nodes and shares the other's runs, and a search."""
+    """Two studies of which one has failed, interrupted and missing nodes and shares the other's
+    runs, and a search."""
     planted = PlantedStorage(root)
     planted.plant(("tiny", "small"), ("0", "1"))
     scaling = planted.study("scaling", "Scaling <of> sizes")

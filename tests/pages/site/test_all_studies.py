@@ -1,4 +1,5 @@
-"""Every study of the paper from one command at the smoke preset: tables, reports and site, page by page."""
+"""Every study of the paper from one command at the smoke preset: tables, reports and site, page by
+page."""
 
 import csv
 import json
@@ -44,7 +45,10 @@ SHORT = Campaign(("--seeds", "1", "--searches", "none", "--studies", *SOME), SOM
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param(SHORT, id="some"), pytest.param(Campaign(), id="whole", marks=pytest.mark.slow)],
+    params=[
+        pytest.param(SHORT, id="some"),
+        pytest.param(Campaign(), id="whole", marks=pytest.mark.slow),
+    ],
 )
 def all_studies(request, tmp_path_factory) -> Campaign:
     """Its storage is never to be written."""

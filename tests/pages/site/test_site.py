@@ -1,4 +1,5 @@
-"""The index of a planted storage: what its cards say, where they lead, and that no stored text is markup."""
+"""The index of a planted storage: what its cards say, where they lead, and that no stored text is
+markup."""
 
 import csv
 import json
@@ -55,7 +56,10 @@ def test_a_study_has_its_main_result_how_much_is_done_and_its_verdicts(planted_r
     planted = {"core": 0.95, "retain": 0.95, "forget": 0.75}
     assert {name: float(value) for name, value in values} == pytest.approx(planted, abs=0.05)
     assert "core+lisp" in scaling.told.card.headline
-    assert [one.told.card.state.split()[:3] for one in (scaling, holes)] == [["36", "of", "36"], ["36", "of", "39"]]
+    assert [one.told.card.state.split()[:3] for one in (scaling, holes)] == [
+        ["36", "of", "36"],
+        ["36", "of", "39"],
+    ]
     with (planted_root / "studies/scaling/claims.csv").open() as file:
         assert scaling.told.card.verdicts == Counter(row["verdict"] for row in csv.DictReader(file))
     assert scaling.submitted == "2026-11-26T10:00:00+00:00"
@@ -70,10 +74,14 @@ def test_links_and_pictures_are_files_of_the_storage(planted_root):
     site = planted_root / "site"
     addresses = require_links_lead_somewhere(site)
     for name in ("scaling", "stories", "maxent_search"):
-        assert {f"../studies/{name}/{file}" for file in ("report.html", "claims.csv", "card.svg")} <= set(addresses)
+        assert {
+            f"../studies/{name}/{file}" for file in ("report.html", "claims.csv", "card.svg")
+        } <= set(addresses)
     for picture in planted_root.glob("studies/*/card.svg"):
         assert ElementTree.parse(picture).getroot().tag.endswith("svg")
-    texts = ElementTree.parse(planted_root / "studies/scaling/card.svg").iter("{http://www.w3.org/2000/svg}text")
+    texts = ElementTree.parse(planted_root / "studies/scaling/card.svg").iter(
+        "{http://www.w3.org/2000/svg}text"
+    )
     assert {"GRAM", "filtering", "core", "retain", "forget"} <= {text.text for text in texts}
 
 
@@ -83,7 +91,11 @@ def test_earlier_pages_are_linked_the_newest_first(storage_copy):
         (folder / "history" / date).mkdir(parents=True)
         if date != "2026-11-26T090000":  # of which no page is there
             shutil.copy(folder / "report.html", folder / "history" / date)
-    earlier = [text for text, address in shown(storage_copy)["Scaling <of> sizes"].links if "history" in address]
+    earlier = [
+        text
+        for text, address in shown(storage_copy)["Scaling <of> sizes"].links
+        if "history" in address
+    ]
     assert earlier == ["until 2026-11-26 08:00", "until 2026-11-25 21:37"]
     require_links_lead_somewhere(rebuilt(storage_copy).parent)
 
@@ -92,7 +104,10 @@ def test_stored_text_is_text_in_the_site(storage_copy):
     """Titles, questions, results and states are the words of whoever writes the storage."""
     index = storage_copy / "site" / "index.html"
     tags = Counter(tag for tag, _ in parse_page(index).tags)
-    for file in (storage_copy / "studies/scaling/study.json", storage_copy / "studies/maxent_search/search.json"):
+    for file in (
+        storage_copy / "studies/scaling/study.json",
+        storage_copy / "studies/maxent_search/search.json",
+    ):
         record = json.loads(file.read_text())
         card = {**record["card"], "headline": f"headline{HOSTILE}", "state": f"state{HOSTILE}"}
         texts = {name: name + HOSTILE for name in ("title", "question")}
@@ -116,21 +131,36 @@ def test_nothing_of_a_report_is_in_the_site(storage_copy):
 
 def test_every_page_lets_only_its_own_scripts_run(planted_root):
     """The policy comes before any script, names each by a hash, and differs from page to page."""
-    others = "'unsafe-eval'; object-src 'none'; base-uri 'none'; frame-src 'none'; form-action 'none'"
-    pages, nonces = [planted_root / "site/index.html", *planted_root.glob("studies/*/report.html")], set()
+    others = (
+        "'unsafe-eval'; object-src 'none'; base-uri 'none'; frame-src 'none'; form-action 'none'"
+    )
+    pages, nonces = (
+        [planted_root / "site/index.html", *planted_root.glob("studies/*/report.html")],
+        set(),
+    )
     for page in map(parse_page, pages):
-        policies = [at["content"] for _, at in page.tags if at.get("http-equiv") == "Content-Security-Policy"]
-        scripts = [at for tag, at in page.tags if tag == "script" and at.get("type") != "application/json"]
+        policies = [
+            at["content"]
+            for _, at in page.tags
+            if at.get("http-equiv") == "Content-Security-Policy"
+        ]
+        scripts = [
+            at for tag, at in page.tags if tag == "script" and at.get("type") != "application/json"
+        ]
         (nonce,) = {at["nonce"] for at in scripts}
         assert policies == [f"script-src 'nonce-{nonce}' {others}"]
-        order = [tag for tag, at in page.tags if tag in ("script", "style", "body") or "http-equiv" in at]
+        order = [
+            tag for tag, at in page.tags if tag in ("script", "style", "body") or "http-equiv" in at
+        ]
         assert order[0] == "meta"
         assert all(set(at) == {"nonce"} for at in scripts)
         nonces.add(nonce)
     assert len(nonces) == len(pages) == 4
 
 
-@pytest.mark.parametrize("change", [{"entries": [{"id": 1}]}, {"title": None}, {"card": {"verdicts": {"agree": "x"}}}])
+@pytest.mark.parametrize(
+    "change", [{"entries": [{"id": 1}]}, {"title": None}, {"card": {"verdicts": {"agree": "x"}}}]
+)
 def test_a_damaged_record_is_left_out_with_a_warning(storage_copy, change):
     path, store = storage_copy / "studies" / "scaling" / "study.json", Store(storage_copy)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -149,7 +179,16 @@ def test_gram_report_without_a_study_writes_the_index(storage_copy, capsys):
     index = Path(capsys.readouterr().out.strip())
     assert index.is_file()
     with pytest.raises(SystemExit) as ended:
-        main(["report", "scaling", "--storage", str(storage_copy), "--out", str(storage_copy / "out")])
+        main(
+            [
+                "report",
+                "scaling",
+                "--storage",
+                str(storage_copy),
+                "--out",
+                str(storage_copy / "out"),
+            ]
+        )
     assert ended.value.code == 2
     assert "out=" in capsys.readouterr().err
 
