@@ -27,21 +27,6 @@ from tests.heads import running_head
 ROOT = Path(__file__).resolve().parents[1]
 MAX_UPLOAD_BYTES = 5_000_000
 
-PROBE = """
-import os, pathlib, subprocess, sys
-import ray
-import gram_platform.config
-ray.init()
-def where():
-    import gram_platform.config
-    bare = subprocess.run([sys.executable, "-c", "import gram_platform"], cwd="/", env={})
-    assert bare.returncode != 0, f"{sys.executable} has the project installed"
-    return gram_platform.config.__file__
-for path in (where(), ray.get(ray.remote(where).remote())):
-    assert pathlib.Path(path).is_relative_to(os.getcwd()), path
-"""
-
-
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory) -> Path:
     """The interpreter of a virtual environment that links to every installed package except this project."""
@@ -81,23 +66,6 @@ def bare_head(bare_python):
         patch.delenv("PYTHONPATH", raising=False)
         with running_head(bare_python) as head:
             yield head
-
-
-def test_the_interpreter_lacks_the_project(bare_python):
-    for module, found in (("ray", True), ("gram_platform", False)):
-        done = subprocess.run([bare_python, "-c", f"import {module}"], cwd="/", capture_output=True, check=False)
-        assert (done.returncode == 0) == found, done.stderr.decode()
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_package_travels_with_the_job(bare_head, tmp_path):
-    """On the driver and in a task, from a script in `experiments/`; the exit code says so."""
-    shutil.copytree(ROOT / "gram_platform", tmp_path / "gram_platform", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments/probe.py").write_text(PROBE)
-    done = bare_head.submit("python", "experiments/probe.py", working_dir=tmp_path)
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.ray

@@ -119,18 +119,6 @@ def test_machines_come_from_zero_and_go(pretended_cluster, tmp_path):
     wait_for(lambda: pretended_cluster.num_machines() == 1, DOWN_S)
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_plan_for_gpus_needs_its_device_before_any_machine_starts(pretended_cluster, tmp_path):
-    """The grid of the paper on a cluster at zero, submitted without a flag, from the head."""
-    grid = (ROOT / "experiments/lr_bs_grid.py", "--preset", "paper", "--storage", tmp_path / "storage")
-    done = pretended_cluster.submit(sys.executable, *grid, environment={"PYTHONPATH": str(ROOT)}, timeout_s=UP_S)
-    assert done.returncode != 0
-    assert "error: device=" in done.stdout
-    assert pretended_cluster.num_machines() == 1
-    assert not (tmp_path / "storage/data").exists()
-
-
 PACK_JOB = """
 import json, os, threading, time
 import ray

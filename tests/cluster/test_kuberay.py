@@ -159,12 +159,9 @@ def test_network_lets_in_only_who_must():
     assert {"podSelector": {}, "policyTypes": ["Ingress"]} in policies
     for policy in policies:
         assert all(rule["from"] and all(peer for peer in rule["from"]) for rule in policy.get("ingress", []))
-    labels = [pod["metadata"]["labels"] for found in all_objects() for pod in _templates(found)]
-    apps = {label["app"] for label in labels}
-    named = {
-        selector["app"] for policy in policies for selector in (found for found in _selectors(policy) if "app" in found)
-    }
-    assert named <= apps, "a policy names pods that nothing makes"
+    apps = {pod["metadata"]["labels"]["app"] for pod in templates()}
+    selectors = [inner["matchLabels"] for policy in policies for inner in walk(policy) if "matchLabels" in inner]
+    assert {labels["app"] for labels in selectors if "app" in labels} <= apps, "a policy names pods that nothing makes"
 
 
 def test_databases_call_nobody():
@@ -172,7 +169,7 @@ def test_databases_call_nobody():
     assert "egress" not in policy
     (rule,) = policy["podSelector"]["matchExpressions"]
     images = {}
-    for pod in (pod for found in all_objects() for pod in _templates(found)):
+    for pod in templates():
         images[pod["metadata"]["labels"].get("app")] = pod["spec"]["containers"][0]["image"]
     databases = {app for app, image in images.items() if "/redis:" in image or "/postgres:" in image}
     assert databases == set(rule["values"]) != set()
@@ -194,9 +191,6 @@ def test_secrets_reach_only_who_needs_them():
     assert [token["optional"] for token in tokens] == [True] * 2, "a cluster without the secret does not start"
 
 
-def _templates(found: dict) -> list[dict]:
-    return [inner for inner in walk(found) if "containers" in inner.get("spec", {})]
-
-
-def _selectors(policy: dict) -> list[dict]:
-    return [inner["matchLabels"] for inner in walk(policy) if "matchLabels" in inner]
+def templates() -> list[dict]:
+    """Of every pod."""
+    return [inner for found in all_objects() for inner in walk(found) if "containers" in inner.get("spec", {})]

@@ -20,7 +20,7 @@ from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.store import Store
+from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_drained import in_own_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,20 +60,8 @@ def events(folder: Path) -> list[dict]:
     return sorted(found, key=lambda event: event["time"])
 
 
-def result_files(execution: Execution, nodes: list[Node]) -> dict[str, bytes]:
-    store = Store(execution.storage)
-    return {node.id: store.node(node.kind, node.id).folder.read("result.json") for node in nodes}
-
-
-def copied(execution: Execution, storage: Path) -> Execution:
-    """Another storage with the same data."""
-    other = Store(storage).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, other.data_root)
-    return dataclasses.replace(execution, storage=str(storage))
-
-
 def undisturbed(execution: Execution, nodes: list[Node], folder: Path) -> dict[str, bytes]:
-    straight = copied(execution, folder)
+    straight = elsewhere(execution, folder, "straight")
     assert not run_in_process(nodes, straight).failed
     return result_files(straight, nodes)
 
@@ -130,7 +118,7 @@ def runs_and_evaluations(nodes: list[Node]) -> tuple[Node, Node, Node, Node]:
 def test_a_broken_machine_executes_nothing_and_costs_no_run(execution, setting, tmp_path):
     nodes, folder = seeds(setting, 3), tmp_path / "pretended"
     nodes = [node for node in nodes if not node.is_attack]
-    expected = undisturbed(execution, nodes, tmp_path / "straight")
+    expected = undisturbed(execution, nodes, tmp_path)
     in_own_process(execute_on_a_broken_machine, execution, nodes, folder)
     failed = json.loads((folder / "failed.json").read_text())
     done = [node for node in nodes if node.id not in failed]
@@ -146,7 +134,7 @@ def execute_under_errors(execution: Execution, nodes: list[Node], folder: Path, 
     with machines(folder, good=2, broken=1):
         for seed in range(SEEDS):
             plan_for(folder, seed=seed, mean_s=MEAN_S)
-            mine, reports = copied(execution, folder.with_name(f"seed{seed}")), []
+            mine, reports = elsewhere(execution, folder.parent, f"seed{seed}"), []
             progress = run_graph(nodes, mine, Resources(), ALL_ON_ONE_RANK, cordon=Cordon(Resources(), reports.append))
             assert not progress.failed, progress.failed
             assert result_files(mine, nodes) == expected
@@ -166,5 +154,5 @@ def execute_under_errors(execution: Execution, nodes: list[Node], folder: Path, 
 def test_a_study_under_errors_of_devices_ends_with_the_same_bytes(execution, setting, tmp_path):
     nodes = [node for node in (*seeds(setting, 2), *method_nodes("gram", setting)) if not node.is_attack]
     often = dataclasses.replace(execution, checkpoint_every_s=0.1)
-    expected = undisturbed(often, nodes, tmp_path / "straight")
+    expected = undisturbed(often, nodes, tmp_path)
     in_own_process(execute_under_errors, often, nodes, tmp_path / "pretended", expected)

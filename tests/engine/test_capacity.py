@@ -67,11 +67,9 @@ def cluster(monkeypatch):
 
 ROOM = [  # (CPUs now, at most, whether it can grow, --max-gpus, wide nodes in flight) -> sizes that are handed over
     (4, None, False, 0, 0, {"wide": 1}),
-    (10, None, False, 0, 0, {"wide": 2, "narrow": 2}),
     (10, None, False, 0, 1, {"wide": 1, "narrow": 2}),
     (10, None, False, 5, 0, {"wide": 1, "narrow": 1}),
     (3, None, False, 0, 0, {"wide": 1}),  # it does not fit; Ray Train says so
-    (40, None, False, 0, 0, {"wide": 3, "narrow": 12}),
     (0, {"CPU": 9}, True, 0, 0, {"wide": 2, "narrow": 1}),
     (0, {"CPU": 64}, True, 0, 0, {"wide": 3, "narrow": 12}),  # from zero: an autoscaler sees all of it
     (0, None, True, 0, 0, {"wide": 3, "narrow": 12}),
@@ -158,11 +156,9 @@ def test_capacity_is_required_for_what_is_missing(nodes, execution):
 
 BIG, GPU_BOX = {"CPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}
 TOO_MUCH = [  # machines, CPUs and GPUs of a rank, ranks -> the field that is refused
-    ([BIG], 8.0, 0.0, 1, "threads"),
     ([BIG, BIG], 8.0, 0.0, 1, "threads"),  # a rank is on one machine
     ([BIG], 1.0, 1.0, 1, "device"),
     ([{"CPU": 64.0}, GPU_BOX], 16.0, 1.0, 1, "threads"),  # the machine with the GPU has 8 CPUs
-    ([BIG], 1.0, 0.0, 8, "num_workers"),
     ([BIG, BIG], 3.0, 0.0, 4, "num_workers"),
 ]
 
@@ -278,10 +274,8 @@ def test_trials_leave_resources_for_the_widest_so_far(nodes, cluster):
 
 HANDED = [  # (whether the cluster can grow, its CPUs, --max-concurrent, --max-gpus) -> trials handed to Ray
     (False, 4.0, 0, 0, {"grid": 4, "optuna": 4}),
-    (False, 4.0, 2, 0, {"grid": 2, "optuna": 2}),
     (True, 0.0, 0, 0, {"grid": 64, "optuna": 10}),  # from zero: all of a grid, and what Optuna draws at random
     (True, 12.0, 0, 0, {"grid": 64, "optuna": 12}),
-    (True, 0.0, 0, 6, {"grid": 6, "optuna": 6}),
     (True, 0.0, 20, 0, {"grid": 20, "optuna": 20}),
 ]
 

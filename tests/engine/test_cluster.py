@@ -164,13 +164,9 @@ def test_a_token_of_ones_own_joins_ones_own_ray(user, tmp_path, monkeypatch):
     [
         "127.0.0.1:9",
         "nowhere.invalid:6379",
-        "[::1]:9",
-        "127.0.0.1:0",
         "ray://127.0.0.1:10001",
         "http://127.0.0.1:8265",
         "no-port",
-        ":6379",
-        " ",
         "::1:6379",
         "127.0.0.1:6379\n",
     ],
@@ -182,13 +178,6 @@ def test_an_address_without_a_ray_is_refused_by_name(user, monkeypatch, caplog, 
     assert time.monotonic() - started < 10.0
     assert not user
     assert not caplog.text  # Ray has logged no traceback either
-
-
-def test_an_address_that_accepts_and_never_answers_is_refused(user, monkeypatch):
-    with socket.create_server(("0.0.0.0", 0)) as mute:  # Ray takes the loopback for the address of this machine
-        address = f"127.0.0.1:{mute.getsockname()[1]}"
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        assert refused_address() == address
 
 
 def test_a_ray_whose_process_on_this_machine_is_stopped_is_passed_over(user, tmp_path):

@@ -127,31 +127,25 @@ def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
         raise KeyError("steps")
 
 
-def test_an_error_of_a_device_is_not_recorded_as_a_failure(run, execution, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "in_process"),
+    [(RuntimeError(ILLEGAL), Stopped), (StorageAway("the storage has failed for 300 s"), StorageAway)],
+)
+def test_what_another_process_may_not_meet_is_not_recorded_as_a_failure(
+    run, execution, monkeypatch, error, in_process
+):
     def fail(self):
-        raise RuntimeError(ILLEGAL)
+        raise error
 
     monkeypatch.setattr(RunExecution, "finish", fail)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(type(error)):
         execute_run(run, {}, execution)
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure() is None
     assert directory.status() == "interrupted"
-    with pytest.raises(Stopped):
+    with pytest.raises(in_process):
         run_in_process([Node(run, ())], execution)
     assert directory.failure() is None
-
-
-def test_a_storage_that_is_away_is_not_recorded_as_a_failure(run, execution, monkeypatch):
-    """As little as the hub: another process may continue the run."""
-
-    def fail(self):
-        raise StorageAway("the storage has failed for 300 s")
-
-    monkeypatch.setattr(RunExecution, "finish", fail)
-    with pytest.raises(StorageAway):
-        execute_run(run, {}, execution)
-    assert Store(execution.storage).run(run.run_id).status() == "interrupted"
 
 
 # ------------------------------------------------------------------------------------------------------- a driver
@@ -159,6 +153,11 @@ def test_a_storage_that_is_away_is_not_recorded_as_a_failure(run, execution, mon
 
 def study_of(execution, nodes, placements=None):
     return graph._Graph(Progress(nodes), execution, Cordon(Resources()), False, placements or {})
+
+
+def study_of_one(execution, setting):
+    node = method_nodes("baseline", setting)[0]
+    return study_of(execution, [node]), node
 
 
 def ends_with(monkeypatch, error: Exception) -> None:
@@ -169,8 +168,7 @@ def ends_with(monkeypatch, error: Exception) -> None:
 
 
 def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monkeypatch):
-    node = method_nodes("baseline", setting)[0]
-    study = study_of(execution, [node])
+    study, node = study_of_one(execution, setting)
     ends_with(monkeypatch, DeviceError(ILLEGAL, report("illegal memory access", "broken")))
     assert not any(study._settle(node, None, (node,)) for _ in range(3 * MAX_CRASHES))
     assert study.cordon.resources.cordoned == ("broken",)
@@ -181,16 +179,14 @@ def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monke
 
 
 def test_a_service_that_is_away_does_not_fail_a_node_at_once(setting, execution, monkeypatch):
-    node = method_nodes("baseline", setting)[0]
-    study = study_of(execution, [node])
+    study, node = study_of_one(execution, setting)
     ends_with(monkeypatch, Unavailable("the hub has the status 503"))
     assert [study._settle(node, None, (node,), report()) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
     _raise_permanent([Unavailable("the hub has the status 503")], Store(execution.storage).run(node.id))  # raises not
 
 
 def test_crashes_on_a_machine_that_then_fails_the_probe_do_not_count(setting, execution, monkeypatch):
-    node = method_nodes("baseline", setting)[0]
-    study = study_of(execution, [node])
+    study, node = study_of_one(execution, setting)
     ends_with(monkeypatch, WorkerCrashedError())
     for _ in range(MAX_CRASHES - 1):
         assert not study._settle(node, None, (node,), report(machine="broken"))
@@ -201,8 +197,7 @@ def test_crashes_on_a_machine_that_then_fails_the_probe_do_not_count(setting, ex
 
 
 def test_a_lack_of_memory_is_tried_again_once_elsewhere(setting, execution, monkeypatch):
-    node = method_nodes("baseline", setting)[0]
-    study = study_of(execution, [node])
+    study, node = study_of_one(execution, setting)
     lack = OutOfMemory("out of memory (...). The planner counts 3 GiB")
     ends_with(monkeypatch, lack)
     assert not study._settle(node, None, (node,), report(device="cuda 3"))
@@ -309,7 +304,7 @@ def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting
 
 
 def test_a_growing_cluster_is_asked_for_three_others(cluster):
-    found, named = Cordon(Resources()), []
+    named = []
     found = Cordon(Resources(), named.append)
     for number in range(MAX_REPLACEMENTS):
         found.note(report("no driver", f"m{number}"))

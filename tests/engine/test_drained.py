@@ -13,8 +13,7 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.store import Store
-from gram_platform.train.loop import training_steps
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, longer, slow_steps
 from tests.engine.test_node import result_bytes, strip_clock
 
 pytestmark = pytest.mark.ray
@@ -103,22 +102,14 @@ def drain_one_process(run, execution) -> None:
 def execute_slowly(run, execution, step_s: float = 0.1) -> None:
     """The run in a process of Ray, which it asks every half second."""
     node.NUM_TRAIN_RECORDS, process.POLL_S = 4, 0.5
-
-    def slowly(*args):
-        for record in training_steps(*args):
-            time.sleep(step_s)
-            yield record
-
-    node.training_steps = slowly
+    node.training_steps = slow_steps(step_s)
     execute_run(run, {}, execution)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ranks_leave_together_when_one_of_their_machines_is_drained(execution, setting):
-    run = plan("gram", setting).runs["all"]
-    longer = tuple(dataclasses.replace(b, num_draws=100 * b.num_draws) for b in run.data.domains)
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, domains=longer))
+    run = longer(plan("gram", setting).runs["all"], 100)
     in_own_process(drain_one_rank, run, dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9))
 
 

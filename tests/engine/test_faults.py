@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, WorkerCrashedError
+from ray.exceptions import LocalRayletDiedError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
 from gram_platform.engine.capacity import Cordon
@@ -26,7 +26,7 @@ from gram_platform.store import LeaseHeld, Store, attempts
 from gram_platform.store.attempts import Attempt
 from gram_platform.studies.submission import division_of, placement_of
 from tests.engine.conftest import TWO_RANKS
-from tests.engine.test_node import result_bytes, strip_clock
+from tests.engine.test_node import Stopped, result_bytes, stop_after, strip_clock
 
 
 def in_fork(target, *args) -> multiprocessing.Process:
@@ -92,20 +92,13 @@ def test_ray_is_asked_again_whether_it_drains_the_machine_after_any_error(monkey
 
 def test_checkpoints_between_two_records_change_nothing(run, execution, undisturbed, monkeypatch):
     straight, records = undisturbed
-    commit, directory = RunExecution.commit, Store(execution.storage).run(run.run_id)
-
-    class Stopped(BaseException):
-        """As a kill would: nothing may catch it."""
-
-    def stopping(self, step):
-        commit(self, step)
-        raise Stopped
-
+    directory = Store(execution.storage).run(run.run_id)
     for last in (5, 23, 40):
-        monkeypatch.setattr(RunExecution, "_should_commit", lambda _, step: step == last)  # noqa: B023
-        monkeypatch.setattr(RunExecution, "commit", stopping)
-        with pytest.raises(Stopped):
-            execute_run(run, {}, execution)
+        with monkeypatch.context() as patch:
+            patch.setattr(RunExecution, "_should_commit", lambda _, step: step == last)  # noqa: B023
+            stop_after(patch, 1)
+            with pytest.raises(Stopped):
+                execute_run(run, {}, execution)
         assert directory.committed_step() == last
     monkeypatch.setattr(RunExecution, "_should_commit", lambda *_: False)
     execute_run(run, {}, execution)
@@ -263,12 +256,3 @@ def test_a_study_looks_whether_its_ray_is_alive(execution, monkeypatch):
     monkeypatch.setattr(graph, "require_ray", mock.MagicMock(side_effect=graph.ClusterLost("gone")))
     with pytest.raises(graph.ClusterLost):
         study.advance()
-
-
-def test_killed_for_its_memory(setting, execution):
-    """As by Ray's memory monitor."""
-    found = method_nodes("baseline", setting)[0]
-    study = empty_graph(execution, [found])
-    for _ in range(MAX_CRASHES):
-        study._record_crash(found, OutOfMemoryError("node memory 98%"))
-    assert found.id in study.progress.failed

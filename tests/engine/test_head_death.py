@@ -8,8 +8,8 @@ import pytest
 
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import ClusterLost, run_graph
-from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
+from tests.engine.conftest import baselines
 from tests.engine.test_drained import execute_slowly, in_own_process
 from tests.engine.test_node import result_bytes, strip_clock
 
@@ -51,8 +51,7 @@ def lose_the_head(run, execution) -> None:
 @pytest.mark.timeout(120)
 def test_a_driver_ends_without_rays_process_on_its_machine(execution, setting):
     """Else it would wait for ever: no task is in flight, and no process starts."""
-    seeds = [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(4)]
-    in_own_process(lose_this_machine, execution, seeds)
+    in_own_process(lose_this_machine, execution, baselines(setting, 4))
 
 
 def lose_this_machine(execution, nodes) -> None:

@@ -14,7 +14,7 @@ from gram_platform.engine import graph
 from gram_platform.engine.execution import Resources
 from gram_platform.methods import plan
 from gram_platform.store import Store
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, longer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -23,9 +23,7 @@ TIMEOUT_S = 15.0
 
 @pytest.mark.timeout(900)
 def test_a_rank_that_hangs(ray_cluster, execution, setting):
-    run = plan("gram", setting).runs["all"]
-    longer = tuple(dataclasses.replace(b, num_draws=20 * b.num_draws) for b in run.data.domains)
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, domains=longer))
+    run = longer(plan("gram", setting).runs["all"], 20)
     two = dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S)
     directory = Store(execution.storage).run(run.run_id)
     task = graph._execute_gang.options(num_cpus=0).remote([("run", to_plain(run), {})], two, Resources())

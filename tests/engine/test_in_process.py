@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import TIME_IS_UP, run_in_process
 from gram_platform.engine.node import RunExecution
@@ -16,9 +16,9 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.store import Store, attempts
+from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_faults import in_fork
 from tests.engine.test_node import result_bytes, strip_clock
-from tests.engine.test_ranks import elsewhere
 
 
 @pytest.fixture
@@ -31,11 +31,6 @@ def nodes(setting) -> list[Node]:
 
 def diverging(setting: Setting) -> Setting:
     return dataclasses.replace(setting, size=dataclasses.replace(setting.size, peak_lr=1e30))
-
-
-def all_results(execution: Execution, nodes: list[Node]) -> dict[str, bytes]:
-    store = Store(execution.storage)
-    return {node.id: store.node(node.kind, node.id).folder.read("result.json") for node in nodes}
 
 
 @pytest.mark.ray
@@ -52,7 +47,7 @@ def test_the_results_are_those_of_ray_byte_for_byte(nodes, execution, tmp_path, 
     assert kinds[:4] == ["run", "evaluation", "evaluation", "evaluation"]  # evaluations come first when they are ready
     under_ray = elsewhere(execution, tmp_path, "ray")
     run_graph(nodes, under_ray, Resources(), ALL_ON_ONE_RANK)
-    assert all_results(execution, nodes) == all_results(under_ray, nodes)
+    assert result_files(execution, nodes) == result_files(under_ray, nodes)
     again = run_in_process(nodes, execution)
     assert again.reused == len(again.done) == len(nodes)
 

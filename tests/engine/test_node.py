@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 
 import pytest
 import torch
@@ -37,6 +36,7 @@ from gram_platform.train.compilation import Compilation
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
+from tests.engine.conftest import elsewhere
 
 
 def result_bytes(execution, run_id):
@@ -73,8 +73,7 @@ def strip_clock(records):
 def test_the_machine_is_measured_beside_the_metrics(execution, setting, tmp_path, monkeypatch):
     """Under MLflow's names, and not in the result."""
     run = plan("baseline", setting).runs["all"]
-    other = dataclasses.replace(execution, storage=str(tmp_path / "other"))
-    shutil.copytree(Store(execution.storage).data_root, Store(other.storage).open_for_writing().data_root)
+    other = elsewhere(execution, tmp_path, "other")
     execute_run(run, {}, other)
     monkeypatch.setattr(process, "SYSTEM_EVERY_S", 0.0)
     execute_run(run, {}, execution)
@@ -90,9 +89,7 @@ def test_the_machine_is_measured_beside_the_metrics(execution, setting, tmp_path
 @pytest.mark.parametrize("method", ["baseline", "gram"])
 def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_path, monkeypatch, method):
     run = plan(method, setting).runs["all"]
-    straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
-    other = Store(straight.storage).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, other.data_root)
+    straight = dataclasses.replace(elsewhere(execution, tmp_path, "other"), checkpoint_every_s=1e9)
     execute_run(run, {}, straight)
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
@@ -102,7 +99,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_pat
     assert directory.status() in ("interrupted", "running")
     execute_run(run, {}, execution)
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
-    records, uninterrupted = directory.records(), other.run(run.run_id).records()
+    records, uninterrupted = directory.records(), Store(straight.storage).run(run.run_id).records()
     assert strip_clock(records) == strip_clock(uninterrupted)
     assert [r["step"] for r in records] == list(range(1, run.num_steps + 1))
 

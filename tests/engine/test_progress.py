@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import pytest
 
@@ -11,16 +10,14 @@ from gram_platform.config.flops import hardware_flops
 from gram_platform.engine import node
 from gram_platform.engine.evaluation import PROGRESS_SHARE, progress_of
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.node import RunExecution, execute_run
+from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import SYSTEM
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import run_flops
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROGRESS
-
-
-class Stopped(BaseException):
-    """As a kill would: nothing may catch it."""
+from tests.engine.conftest import elsewhere
+from tests.engine.test_node import Stopped, stop_after
 
 
 def points_of(directory) -> dict[int, dict[str, float]]:
@@ -52,27 +49,16 @@ def progress_run(setting, execution, tmp_path, monkeypatch):
     monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", 4)
 
     def execute(name: str, num_points: int, kill_after: int = 0):
-        storage = Store(tmp_path / name).open_for_writing()
-        shutil.copytree(Store(execution.storage).data_root, storage.data_root)
-        chosen = dataclasses.replace(execution, storage=storage.root, num_progress_points=num_points)
+        chosen = dataclasses.replace(elsewhere(execution, tmp_path, name), num_progress_points=num_points)
         if kill_after:
             with monkeypatch.context() as patch:
-                patch.setattr(RunExecution, "commit", killing(RunExecution.commit, kill_after))
+                stop_after(patch, kill_after)
                 with pytest.raises(Stopped):
                     execute_run(run, {}, chosen)
         execute_run(run, {}, dataclasses.replace(chosen, checkpoint_every_s=1e9))
-        return storage.run(run.run_id)
+        return Store(chosen.storage).run(run.run_id)
 
     return execute
-
-
-def killing(commit, step_of_death: int):
-    def killed(self, step: int) -> None:
-        commit(self, step)
-        if step == step_of_death:
-            raise Stopped
-
-    return killed
 
 
 def test_a_method_has_six_points_that_change_no_byte_and_survive_kills(setting, progress_run):

@@ -16,11 +16,11 @@ from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, elsewhere
 from tests.engine.test_broken_devices import events, machines, plan_for
 from tests.engine.test_drained import in_own_process
 from tests.engine.test_node import result_bytes
-from tests.engine.test_ranks import create, elsewhere, train
+from tests.engine.test_ranks import create, train
 from tests.ranks import run_ranks
 from tests.studies.processes import num_trained_twice
 

@@ -24,6 +24,7 @@ from gram_platform.store.checkpoints import list_checkpoints
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.store.views import view_weights
 from gram_platform.train.sharding import ShardedLearner
+from tests.engine.conftest import elsewhere
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
 
@@ -62,16 +63,17 @@ def train_after_a_failed_read(rank, num_ranks, run, execution):
     train(rank, num_ranks, run, execution)
 
 
-def train_to_a_checkpoint(rank, num_ranks, run, execution):
-    """Ends without a result as soon as one more checkpoint exists."""
+def train_to_a_checkpoint(rank, num_ranks, run, execution, first_step=0):
+    """Ends without a result as soon as one more checkpoint exists, of this step or a later one."""
 
     class Stopped(Exception):
         pass
 
     def stop_after_commit(self, step):
         commit(self, step)
-        self.background.wait()
-        raise Stopped
+        if step >= first_step:
+            self.background.wait()
+            raise Stopped
 
     commit = ranks.ShardedExecution.commit
     ranks.ShardedExecution.commit = stop_after_commit
@@ -80,13 +82,6 @@ def train_to_a_checkpoint(rank, num_ranks, run, execution):
     except Stopped:
         return
     raise AssertionError("the run ended before its checkpoint")
-
-
-def elsewhere(execution, tmp_path, name):
-    """The same data, another storage."""
-    store = Store(str(tmp_path / name)).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, store.data_root)
-    return dataclasses.replace(execution, storage=store.root)
 
 
 def copied(execution, tmp_path, name):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE, PROGRESS
 from gram_platform.store.leases import new_lease
 from gram_platform.studies.submission import placement_of
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, elsewhere, longer
 
 pytestmark = pytest.mark.ray
 
@@ -36,8 +35,7 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     half = dataclasses.replace(setting, options=Options(unlabelled_share=0.5, probes=True))
     run = plan("gram", half).runs["all"]
     run = dataclasses.replace(run, eval_points=dataclasses.replace(run.eval_points, num_points=2))
-    alone = dataclasses.replace(execution, storage=str(tmp_path / "alone"), checkpoint_every_s=1e9)
-    shutil.copytree(Store(execution.storage).data_root, Store(alone.storage).open_for_writing().data_root)
+    alone = dataclasses.replace(elsewhere(execution, tmp_path, "alone"), checkpoint_every_s=1e9)
     expected = execute_run(run, {}, alone)
     result = execute_sharded_run(run, {"method": "gram"}, execution.placed(TWO_RANKS), Resources())
     exact = ("plan_sha256", "data_fingerprint", "num_steps", "num_tokens", "compute_units", "parameters")
@@ -66,8 +64,7 @@ def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, s
     """kill -9 of rank 0, then SIGTERM to it: each time all ranks go on from one step, and the bytes are the same."""
     run = longer(plan("gram", setting).runs["all"], 10)
     two = execution.placed(TWO_RANKS)
-    straight = dataclasses.replace(two, storage=str(tmp_path / "straight"), checkpoint_every_s=1e9)
-    shutil.copytree(Store(execution.storage).data_root, Store(straight.storage).open_for_writing().data_root)
+    straight = dataclasses.replace(elsewhere(two, tmp_path, "straight"), checkpoint_every_s=1e9)
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
     ray_cluster.get(train.remote(run, straight))
     directory = Store(execution.storage).run(run.run_id)
@@ -131,11 +128,6 @@ def test_ranks_report_their_progress_to_ray_train(ray_cluster, execution, settin
         assert first["num_steps"] == run.num_steps
         assert min(each["tokens_per_second"] for each in (first, second)) > 0
         assert (first["step"], first["loss"]) == (second["step"], second["loss"])
-
-
-def longer(run, times):
-    budgets = tuple(dataclasses.replace(b, num_draws=times * b.num_draws) for b in run.data.domains)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, domains=budgets))
 
 
 def execute_there(run, execution):

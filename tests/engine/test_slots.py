@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.engine import capacity
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.methods.nodes import Node, method_nodes
+from tests.engine.conftest import baselines
 from tests.engine.test_drained import in_own_process
 
 pytestmark = pytest.mark.ray
@@ -24,25 +24,11 @@ def processes(execution, nodes) -> dict[str, int]:
     return {node.id: execution.store().run(node.id).progress()["pid"] for node in nodes if node.is_run}
 
 
-def seeds(setting, number: int) -> list[Node]:
-    return [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(number)]
-
-
 def test_one_process_executes_one_node_after_another(ray_cluster, execution, setting):
-    nodes = seeds(setting, 3)
+    nodes = baselines(setting, 3)
     progress = run_graph(nodes, execution, Resources(max_gpus=1), ALL_ON_ONE_RANK)
     assert progress.done == {node.id for node in nodes}
     assert len(set(processes(execution, nodes).values())) == 1
-
-
-def test_bad_input_of_a_task_has_its_data_where_the_task_was_started(ray_cluster):
-    @ray_cluster.remote
-    def refuse() -> None:
-        raise invalid("num_workers", 3, "a divisor of 4")
-
-    with pytest.raises(InvalidField) as caught:
-        ray_cluster.get(refuse.remote())
-    assert (caught.value.field, caught.value.value, caught.value.expected) == ("num_workers", 3, "a divisor of 4")
 
 
 def share_a_pretended_gpu(execution, nodes) -> None:
@@ -63,7 +49,7 @@ def share_a_pretended_gpu(execution, nodes) -> None:
 
 @pytest.mark.slow
 def test_two_runs_share_a_gpu(execution, setting):
-    in_own_process(share_a_pretended_gpu, execution, seeds(setting, 4))
+    in_own_process(share_a_pretended_gpu, execution, baselines(setting, 4))
 
 
 def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):

@@ -10,7 +10,7 @@ from gram_platform.engine import node
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
-from gram_platform.train.loop import training_steps
+from tests.engine.conftest import slow_steps
 from tests.engine.test_faults import in_fork
 from tests.engine.test_node import result_bytes, strip_clock
 
@@ -22,17 +22,12 @@ def slow(execution, monkeypatch, tmp_path):
     """The execution; every step takes `STEP_S` and every checkpoint `WRITE_S`. `writing-<step>` says which began."""
     commit = Attempt.commit
 
-    def slowly(*args):
-        for record in training_steps(*args):
-            time.sleep(STEP_S)
-            yield record
-
     def commit_slowly(self, step, *rest):
         (tmp_path / f"writing-{step}").touch()
         time.sleep(WRITE_S)
         commit(self, step, *rest)
 
-    monkeypatch.setattr(node, "training_steps", slowly)
+    monkeypatch.setattr(node, "training_steps", slow_steps(STEP_S))
     monkeypatch.setattr(Attempt, "commit", commit_slowly)
     return dataclasses.replace(execution, checkpoint_every_s=2 * STEP_S)
 

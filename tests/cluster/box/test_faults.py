@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.box.cluster import AS_OWNER, Cluster, no_cluster, running_cluster
+from tests.cluster.box.hosts import Host
 from tests.cluster.box.results import MIRRORED, SCALING, TOLERANCE, leaves, seen
 from tests.cluster.box.watch import Place, Watch
 from tests.tracking.servers import postgres_programs
@@ -63,32 +64,16 @@ def mend_workers(cluster: Cluster, host: str) -> None:
         cluster[name].mend()
 
 
-def cut(cluster: Cluster, host: str) -> None:
-    cluster[host].cut()
+def of_host(act: Callable[[Host], None]) -> Act:
+    return lambda cluster, host: act(cluster[host])
 
 
-def mend(cluster: Cluster, host: str) -> None:
-    cluster[host].mend()
-
-
-def die(cluster: Cluster, host: str) -> None:
-    cluster[host].power_off()
+cut, mend, die = map(of_host, (Host.cut, Host.mend, Host.power_off))
+suspend, resume, fill_disk = map(of_host, (Host.suspend, Host.resume, Host.fill_disk))
 
 
 def rejoin(cluster: Cluster, host: str) -> None:
     cluster.rejoin(host)
-
-
-def suspend(cluster: Cluster, host: str) -> None:
-    cluster[host].suspend()
-
-
-def resume(cluster: Cluster, host: str) -> None:
-    cluster[host].resume()
-
-
-def fill_disk(cluster: Cluster, host: str) -> None:
-    cluster[host].fill_disk()
 
 
 def kill_raylet(cluster: Cluster, host: str) -> None:
