@@ -164,8 +164,6 @@ def usable_machines(resources: Resources) -> list[Mapping[str, float]]:
 
 def usable_resources(resources: Resources) -> Mapping[str, float]:
     """Sums the resources of the machines that are alive and not cordoned."""
-    if not resources.cordoned:
-        return ray.cluster_resources()
     total: Counter[str] = Counter()
     for machine in usable_machines(resources):
         total.update(machine)

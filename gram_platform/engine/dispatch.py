@@ -24,7 +24,7 @@ from gram_platform.engine.process import (
     note_sigterm,
 )
 from gram_platform.engine.ranks import RanksStopped, train_rank
-from gram_platform.engine.ray_private import ask_by_placement_group, on_every_rank
+from gram_platform.engine.ray_private import ask_by_placement_group
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
@@ -137,14 +137,14 @@ class _RankBackend(TorchConfig().backend_cls):
 
     def on_start(self, worker_group, backend_config) -> None:
         """Raises DeviceError, before the process group starts, for a rank whose device does not work."""
-        for report in on_every_rank(worker_group, _probe_rank, backend_config.execution):
+        for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
         super().on_start(worker_group, backend_config)
 
     def on_training_start(self, worker_group, backend_config) -> None:
         super().on_training_start(worker_group, backend_config)
-        on_every_rank(worker_group, note_sigterm)
+        worker_group.execute(note_sigterm)
 
 
 @dataclass
@@ -158,19 +158,17 @@ class _RankConfig(TorchConfig):
 
 
 def _probe_rank(execution: Execution) -> ProbeReport:
-    return probe_here(replace(execution, device=_device_of_rank(execution.device == "cuda")))
+    return probe_here(replace(execution, device=_device_of_rank(execution)))
 
 
-def _device_of_rank(on_gpu: bool) -> str:
+def _device_of_rank(execution: Execution) -> str:
     """Names this rank's device; cuda also where torch sees no GPU, which Ray Train calls cpu."""
-    if not on_gpu:
-        return "cpu"
-    return str(get_device()) if torch.cuda.is_available() else "cuda"
+    return str(get_device()) if execution.device == "cuda" and torch.cuda.is_available() else execution.device
 
 
 def _train_worker(config: Mapping) -> RanksStopped | None:
     execution = config["execution"]
-    with device_errors_probed(_device_of_rank(execution.device == "cuda")):
+    with device_errors_probed(_device_of_rank(execution)):
         return train_rank(run_from_plain(config["run"]), execution, report_to_ray_train)
 
 

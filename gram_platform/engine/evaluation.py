@@ -77,7 +77,9 @@ def execute_profiles(
         measured = MEASURES[first.measure](list(missing), corpus, model.to(execution.device))
         elapsed_s = (time.monotonic() - started) / len(missing)
         for (evaluation, directory), (fields, tensors) in zip(missing.items(), measured, strict=True):
-            fields |= _identity(evaluation, corpus)
+            view = evaluation.view
+            fields |= {"eval_id": evaluation.eval_id, "run_id": view.run_id, "view_id": view.view_id}
+            fields["data_fingerprint"] = corpus.fingerprint
             results[evaluation] = directory.complete(fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors)
     return list(results.values())
 
@@ -87,12 +89,6 @@ def _view_of_all(views: Sequence[View]) -> View:
     if len(views) == 1:
         return views[0]
     return View.of(views[0].run_id, {domain: 1.0 for view in views for domain, _ in view.weights})
-
-
-def _identity(evaluation: AnyEvaluation, corpus: PackedCorpus) -> dict[str, str]:
-    view = evaluation.view
-    ids = {"eval_id": evaluation.eval_id, "run_id": view.run_id, "view_id": view.view_id}
-    return {**ids, "data_fingerprint": corpus.fingerprint}
 
 
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
@@ -167,6 +163,7 @@ MEASURES = {LOSSES: _losses, TokenLosses.measure: _token_losses, Continuations.m
 # The most that progress evaluations may take, of a run's training FLOPs: at most 3% of its seconds, since small models'
 # forward passes alone take up to 1.4 times the seconds of as many FLOPs of training (two cores) [ours].
 PROGRESS_SHARE = 0.02
+NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
@@ -186,10 +183,10 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
     return _spaced(run.num_steps, run.eval_points.num_probes)
 
 
-def progress_of(run: RunConfig, num_points: int, num_available: int) -> ProgressPlan:
-    """Plans up to `num_points` progress evaluations within PROGRESS_SHARE; none of a run with points in its config.
+def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
+    """Plans up to NUM_PROGRESS_POINTS evaluations within PROGRESS_SHARE; none of a run with points in its config.
 
-    A run that is too short for six gets fewer. `num_available`: validation sequences of the domain that has the fewest.
+    A run that is too short for so many gets fewer. `num_available`: validation sequences of the domain that has the fewest.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)
@@ -197,7 +194,7 @@ def progress_of(run: RunConfig, num_points: int, num_available: int) -> Progress
         return ProgressPlan(frozenset(), 0)
     of_each = len(points.domains) * hardware_flops(run.model, 1, modules, backward=False)
     affordable = int(PROGRESS_SHARE * run_flops(run) / of_each)
-    num_points = min(num_points, run.num_steps, affordable)
+    num_points = min(NUM_PROGRESS_POINTS, run.num_steps, affordable)
     num_sequences = min(most, affordable // num_points) if num_points else 0
     return ProgressPlan(_spaced(run.num_steps, num_points), num_sequences)
 

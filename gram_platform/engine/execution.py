@@ -74,8 +74,6 @@ class Execution:
     checkpoint_every_s: float = 30.0
     # Share of the time that commits may take; 0 commits by `checkpoint_every_s` alone.
     commit_share: float = 0.0
-    # Evaluations of a run without points in its config, for people to watch: see `engine.evaluation`.
-    num_progress_points: int = 6
     lease_s: float = 30.0
     device: str = "cpu"
     # Ranks that wait longer for one another give up and start again.

@@ -19,9 +19,10 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.in_process import execute_task
 from gram_platform.engine.life import MAX_CRASHES, NodeLifecycle, Progress, WaitingNodes, failure_message
 from gram_platform.engine.process import is_out_of_memory, memory_advice
-from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
+from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 
@@ -44,9 +45,8 @@ def run_graph(
 
     `placements`: of nodes, by id; the others have one rank. `on_change(progress, node)` is called when a node ends
     (done or failed) and, with None, every `poll_s` seconds. When `may_start()` is False no node is started, and the
-    graph ends with the nodes that are running. `done`: ids of nodes that are known to be done; the storage is asked
-    about the others. `cordon`: of this driver, whose machines take no nodes. ClusterLost when the Ray is gone, or has
-    no machine left whose device works.
+    graph ends with the nodes that are running. The storage is not asked about nodes that are known to be `done`. The
+    machines of the `cordon` take no nodes. ClusterLost when the Ray is gone, or has no machine whose device works.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged, placements)
@@ -69,7 +69,8 @@ class _Graph:
         placements: Mapping[str, Placement],
     ):
         self.progress, self.execution, self.cordon, self.placements = progress, execution, cordon, placements
-        self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
+        self.store = execution.store()
+        self.lifecycle = NodeLifecycle(self.store, retry_diverged)
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, placements)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
@@ -119,7 +120,6 @@ class _Graph:
         return self._placement(task).fewest.num_ranks
 
     def _placement(self, task: Task) -> Placement:
-        """Returns the placement of a task's nodes: evaluations that share their work have one rank."""
         return self.placements.get(task[0].id, ON_ONE_RANK)
 
     def _fitting(self) -> list[Task]:
@@ -152,7 +152,7 @@ class _Graph:
         placed = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
         execute = _execute_gang.options(name=task_name(task), **placed)
         execution = self.execution.placed(self._placement(task))
-        return execute.remote(plain_nodes(task), execution, self.cordon.resources)
+        return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
         """Kills the slots of runs without a step, and of evaluations without an end, for `stall_timeout_s`: a crash."""
@@ -161,7 +161,7 @@ class _Graph:
         self.next_look = time.monotonic() + min(LOOK_FOR_STALLS_S, self.execution.stall_timeout_s / 4)
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
-            step = (self.lifecycle.progress(node) or {}).get("step", 0) if node.is_run else 0
+            step = (self.store.run(node.id).progress() or {}).get("step", 0) if node.is_run else 0
             before, since = self.last_step.get(node.id, (-1, 0.0))
             if step != before:
                 self.last_step[node.id] = step, time.monotonic()
@@ -213,7 +213,12 @@ class _Graph:
                 self.waiting.again(node, held=True)
                 return False
             if isinstance(error.cause, DeviceError):
-                return self._settle_device_error(node, error.cause)
+                probe = error.cause.probe
+                if self.cordon.note(probe):
+                    return self._record_crash(node, error.cause, probe.machine)
+                # Where a device is broken, its errors say nothing about the node.
+                self._start_again(node, str(error.cause))
+                return False
             if isinstance(error.cause, Unavailable):
                 return self._record_crash(node, error.cause)
             if len(task) > 1:
@@ -234,16 +239,6 @@ class _Graph:
         self.waiting.done(node)
         return True
 
-    def _settle_device_error(self, node: Node, error: DeviceError) -> bool:
-        """Counts a crash if the device works nevertheless, else cordons the machine; False when the node waits again.
-
-        Where a device is broken, its errors say nothing about the node.
-        """
-        if self.cordon.note(error.probe):
-            return self._record_crash(node, error, error.probe.machine)
-        self._start_again(node, str(error))
-        return False
-
     def _record_crash(self, node: Node, error: RayError | DeviceError | Unavailable, machine: str = "") -> bool:
         """Counts a crash; False when the node waits again."""
         name = self.stalls.get(node.id) or type(error).__name__
@@ -263,4 +258,4 @@ class _Graph:
         self.waiting.again(node, alone=True)
 
 
-_execute_gang = ray.remote(max_retries=0)(execute_plain)
+_execute_gang = ray.remote(max_retries=0)(execute_task)

@@ -115,10 +115,6 @@ class NodeLifecycle:
         directory.ensure_config(node.config)
         directory.add_tags(node.names)
 
-    def progress(self, node: Node) -> dict | None:
-        """Reads a run's last heartbeat; None before the first."""
-        return self._store.run(node.id).progress()
-
     def divergence(self, node: Node) -> str:
         """Reads the message of a run that has diverged, else ""; always "" if diverged runs are trained again."""
         failure = self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
@@ -127,14 +123,10 @@ class NodeLifecycle:
         self._describe(node)
         return failure["message"]
 
-    def end(self, node: Node) -> str | None:
-        """Reads whether a node has ended, whichever driver executed it: "" if done, why it diverged, or None."""
-        return "" if self.result(node) is not None else self.divergence(node) or None
-
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads `end` of every node; from one listing where the storage is an object store.
+        """Reads whether nodes have ended, whichever driver executed them: "" if done, why it diverged, or None.
 
-        Nodes that have ended get back a config that is lost.
+        One listing suffices where the storage is an object store. Nodes that have ended get back a config that is lost.
         """
         nodes = list(nodes)
         found = self._store.finished((node.kind, node.id) for node in nodes)
@@ -181,10 +173,7 @@ class WaitingNodes:
         lifecycle: NodeLifecycle,
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
-        """Records in `progress` what has ended already; what it has as done is not looked at again.
-
-        `placements`: of nodes, by id, with their ranks and how long they are expected to take.
-        """
+        """Records in `progress` what has ended already; what it has as done is not looked at again."""
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
         # The lowest number of a node that waits again.
         self._first = 0
@@ -265,7 +254,7 @@ class WaitingNodes:
         ended = []
         while self._delayed and self._delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self._delayed)
-            end = self._lifecycle.end(node) if node.id in self._held else None
+            end = self._lifecycle.ends([node])[node.id] if node.id in self._held else None
             self._held.discard(node.id)
             if end is None:
                 self._make_ready(node)

@@ -70,7 +70,6 @@ class MetricsSummary:
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
     def load_state(self, state: Mapping) -> None:
-        self._reset()
         self.losses.update({domain: list(losses) for domain, losses in state.get("losses", {}).items()})
         self.norms += state.get("norms", [])
 
@@ -179,7 +178,7 @@ class RunExecution:
         if points.num_points or points.num_probes:
             require_sequences(self.validation, points.domains, points.num_sequences)
         fewest = min(map(len, self.validation.values()), default=0)
-        self.progress = progress_of(run, execution.num_progress_points, fewest)
+        self.progress = progress_of(run, fewest)
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
             say(f"run {run.run_id}: {self.attention} attention in {run.precision}")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-KEEP, REMOVE = b"keep\n", b"remove\n"
+KEEP = b"keep\n"
 # Begins the command lines of the processes that Ray's process on a machine has started.
 TITLE = b"ray::"
 # After this time the folder is removed even if somebody has a file of it open.
@@ -45,7 +45,7 @@ class OwnFolder:
 
     def remove(self) -> None:
         """Removes the folder now, once Ray's processes have ended."""
-        self._remover.communicate(REMOVE)
+        self._remover.communicate()
 
 
 def remove_at_end(folder: Path) -> None:

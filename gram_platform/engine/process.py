@@ -63,8 +63,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job after the previous one has ended; raises that one's error."""
-        self.wait()
+        """Starts a job; the previous one has been waited for."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:

@@ -130,21 +130,19 @@ class OptunaSource:
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Tells Optuna; no-op if the trial has ended: another driver resumed it and reported the same outcome."""
         group, trial = proposal.key
-        with contextlib.suppress(UpdateFinishedTrialError):
-            self._tell(group.study, trial, outcome)
-
-    def _tell(self, study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
         facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
         facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
-        for key, value in facts.items():
-            trial.set_user_attr(key, value)
         if outcome.state == State.FAILED:
-            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-            return
-        is_complete = outcome.state == State.COMPLETE
-        value = outcome.metrics[self.objective.metric] if is_complete else self.objective.worst
-        study.tell(trial, value, skip_if_finished=True)
+            end = {"state": TrialState.FAIL}
+        elif outcome.state == State.COMPLETE:
+            end = {"values": outcome.metrics[self.objective.metric]}
+        else:
+            end = {"values": self.objective.worst}
+        with contextlib.suppress(UpdateFinishedTrialError):
+            for key, value in facts.items():
+                trial.set_user_attr(key, value)
+            group.study.tell(trial, **end, skip_if_finished=True)
 
 
 # What proposes trials, and receives their outcomes.

@@ -1,6 +1,6 @@
 """Holds every use of Ray's private names: no other module imports one.
 
-Ray has no public call for any of this in the version `WRITTEN_FOR`. Ray Train and Ray Tune take a second to import, so
+Ray 2.60 has no public call for any of this. Ray Train and Ray Tune take a second to import, so
 only functions that need them do.
 """
 
@@ -27,7 +27,6 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.experimental.internal_kv import _internal_kv_get
 
-WRITTEN_FOR = "2.60"
 # An autoscaler of version 1 stores its report under it; `ray status` shows it.
 MONITOR_KEY = "__autoscaling_status"
 
@@ -141,18 +140,9 @@ def ask_by_placement_group(trainer: Any) -> Any:
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
     policy, run_controller = FixedScalingPolicy(trainer.scaling_config), trainer._initialize_and_run_controller
-    policy.after_controller_start = policy._maybe_send_resource_request = _send_no_request
+    policy.after_controller_start = policy._maybe_send_resource_request = lambda *_: None
     trainer._initialize_and_run_controller = lambda **given: run_controller(**given | {"scaling_policy": policy})
     return trainer
-
-
-def _send_no_request(*_: object) -> None:
-    """Takes the place of what would send a request."""
-
-
-def on_every_rank(worker_group: Any, function: Callable, *arguments: object) -> list[Any]:
-    """Calls the function in every process of Ray Train's group, outside the training thread; returns their values."""
-    return worker_group.execute(function, *arguments)
 
 
 def error_of_trial(trial: Any) -> Exception:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ray import tune
@@ -104,11 +103,9 @@ def run_trials(
     patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
     searcher = _Searcher(source, tuning, placements_of, Admission(cordon.resources), patience, on_start, on_end)
-    reserved = partial(reservation, resources=resources)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
-    scheduler = _Scheduler(searcher, reserved, cordon)
-    _tuner(trainable, searcher, scheduler, tuning, execution.storage).fit()
+    _tuner(trainable, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
 
@@ -179,10 +176,9 @@ class _Scheduler(_NotPickled, FIFOScheduler):
     the process, and before it starts the trial for the first time or again.
     """
 
-    def __init__(self, searcher: "_Searcher", reserved, cordon: Cordon):
-        """`reserved`: returns what Ray reserves for a trial whose nodes have these placements."""
+    def __init__(self, searcher: "_Searcher", cordon: Cordon):
         super().__init__()
-        self._searcher, self._reserved, self._cordon = searcher, reserved, cordon
+        self._searcher, self._cordon = searcher, cordon
         # Reports of processes that are ending.
         self._last_reports: dict[str, Mapping[str, Any]] = {}
 
@@ -207,7 +203,7 @@ class _Scheduler(_NotPickled, FIFOScheduler):
         trial.config["cordoned"] = list(self._cordon.resources.cordoned)
 
     def _place(self, trial, avoided: str = "") -> None:
-        reserved = self._reserved(trial.config["placements"].values())
+        reserved = reservation(trial.config["placements"].values(), self._cordon.resources)
         trial.update_resources(TrialResources(reserved, self._cordon, avoided))
 
 
@@ -270,9 +266,6 @@ class _Searcher(_NotPickled, Searcher):
         may_wait = (bool(most) or self._source.is_independent) and self._patience.cordon.may_grow
         return self._admission.free_resources(self._ranks.values(), may_wait).take(self._widest)
 
-    def on_trial_result(self, trial_id: str, result: dict) -> None:
-        """Does nothing: `_Scheduler` sees each report."""
-
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
         """Notes a trial's failure or crash, by the last report of its process."""
         proposal, started = self._running[trial_id]
@@ -314,6 +307,3 @@ class _Searcher(_NotPickled, Searcher):
         """Writes an empty file: the source keeps the state."""
         with open(checkpoint_path, "wb"):
             pass
-
-    def restore(self, checkpoint_path: str) -> None:
-        raise NotImplementedError("a search is continued by submitting it again")

@@ -7,26 +7,20 @@ slot probes its device before its first task, and ends after an error that nobod
 """
 
 import time
-from collections.abc import Mapping, Sequence
 
 import ray
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from gram_platform.config import node_from_plain
-from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.in_process import execute_task
-from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-# A node's kind, plain config and tags.
-PlainNode = tuple[str, Mapping, Mapping[str, str]]
 # A slot without work is kept so long: the next node is often ready in a moment.
 IDLE_S = 10.0
 # Failed starts of slots, one after another.
@@ -39,18 +33,8 @@ LAST_STARTS_S = 60.0
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
 
 
-def plain_nodes(task: Task) -> list[PlainNode]:
-    return [(node.kind, to_plain(node.config), node.names) for node in task]
-
-
 def task_name(task: Task) -> str:
     return task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
-
-
-def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
-    """Executes the nodes of one task in this process; returns the warnings."""
-    task = [Node.of(node_from_plain(kind, plain), tags) for kind, plain, tags in nodes]
-    return execute_task(task, execution, resources)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -61,17 +45,15 @@ class Slot:
         """Names the slot's machine, and says whether its device works: the first call, in a fresh process."""
         return probe_here(execution)
 
-    def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
+    def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:
         """Executes a task; returns the warnings. DeviceError if the device failed."""
         with device_errors_probed(execution.device):
             try:
-                return execute_plain(nodes, execution, resources)
+                return execute_task(task, execution, resources)
             finally:
+                # Another process may share the GPU.
                 if execution.device == "cuda":
                     torch.cuda.empty_cache()
-
-
-# Another process may share the GPU.
 
 
 class SlotPool:
@@ -180,7 +162,7 @@ class SlotPool:
         slot = suitable[-1]
         del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
-        reference = named.remote(plain_nodes(task), self.execution.placed(placement), self.cordon.resources)
+        reference = named.remote(task, self.execution.placed(placement), self.cordon.resources)
         self.busy[reference] = slot
         return reference
 

@@ -135,12 +135,9 @@ class _NodeRunner:
 
     def result(self, node: Node) -> dict:
         result = self.lifecycle.result(node)
-        if result is None:
-            return self._executed(node)
-        self.num_reused += 1
-        return result
-
-    def _executed(self, node: Node) -> dict:
+        if result is not None:
+            self.num_reused += 1
+            return result
         self.lifecycle.require_not_diverged(node)
         started, placement = time.monotonic(), self.placements.get(node.id, ON_ONE_RANK)
         result = self._when_free(node, placement)

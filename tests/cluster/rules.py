@@ -53,10 +53,7 @@ def pod_rules(found: dict) -> list[str]:
 
 
 def autoscaling(spec: dict) -> list[str]:
-    """Of a RayCluster's spec: nothing runs on the head, every group starts from zero, GPUs are on tolerated spot pools.
-
-    The last three are KubeRay's own validation (resources in one place; never a restart under autoscaler v2).
-    """
+    """Of a RayCluster's spec: nothing runs on the head, every group starts from zero, GPUs are on tolerated spot pools."""
     complaints = []
     groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
     if spec["headGroupSpec"].get("resources", {}).get("CPU") != "0":
@@ -85,11 +82,6 @@ def autoscaling(spec: dict) -> list[str]:
         if num_gpus != group["resources"].get("GPU"):
             complaints.append(f"{name}: tells Ray {group['resources'].get('GPU')} GPUs and has {num_gpus}")
     for name, group in {"head": spec["headGroupSpec"], **groups}.items():
-        doubled = {"num-cpus", "num-gpus", "memory", "resources", "labels"} & set(group["rayStartParams"])
-        if doubled and group.get("resources"):
-            complaints.append(f"{name}: resources stand in rayStartParams and in resources")
-        if {"redis-password", "redis-username"} & set(group["rayStartParams"]):
-            complaints.append(f"{name}: Redis belongs into gcsFaultToleranceOptions")
         if group["template"]["spec"].get("restartPolicy") != "Never":
             complaints.append(f"{name}: restarts in place")
     return complaints

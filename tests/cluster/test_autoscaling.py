@@ -142,21 +142,26 @@ where = [place for _, place in part_workers(lambda: None, True)(work, range(20))
 print("SEEN", json.dumps({"where": sorted(set(where)), "shapes": sorted(shapes)}))
 """
 SMALL_MACHINES = {"gpu-2": {"resources": {"CPU": 4, "GPU": 2}, "min_workers": 0, "max_workers": 3, "node_config": {}}}
-STUDY_JOB = """
-import json, os, random, signal, sys, threading, time
+# GPUs are numbers here: training is on CPUs.
+PRETEND = """
+import json, sys, threading, time
 from dataclasses import replace
-import psutil, ray
+import ray
 from ray._private.state import available_resources_per_node
 from ray.util import placement_group_table
-from gram_platform.engine import capacity, graph
 from gram_platform.studies import session
+flags_of = session.execution_of
+session.execution_of = lambda flags, has_gpu: (
+    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+"""
+STUDY_JOB = PRETEND + """
+import random, psutil
+from gram_platform.engine import graph
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.flags import parse
 from gram_platform.studies.run import run_study
 
-flags_of, most, idle, longest, gangs, killed = session.execution_of, [0], {}, [0.0], [], []
-session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs
-    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+most, idle, longest, gangs, killed = [0], {}, [0.0], [], []
 graphs, init = [], graph._Graph.__init__
 graph._Graph.__init__ = lambda self, *args: (init(self, *args), graphs.append(self))[0]
 
@@ -191,20 +196,12 @@ code = run_study(STUDY, parse(STUDY, arguments))
 print("SEEN", json.dumps({"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed),
                           "longest_idle_s": longest[0]}))
 """
-GRID_JOB = """
-import json, sys, threading, time
-from dataclasses import replace
-import ray
-from ray._private.state import available_resources_per_node
-from ray.util import placement_group_table
-from gram_platform.studies import session
+GRID_JOB = PRETEND + """
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import run_search
 
-flags_of, most = session.execution_of, {"machines": 0, "asked": 0, "gpus": 0.0}
-session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs
-    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+most = {"machines": 0, "asked": 0, "gpus": 0.0}
 
 def watch():
     while True:

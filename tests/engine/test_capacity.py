@@ -56,7 +56,6 @@ def cluster(monkeypatch):
 
     def set_cluster(now, most=None, can_grow=False, gangs=16):
         types = {"gpu-8"} if can_grow else {"node_0"}
-        monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: now)
         monkeypatch.setattr(capacity.ray, "nodes", lambda: [{"NodeID": "0", "Alive": True, "Resources": now}])
         monkeypatch.setattr(capacity, "largest_cluster", lambda: most or {})
         monkeypatch.setattr(capacity, "most_gangs", lambda: gangs)
@@ -186,7 +185,6 @@ def machines(monkeypatch):
             cluster_resource_state=ClusterResourceState(node_states=states),
         ).SerializeToString()
         monkeypatch.setattr(capacity.ray, "nodes", lambda: nodes)
-        monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: resources[0])
         monkeypatch.setattr(ray_private, "is_autoscaler_v2", lambda fetch_from_server: version == 2)
         monkeypatch.setattr(ray_private, "_internal_kv_get", lambda key: status if version == 1 else None)
         client = lambda address: SimpleNamespace(get_cluster_status=lambda timeout_s: reply)

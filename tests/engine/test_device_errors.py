@@ -266,7 +266,6 @@ def cluster(monkeypatch):
     found = mock.MagicMock(machines=["m1"], is_fixed=False)
     nodes = lambda: [{"NodeID": i, "Alive": True, "Resources": {"CPU": 2.0}} for i in found.machines]
     monkeypatch.setattr(capacity.ray, "nodes", nodes)
-    monkeypatch.setattr(capacity.ray, "cluster_resources", lambda: {"CPU": 2.0 * len(found.machines)})
     monkeypatch.setattr(capacity, "has_fixed_size", lambda: found.is_fixed)
     monkeypatch.setattr(capacity, "most_gangs", lambda: 9)
     return found

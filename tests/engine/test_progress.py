@@ -7,9 +7,8 @@ import pytest
 
 from gram_platform.config import CORE, EvalPoints
 from gram_platform.config.flops import hardware_flops
-from gram_platform.engine import node
+from gram_platform.engine import evaluation, node
 from gram_platform.engine.evaluation import PROGRESS_SHARE, progress_of
-from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import SYSTEM
 from gram_platform.methods import plan
@@ -49,7 +48,8 @@ def progress_run(setting, execution, tmp_path, monkeypatch):
     monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", 4)
 
     def execute(name: str, num_points: int, kill_after: int = 0):
-        chosen = dataclasses.replace(elsewhere(execution, tmp_path, name), num_progress_points=num_points)
+        chosen = elsewhere(execution, tmp_path, name)
+        monkeypatch.setattr(evaluation, "NUM_PROGRESS_POINTS", num_points)
         if kill_after:
             with monkeypatch.context() as patch:
                 stop_after(patch, kill_after)
@@ -77,7 +77,7 @@ def test_a_method_has_six_points_that_change_no_byte_and_survive_kills(setting, 
 def test_the_plan_stays_within_its_share(setting):
     run = plan("gram", setting).runs["all"]
     for num_available in (1, 3, 99):
-        steps, num_sequences = progress_of(run, 6, num_available)
+        steps, num_sequences = progress_of(run, num_available)
         forward = len(setting.domains) * hardware_flops(run.model, num_sequences, setting.auxiliary, backward=False)
         assert 0 < len(steps) * forward <= PROGRESS_SHARE * run_flops(run)
         assert num_sequences <= min(num_available, run.eval_points.num_sequences)
@@ -86,9 +86,8 @@ def test_the_plan_stays_within_its_share(setting):
 def test_runs_with_points_and_runs_too_short_have_none(setting):
     run = plan("gram", setting).runs["all"]
     nothing = (frozenset(), 0)
-    assert progress_of(plan("baseline", setting).runs["all"], 6, 99) == nothing
-    assert progress_of(run, 0, 99) == progress_of(run, 6, 0) == nothing
-    assert progress_of(dataclasses.replace(run, eval_points=EvalPoints(0, 4, ())), 6, 99) == nothing
+    assert progress_of(plan("baseline", setting).runs["all"], 99) == nothing
+    assert progress_of(run, 0) == nothing
+    assert progress_of(dataclasses.replace(run, eval_points=EvalPoints(0, 4, ())), 99) == nothing
     short = tuple(dataclasses.replace(b, num_draws=16) for b in run.data.domains if b.name == CORE)
-    assert progress_of(dataclasses.replace(run, data=dataclasses.replace(run.data, domains=short)), 6, 99) == nothing
-    assert Execution("storage").num_progress_points == 6
+    assert progress_of(dataclasses.replace(run, data=dataclasses.replace(run.data, domains=short)), 99) == nothing

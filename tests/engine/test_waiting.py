@@ -108,7 +108,7 @@ def test_what_has_ended_before_is_counted_and_what_it_was_waited_for_with_can_st
 
 def test_a_held_node_waits_and_ends_with_the_other_driver(nodes, lifecycle, monkeypatch):
     ends, now = {}, [100.0]
-    monkeypatch.setattr(lifecycle, "end", lambda node: ends.get(node.id))
+    monkeypatch.setattr(lifecycle, "ends", lambda nodes: {node.id: ends.get(node.id) for node in nodes})
     monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
     waiting = WaitingNodes(Progress(nodes), lifecycle)
     (node,) = start(waiting)
