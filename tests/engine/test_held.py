@@ -62,16 +62,14 @@ def test_a_study_takes_over_the_end_that_another_driver_brought_about(node, exec
     assert not study.advance()
 
 
-def test_another_end_than_a_divergence_is_tried_again(node, execution, other, monkeypatch):
-    study = held_graph(node, execution, monkeypatch)
-    other.fail("OSError: the disk went away", {"kind": "error"})
-    assert study.advance()
-    assert list(study.in_flight.values()) == [(node,)]
-
-
-def test_a_divergence_is_tried_again_when_that_is_asked_for(node, execution, other, monkeypatch):
-    study = held_graph(node, execution, monkeypatch, retry_diverged=True)
-    other.fail(*DIVERGED)
+@pytest.mark.parametrize(
+    ("end", "retry_diverged"), [(("OSError: the disk went away", {"kind": "error"}), False), (DIVERGED, True)]
+)
+def test_another_end_or_a_divergence_when_that_is_asked_for_is_tried_again(
+    node, execution, other, monkeypatch, end, retry_diverged
+):
+    study = held_graph(node, execution, monkeypatch, retry_diverged)
+    other.fail(*end)
     assert study.advance()
     assert list(study.in_flight.values()) == [(node,)]
 
