@@ -47,10 +47,10 @@ class Division:
 class Placement:
     """What a study has decided for one node before it starts; an evaluation has one rank."""
 
+    # For each number of ranks that the run may have: the most ranks first, and the fewest last.
     divisions: tuple[Division, ...] = (Division(),)
-    """for each number of ranks that the run may have: the most ranks first, and the fewest last"""
+    # That the planner expects the node to take.
     hours: float = 0.0
-    """that the planner expects the node to take"""
 
     @property
     def fewest(self) -> Division:
@@ -155,7 +155,7 @@ class Resources:
     def of_slot(self) -> dict[str, Any]:
         """The reservation of a process that executes nodes of one rank, as Ray's options."""
         reserved = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
-        return reserved | ({"label_selector": self.label_selector} if self.cordoned else {})
+        return reserved | {"label_selector": self.label_selector}
 
     @property
     def of_rank(self) -> dict[str, float]:
