@@ -1,4 +1,6 @@
-"""`cluster/onprem.yaml` against Ray's reader and the clouds' files; `tests/cluster/box/test_onprem.py` executes it."""
+"""`cluster/onprem.yaml` against Ray's reader and the clouds' files;
+`tests/cluster/box/test_onprem.py` executes it.
+"""
 
 import copy
 import json
@@ -14,7 +16,9 @@ START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 
 
 def test_ray_takes_the_file_as_it_is():
-    """Of another local cluster Ray's reader replaces the types of machines by one without resources."""
+    """Of another local cluster Ray's reader replaces the types of machines by one without
+    resources.
+    """
     config = yaml.safe_load(onprem("10.0.0.1", "10.0.0.2", "10.0.0.3"))
     prepared = prepare_config(copy.deepcopy(config))
     validate_config(prepared)
@@ -23,13 +27,18 @@ def test_ray_takes_the_file_as_it_is():
 
 @pytest.mark.parametrize("cloud", LAUNCHER_FILES)
 def test_the_clouds_start_ray_with_the_same_commands(cloud):
-    """Word for word. Before them stand variables that containers of a cloud have too, after them what workers offer."""
+    """Word for word.
+
+    Before them stand variables that containers of a cloud have too, after them what workers offer.
+    """
     here, there = launcher(ONPREM_FILE), launcher(cloud)
     variables = set(re.findall(r"--env (\S+)", " ".join(there["docker"]["run_options"])))
     for name, offered in zip(START_COMMANDS, ({}, {"driver": 1}), strict=True):
         *others, start = there[name]
         assert here[name][:-1] == others
-        parts = re.fullmatch(rf"export ([^;]+); {re.escape(start)}(?: --resources='(.+)')?", here[name][-1])
+        parts = re.fullmatch(
+            rf"export ([^;]+); {re.escape(start)}(?: --resources='(.+)')?", here[name][-1]
+        )
         own = set(re.findall(r"RAY_AUTOSCALER\w+=\d+", parts[1]))
         assert {"RAY_AUTH_MODE=token"} < set(parts[1].split()) - own <= variables
         assert len(own) == (2 if "head" in name else 0)

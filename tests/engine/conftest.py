@@ -21,7 +21,9 @@ from gram_platform.train.loop import training_steps
 
 
 def on_ranks(*numbers: int) -> Placement:
-    """Returns the placement of a run that may have these numbers of ranks, the most first, each in one pass."""
+    """Returns the placement of a run that may have these numbers of ranks, the most first, each in
+    one pass.
+    """
     return Placement(tuple(map(Division, numbers)))
 
 
@@ -31,9 +33,12 @@ TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 
 @pytest.fixture(scope="session")
 def packed_root(tmp_path_factory):
-    """(recipe, folder of the packed corpus), which all modules that take this fixture over share."""
+    """(recipe, folder of the packed corpus), which all modules that take this fixture over
+    share."""
     root = tmp_path_factory.getbasetemp() / "packed-stories-smoke"
-    recipe = resolve("stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000)
+    recipe = resolve(
+        "stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000
+    )
     prepare(recipe, root)
     return recipe, root
 
@@ -86,7 +91,10 @@ def setting(packed_root):
 
 def baselines(setting: Setting, number: int) -> list[Node]:
     """A run of the baseline for each of so many seeds."""
-    return [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(number)]
+    return [
+        method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0]
+        for seed in range(number)
+    ]
 
 
 NUM_TRAIN_RECORDS = 4
@@ -94,7 +102,10 @@ NUM_TRAIN_RECORDS = 4
 
 def longer(run: RunConfig, times: int) -> RunConfig:
     """The run with so many times its steps."""
-    domains = tuple(dataclasses.replace(budget, num_draws=times * budget.num_draws) for budget in run.data.domains)
+    domains = tuple(
+        dataclasses.replace(budget, num_draws=times * budget.num_draws)
+        for budget in run.data.domains
+    )
     return dataclasses.replace(run, data=dataclasses.replace(run.data, domains=domains))
 
 

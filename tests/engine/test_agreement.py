@@ -90,7 +90,9 @@ def test_a_stop_request_to_one_rank_is_one_to_all(execution, run, tmp_path, aske
     assert said == [[LEFT, f"left after step {committed}"]] * 2
     assert directory.status() == "interrupted"
     run_ranks(2, train, run, seldom)
-    results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)]
+    results = [
+        Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)
+    ]
     assert results[0] == results[1]
     assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
 

@@ -1,4 +1,6 @@
-"""Ray drains a machine that will be taken away: what works there leaves with a checkpoint, and goes on elsewhere."""
+"""Ray drains a machine that will be taken away: what works there leaves with a checkpoint, and goes
+on elsewhere.
+"""
 
 import dataclasses
 import multiprocessing
@@ -37,7 +39,9 @@ class Machines:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(
-            initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+            initialize_head=True,
+            connect=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False},
         )
         return self
 
@@ -55,7 +59,10 @@ class Machines:
         from ray._private.state import state
 
         reasons = ray.core.generated.autoscaler_pb2.DrainNodeReason
-        gcs, deadline_ms = ray._private.worker.global_worker.gcs_client, int(1000 * (time.time() + WARNING_S))
+        gcs, deadline_ms = (
+            ray._private.worker.global_worker.gcs_client,
+            int(1000 * (time.time() + WARNING_S)),
+        )
         preempted = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
         accepted, why = gcs.drain_node(machine.node_id, preempted, "taken away", deadline_ms)
         assert accepted, why
@@ -110,11 +117,17 @@ def execute_slowly(run, execution, step_s: float = 0.1) -> None:
 @pytest.mark.timeout(400)
 def test_ranks_leave_together_when_one_of_their_machines_is_drained(execution, setting):
     run = longer(plan("gram", setting).runs["all"], 100)
-    in_own_process(drain_one_rank, run, dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9))
+    in_own_process(
+        drain_one_rank,
+        run,
+        dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9),
+    )
 
 
 def drain_one_rank(run, execution) -> None:
-    """Nothing but the request commits; the second group works on the machine that stays and on a new one."""
+    """Nothing but the request commits; the second group works on the machine that stays and on a
+    new one.
+    """
     import ray
 
     directory = Store(execution.storage).run(run.run_id)

@@ -1,4 +1,6 @@
-"""A run of two to three ranks: when its machine is killed it goes on with two, when one comes with three."""
+"""A run of two to three ranks: when its machine is killed it goes on with two, when one comes with
+three.
+"""
 
 import contextlib
 import dataclasses
@@ -29,7 +31,8 @@ DEADLINE_S = 300.0
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(execution, setting, tmp_path):
-    """Every step is trained once in the history, and the losses are one process's up to rounding."""
+    """Every step is trained once in the history, and the losses are one process's up to
+    rounding."""
     run = longer(plan("gram", setting).runs["all"], 3)
     run = dataclasses.replace(run, batch_size=6, micro_batch=6)
     placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(2, most=(("", 3),)), "cpu")
@@ -38,7 +41,11 @@ def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(execution, setting, t
     found = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in found.records()] == list(range(1, run.num_steps + 1))
     assert found.timing()["num_ranks"] == 3
-    alone = execute_run(run, {}, elsewhere(dataclasses.replace(execution, checkpoint_every_s=1e9), tmp_path, "alone"))
+    alone = execute_run(
+        run,
+        {},
+        elsewhere(dataclasses.replace(execution, checkpoint_every_s=1e9), tmp_path, "alone"),
+    )
     assert found.result()["plan_sha256"] == alone["plan_sha256"]
     assert found.result()["final"] == pytest.approx(alone["final"], abs=10 * TOLERANCE)
 

@@ -1,4 +1,6 @@
-"""Ray dies under a run: without its head the process that trains goes on to the result; a driver ends."""
+"""Ray dies under a run: without its head the process that trains goes on to the result; a driver
+ends.
+"""
 
 import dataclasses
 import time
@@ -40,7 +42,9 @@ def lose_the_head(run, execution) -> None:
         ray._private.worker._global_node.kill_gcs_server()
         deadline = time.monotonic() + HEAD_AWAY_S
         while directory.result() is None:
-            assert time.monotonic() < deadline, f"step {directory.committed_step()} of {run.num_steps}"
+            assert time.monotonic() < deadline, (
+                f"step {directory.committed_step()} of {run.num_steps}"
+            )
             time.sleep(0.05)
     finally:
         for child in psutil.Process().children(recursive=True):
@@ -68,7 +72,9 @@ def lose_this_machine(execution, nodes) -> None:
     try:
         with pytest.raises(ClusterLost):
             run_graph(nodes, execution, Resources(), ALL_ON_ONE_RANK, kill_it_once, poll_s=0.05)
-        assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(nodes)
+        assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(
+            nodes
+        )
     finally:
         for process in [*processes, *psutil.Process().children(recursive=True)]:
             if process.is_running():

@@ -1,4 +1,6 @@
-"""A rank that stops answering: the others give up after a time limit, and the run continues from its checkpoint."""
+"""A rank that stops answering: the others give up after a time limit, and the run continues from
+its checkpoint.
+"""
 
 import contextlib
 import dataclasses
@@ -24,7 +26,9 @@ TIMEOUT_S = 15.0
 @pytest.mark.timeout(900)
 def test_a_rank_that_hangs(ray_cluster, execution, setting):
     run = longer(plan("gram", setting).runs["all"], 20)
-    two = dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S)
+    two = dataclasses.replace(
+        execution, placement=TWO_RANKS, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S
+    )
     directory = Store(execution.storage).run(run.run_id)
     task = graph._execute_gang.options(num_cpus=0).remote((Node(run, ()),), two, Resources())
     deadline = time.monotonic() + 120
@@ -37,7 +41,9 @@ def test_a_rank_that_hangs(ray_cluster, execution, setting):
     stopped = time.monotonic()
     try:
         ray_cluster.get(task, timeout=600)
-        print(f"continued from step {first}, {time.monotonic() - stopped:.0f} s after the rank hung")
+        print(
+            f"continued from step {first}, {time.monotonic() - stopped:.0f} s after the rank hung"
+        )
         assert directory.result()["num_steps"] == run.num_steps
         assert [r["step"] for r in directory.records()][-1] == run.num_steps
         assert len(directory.attempts.list()) == 2

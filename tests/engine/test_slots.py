@@ -21,7 +21,9 @@ pytestmark = pytest.mark.ray
 
 def processes(execution, nodes) -> dict[str, int]:
     """The process that trained each run."""
-    return {node.id: execution.store().run(node.id).progress()["pid"] for node in nodes if node.is_run}
+    return {
+        node.id: execution.store().run(node.id).progress()["pid"] for node in nodes if node.is_run
+    }
 
 
 def test_one_process_executes_one_node_after_another(ray_cluster, execution, setting):
@@ -34,7 +36,13 @@ def test_one_process_executes_one_node_after_another(ray_cluster, execution, set
 def share_a_pretended_gpu(execution, nodes) -> None:
     import ray
 
-    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=1,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+    )
     most = [0]
 
     def on_change(progress, node):
@@ -54,7 +62,10 @@ def test_two_runs_share_a_gpu(execution, setting):
 
 def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
     """Its process is stopped: no error, no end, and no step."""
-    node, hung = Node(run, (("method", "gram"), ("size", "tiny"), ("seed", "0"), ("profile", "all"))), []
+    node, hung = (
+        Node(run, (("method", "gram"), ("size", "tiny"), ("seed", "0"), ("profile", "all"))),
+        [],
+    )
     directory = execution.store().run(node.id)
 
     def stop_it_once(progress, ended):
@@ -66,7 +77,9 @@ def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
     impatient = dataclasses.replace(execution, stall_timeout_s=4.0, lease_s=2.0)
     try:
         started = time.monotonic()
-        progress = run_graph([node], impatient, Resources(), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01)
+        progress = run_graph(
+            [node], impatient, Resources(), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01
+        )
         assert time.monotonic() - started >= 4.0
     finally:
         for pid in hung:
@@ -89,7 +102,9 @@ def test_an_evaluation_that_hangs_is_started_again(ray_cluster, execution, setti
 
     impatient = dataclasses.replace(execution, stall_timeout_s=4.0)
     try:
-        progress = run_graph(nodes, impatient, Resources(max_gpus=1), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01)
+        progress = run_graph(
+            nodes, impatient, Resources(max_gpus=1), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01
+        )
     finally:
         for pid in hung:
             with contextlib.suppress(ProcessLookupError):
@@ -106,12 +121,17 @@ def test_a_machine_is_reserved_for_ranks_that_wait_long(monkeypatch):
         "b": {"state": "PENDING", "strategy": "PACK", "bundles": pair},
     }
     gpus, now = {"x": 4.0, "y": 4.0, "small": 1.0}, [1000.0]
-    machines = lambda: [{"NodeID": name, "Alive": True, "Resources": {"GPU": n}} for name, n in gpus.items()]
+    machines = lambda: [
+        {"NodeID": name, "Alive": True, "Resources": {"GPU": n}} for name, n in gpus.items()
+    ]
     monkeypatch.setattr(capacity, "placement_group_table", lambda: groups)
     monkeypatch.setattr(capacity, "machine_types", lambda: {f"node_{name}" for name in gpus})
     monkeypatch.setattr(capacity.ray, "nodes", machines)
     monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
-    admission, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1, "small": 0}
+    admission, busy = (
+        Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)),
+        {"x": 3, "y": 1, "small": 0},
+    )
 
     def reserved_after(seconds: float) -> str:
         now[0] += seconds
@@ -124,7 +144,8 @@ def test_a_machine_is_reserved_for_ranks_that_wait_long(monkeypatch):
     busy["y"] = 4
     assert reserved_after(10.0) == "y"  # it stays with one machine
     del busy["y"]
-    assert reserved_after(10.0) == "y"  # also when that has no process left, until the ranks are placed
+    # Also when that has no process left, until the ranks are placed.
+    assert reserved_after(10.0) == "y"
     del gpus["y"]
     assert reserved_after(10.0) == "x"  # it has died
     groups["c"]["state"] = "CREATED"

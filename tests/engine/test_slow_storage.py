@@ -1,4 +1,6 @@
-"""Checkpoints into a storage that is slower than the time between them: training waits for none, one is under way."""
+"""Checkpoints into a storage that is slower than the time between them: training waits for none,
+one is under way.
+"""
 
 import dataclasses
 import time
@@ -19,7 +21,10 @@ STEP_S, WRITE_S = 0.02, 0.5
 
 @pytest.fixture
 def slow(execution, monkeypatch, tmp_path):
-    """The execution; every step takes `STEP_S` and every checkpoint `WRITE_S`. `writing-<step>` says which began."""
+    """The execution; every step takes `STEP_S` and every checkpoint `WRITE_S`.
+
+    `writing-<step>` says which began.
+    """
     commit = Attempt.commit
 
     def commit_slowly(self, step, *rest):
@@ -36,7 +41,9 @@ def begun(tmp_path: Path) -> list[int]:
     return sorted(int(file.name.removeprefix("writing-")) for file in tmp_path.glob("writing-*"))
 
 
-def test_training_does_not_wait_and_the_last_one_is_waited_for(slow, run, undisturbed, tmp_path, monkeypatch):
+def test_training_does_not_wait_and_the_last_one_is_waited_for(
+    slow, run, undisturbed, tmp_path, monkeypatch
+):
     commit, waited_s = RunExecution.commit, []
 
     def timed(self, step):

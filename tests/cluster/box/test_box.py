@@ -40,8 +40,12 @@ for _ in range(int(sys.argv[2])):
 
 
 def knock(box: Box, name: str, num: int = 1) -> list[float]:
-    """The seconds until host `one` heard from another, of those of `num` tries that were answered in half a second."""
-    return [float(line) for line in box["one"].run("python", "-I", "-c", KNOCK, name, num).splitlines()]
+    """The seconds until host `one` heard from another, of those of `num` tries that were answered
+    in half a second.
+    """
+    return [
+        float(line) for line in box["one"].run("python", "-I", "-c", KNOCK, name, num).splitlines()
+    ]
 
 
 def test_a_host_has_its_own_names_processes_and_files(box):
@@ -58,18 +62,27 @@ def test_a_host_has_its_own_names_processes_and_files(box):
     assert "sleep 100" in one.run("ps", "ax")
     assert "sleep 100" not in two.run("ps", "ax")
     one.kill(sleeper)
-    assert one.run("python", "-c", "import sys; print(sys.prefix)").strip() == str(Path(sys.prefix).resolve())
+    assert one.run("python", "-c", "import sys; print(sys.prefix)").strip() == str(
+        Path(sys.prefix).resolve()
+    )
     assert one.run("ls", ROOT).count("pyproject.toml") == 1
-    assert "pyproject.toml" not in two.run("ls", ROOT, check=False)  # the folder may be there, for an environment in it
+    # The folder may be there, for an environment in it.
+    assert "pyproject.toml" not in two.run("ls", ROOT, check=False)
     assert "Read-only" in one.run("touch", ROOT / "x", check=False)
 
 
 def test_nothing_leads_out(box):
     """Not even to an address of this machine."""
     outside = [
-        address.address for some in psutil.net_if_addrs().values() for address in some if address.family == AF_INET
+        address.address
+        for some in psutil.net_if_addrs().values()
+        for address in some
+        if address.family == AF_INET
     ]
-    for address in [*(address for address in outside if not address.startswith("127.")), "192.0.2.1"]:
+    for address in [
+        *(address for address in outside if not address.startswith("127.")),
+        "192.0.2.1",
+    ]:
         assert not knock(box, address)
 
 
@@ -82,7 +95,9 @@ def test_a_link_is_cut_and_mended(box):
 
 @pytest.mark.slow
 def test_a_slow_link_delays_and_loses(box):
-    """30 ms each way, then half of the frames each way: about a quarter of 12 questions are answered."""
+    """30 ms each way, then half of the frames each way: about a quarter of 12 questions are
+    answered.
+    """
     two = box["two"]
     two.impair(delay_ms=30, loss=0)
     times = knock(box, "two", 3)
@@ -113,7 +128,9 @@ def test_a_suspended_host_answers_nobody_and_goes_on(box):
 def test_a_disk_is_full_and_free_again(box):
     two = box["two"]
     two.fill_disk()
-    assert "No space left" in two.run("dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1", check=False)
+    assert "No space left" in two.run(
+        "dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1", check=False
+    )
     two.free_disk()
     two.run("dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1")
 
@@ -151,7 +168,10 @@ def test_nothing_is_left_of_a_box_whose_maker_was_killed(tmp_path):
     """
     before = set(Path("/tmp").iterdir())
     maker = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     namespaces = set(maker.stdout.readline().split())
     assert sum(line.endswith("sleep") for line in inhabitants(namespaces)) == 2
