@@ -36,6 +36,12 @@ OPTIONS = Options(
 
 
 @pytest.fixture
+def execution(execution):
+    """Without checkpoints: nothing interrupts these runs."""
+    return dataclasses.replace(execution, checkpoint_every_s=1e9)
+
+
+@pytest.fixture
 def cell(setting):
     """Two compared profiles, so that views can hold modules of several runs."""
     first, second = setting.auxiliary[:2]

@@ -22,6 +22,12 @@ from tests.engine.test_node import result_bytes, strip_clock
 
 
 @pytest.fixture
+def execution(execution):
+    """Only a request to stop commits."""
+    return dataclasses.replace(execution, checkpoint_every_s=1e9)
+
+
+@pytest.fixture
 def nodes(setting) -> list[Node]:
     """Two methods, each a run, its views, and attacks that start from the run: 8 runs and 7
     evaluations.
@@ -113,10 +119,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
 ):
     """Ctrl-C raises KeyboardInterrupt, with which this process ends with 1."""
     monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.001)  # every step can be seen
-    # Nothing but the request commits.
-    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
     node, directory = Node(run, ()), Store(execution.storage).run(run.run_id)
-    process = in_fork(run_in_process, [node], seldom)
+    process = in_fork(run_in_process, [node], execution)
     deadline = time.monotonic() + 60
     while (directory.progress() or {"step": 0})["step"] < 3:
         assert process.is_alive()
@@ -127,14 +131,14 @@ def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
     assert process.exitcode == code
     assert 3 <= directory.committed_step() < run.num_steps
     assert directory.status() == "interrupted"
-    run_in_process([node], seldom)
+    run_in_process([node], execution)
     straight, records = undisturbed
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     assert strip_clock(directory.records()) == strip_clock(records)
 
 
 def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed):
-    node, seldom = Node(run, ()), dataclasses.replace(execution, checkpoint_every_s=1e9)
+    node = Node(run, ())
     directory = Store(execution.storage).run(run.run_id)
 
     def interrupted(limit_s: float) -> int:
@@ -142,13 +146,15 @@ def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed):
         step.
         """
         with pytest.raises(SystemExit) as ended:
-            run_in_process([node], seldom, lambda *_: time.sleep(0.1), poll_s=0.0, limit_s=limit_s)
+            run_in_process(
+                [node], execution, lambda *_: time.sleep(0.1), poll_s=0.0, limit_s=limit_s
+            )
         assert ended.value.code == TIME_IS_UP
         return directory.committed_step()
 
     assert interrupted(0.0) == 0  # before the run
     assert 0 < interrupted(0.4) < interrupted(0.4) < run.num_steps
-    assert run_in_process([node], seldom).done == {run.run_id}
+    assert run_in_process([node], execution).done == {run.run_id}
     assert result_bytes(execution, run.run_id) == result_bytes(undisturbed[0], run.run_id)
 
 

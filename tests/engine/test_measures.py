@@ -27,6 +27,12 @@ NUM_SEQUENCES = 5
 
 
 @pytest.fixture
+def execution(execution):
+    """Without checkpoints: nothing interrupts these runs."""
+    return dataclasses.replace(execution, checkpoint_every_s=1e9)
+
+
+@pytest.fixture
 def view(setting, execution):
     """A trained GRAM with one module on."""
     plans = plan("gram", setting)

@@ -16,6 +16,12 @@ from gram_platform.model.transformer import Attention
 from gram_platform.store import Store
 
 
+@pytest.fixture
+def execution(execution):
+    """Without checkpoints: nothing interrupts these runs."""
+    return dataclasses.replace(execution, checkpoint_every_s=1e9)
+
+
 def evaluations(setting, run, precision) -> list[Evaluation]:
     """Core, each module, one at half its weight, and all."""
     first, *_ = setting.auxiliary
