@@ -1,4 +1,6 @@
-"""Starts a cluster on this machine as docs/cluster.md says: a head with free ports and a token of its own."""
+"""Starts a cluster on this machine as docs/cluster.md says: a head with free ports and a token of
+its own.
+"""
 
 import contextlib
 import json
@@ -24,7 +26,9 @@ STORE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class Head:
-    """A running head: `port` is Ray's own, `address` takes jobs, `environment` is that of its processes and clients."""
+    """A running head: `port` is Ray's own, `address` takes jobs, `environment` is that of its
+    processes and clients.
+    """
 
     folder: Path
     port: int
@@ -37,25 +41,53 @@ class Head:
 
     def ask(self, path: str) -> dict | None:
         """Asks the head over HTTP; None if it does not answer."""
-        request = urllib.request.Request(self.address + path, headers={"Authorization": f"Bearer {self.token}"})
-        with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(request, timeout=10) as answer:
+        request = urllib.request.Request(
+            self.address + path, headers={"Authorization": f"Bearer {self.token}"}
+        )
+        with (
+            contextlib.suppress(OSError, ValueError),
+            urllib.request.urlopen(request, timeout=10) as answer,
+        ):
             return json.load(answer)
         return None
 
     def num_machines(self) -> int:
         """Counts the machines that Ray calls alive, the head among them."""
         answer = self.ask("/nodes?view=summary")
-        return sum(node["raylet"]["state"] == "ALIVE" for node in answer["data"]["summary"]) if answer else 0
+        return (
+            sum(node["raylet"]["state"] == "ALIVE" for node in answer["data"]["summary"])
+            if answer
+            else 0
+        )
 
-    def job(self, *command: str | Path, flags: tuple[str, ...] = (), working_dir: str | Path = "") -> list[str]:
+    def job(
+        self, *command: str | Path, flags: tuple[str, ...] = (), working_dir: str | Path = ""
+    ) -> list[str]:
         """Returns the command that submits another one as a job."""
         upload = ("--working-dir", str(working_dir)) if working_dir else ()
-        return ["ray", "job", "submit", "--address", self.address, *upload, *flags, "--", *map(str, command)]
+        return [
+            "ray",
+            "job",
+            "submit",
+            "--address",
+            self.address,
+            *upload,
+            *flags,
+            "--",
+            *map(str, command),
+        ]
 
     def submit(
-        self, *command: str | Path, timeout_s: float = 600.0, environment: Mapping[str, str] | None = None, **how
+        self,
+        *command: str | Path,
+        timeout_s: float = 600.0,
+        environment: Mapping[str, str] | None = None,
+        **how,
     ) -> subprocess.CompletedProcess:
-        """Runs a command as a job to its end; what the job prints is in `stdout`. `how` as in `job`."""
+        """Runs a command as a job to its end; what the job prints is in `stdout`.
+
+        `how` as in `job`.
+        """
         return subprocess.run(
             self.job(*command, **how),
             env={**self.environment, **(environment or {})},
@@ -91,7 +123,9 @@ class Head:
 
 
 def start_command(head: Head, **options: object) -> list[str]:
-    """Returns `ray start` of a head without default ports: 0 lets Ray choose, and some ports must be chosen here."""
+    """Returns `ray start` of a head without default ports: 0 lets Ray choose, and some ports must
+    be chosen here.
+    """
     all_options = {
         "port": head.port,
         "dashboard-port": head.address.rpartition(":")[2],
@@ -104,7 +138,13 @@ def start_command(head: Head, **options: object) -> list[str]:
         "temp-dir": head.folder / "ray",
         **options,
     }
-    return ["ray", "start", "--head", "--block", *(f"--{name}={value}" for name, value in all_options.items())]
+    return [
+        "ray",
+        "start",
+        "--head",
+        "--block",
+        *(f"--{name}={value}" for name, value in all_options.items()),
+    ]
 
 
 @contextlib.contextmanager

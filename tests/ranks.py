@@ -12,11 +12,18 @@ import torch
 import torch.distributed as dist
 
 # `torch._dynamo`: the first optimizer of a process imports it, which takes half a second
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed.fsdp", "gram_platform.engine.ranks", "tests.tiny"]
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "gram_platform.engine.ranks",
+    "tests.tiny",
+]
 
 
 class Ranks:
-    """`worker(rank, num_ranks, *args)` in a process a rank; leaving the block kills what is left."""
+    """`worker(rank, num_ranks, *args)` in a process a rank; leaving the block kills what is
+    left."""
 
     def __init__(self, num_ranks: int, worker: Callable, *args):
         context = multiprocessing.get_context("forkserver")
@@ -37,14 +44,17 @@ class Ranks:
             process.join()
 
     def kill(self, rank: int) -> None:
-        """kill -9 of one rank; the others then fail or hang, and are ended as Ray Train ends them."""
+        """kill -9 of one rank; the others then fail or hang, and are ended as Ray Train ends
+        them."""
         os.kill(self.processes[rank].pid, signal.SIGKILL)
         self.processes[rank].join()
         time.sleep(0.1)  # what the others do when a peer is gone is part of the test
 
     def join(self) -> None:
         """Until all ranks have ended, or one has failed: all must end well."""
-        while (alive := [p.sentinel for p in self.processes if p.is_alive()]) and not any(self.exit_codes):
+        while (alive := [p.sentinel for p in self.processes if p.is_alive()]) and not any(
+            self.exit_codes
+        ):
             wait(alive)
         assert self.exit_codes == [0] * len(self.processes)
 

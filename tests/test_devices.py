@@ -1,7 +1,8 @@
 """Every tensor of training, evaluation, serving and the ranks' votes is made on the model's device.
 
-No GPU is needed. The meta device computes shapes and no values, so it can run every backward pass; `OneDevice` refuses
-what CUDA would refuse. torch's fake tensors on "cuda:0" take the branches for GPUs, without a backward pass.
+No GPU is needed. The meta device computes shapes and no values, so it can run every backward pass;
+`OneDevice` refuses what CUDA would refuse. torch's fake tensors on "cuda:0" take the branches for
+GPUs, without a backward pass.
 """
 
 import ast
@@ -33,7 +34,12 @@ from gram_platform.model.transformer import Transformer
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.data import PlanReader, start_thread
-from gram_platform.train.evaluate import domain_losses, profile_losses, sample_continuations, token_losses
+from gram_platform.train.evaluate import (
+    domain_losses,
+    profile_losses,
+    sample_continuations,
+    token_losses,
+)
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
 from tests import tiny
@@ -42,13 +48,16 @@ from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.test_architecture import python_files
 
 FAKE = "cuda:0"  # without an index torch asks a driver for the current GPU
-SIZE = dataclasses.replace(SMOKE_SIZES["tiny"], num_layers=1, batch_size=8)  # two micro-batches a step
+# Two micro-batches a step.
+SIZE = dataclasses.replace(SMOKE_SIZES["tiny"], num_layers=1, batch_size=8)
 OPTIONS = Options(
     branch_full=Branching(2.0),
     maxent=Unlearning(num_steps=4, batch_size=4),
     elicitation=Elicitation(32, 8, batch_size=8),
 )
-READINGS = {getattr(torch.Tensor, name) for name in ("tolist", "item", "__float__", "__int__", "__bool__")}
+READINGS = {
+    getattr(torch.Tensor, name) for name in ("tolist", "item", "__float__", "__int__", "__bool__")
+}
 TO_CPU = {torch.Tensor.cpu, torch.Tensor.to}
 MAKERS = ("Thread", "Timer", "ThreadPoolExecutor", "ThreadPool")  # of threads
 COPIES = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten._foreach_copy_}
@@ -59,15 +68,20 @@ class ReadZeros(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        is_read = function in TO_CPU and args[0].is_meta and {*args[1:2]} <= {"cpu", torch.device("cpu")}
+        is_read = (
+            function in TO_CPU and args[0].is_meta and {*args[1:2]} <= {"cpu", torch.device("cpu")}
+        )
         if is_read or (function in READINGS and isinstance(args[0], FakeTensor) | args[0].is_meta):
             with unset_fake_temporarily():
-                return function(torch.zeros(args[0].shape, dtype=args[0].dtype), *args[1:], **kwargs)
+                return function(
+                    torch.zeros(args[0].shape, dtype=args[0].dtype), *args[1:], **kwargs
+                )
         return function(*args, **kwargs)
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operations on two devices as CUDA does; also CPU indices, for which a GPU would wait."""
+    """Refuses operations on two devices as CUDA does; also CPU indices, for which a GPU would
+    wait."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -79,10 +93,14 @@ class OneDevice(TorchDispatchMode):
 
 @pytest.fixture
 def meta(monkeypatch):
-    """Makes the meta device a place to train: torch's fused AdamW knows its shapes, but its list leaves it out."""
+    """Makes the meta device a place to train: torch's fused AdamW knows its shapes, but its list
+    leaves it out.
+    """
     module = importlib.import_module("torch.optim.optimizer")
     supported = module._get_fused_kernels_supported_devices()
-    monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: [*supported, "meta"])
+    monkeypatch.setattr(
+        module, "_get_fused_kernels_supported_devices", lambda: [*supported, "meta"]
+    )
     with ReadZeros(), OneDevice():
         yield torch.device("meta")
 
@@ -90,7 +108,10 @@ def meta(monkeypatch):
 def nodes_of(method, document_end=-1):
     """The method's runs, its attacks and its evaluations."""
     cell = setting(
-        SIZE, profiles=((), AUXILIARY[:1]), options=OPTIONS, conventions=Conventions(document_end=document_end)
+        SIZE,
+        profiles=((), AUXILIARY[:1]),
+        options=OPTIONS,
+        conventions=Conventions(document_end=document_end),
     )
     return unique(method_nodes(method, cell))
 
@@ -113,12 +134,11 @@ def sequences(run: RunConfig) -> dict[str, np.ndarray]:
     return {d: np.zeros((n, run.model.seq_len + 1), dtype=np.uint16) for d, n in lengths.items()}
 
 
-def test_every_method_has_runs_and_the_attacks_have_a_start():
-    assert all(runs_of(method) for method in METHODS)
-    assert sum(bool(run.start) for method in METHODS for run in runs_of(method)) >= len(METHODS) - 1
-
-
-CASES = [*((method, "bfloat16", -1) for method in METHODS), ("gram", "float32", -1), ("gram", "bfloat16", 0)]
+CASES = [
+    *((method, "bfloat16", -1) for method in METHODS),
+    ("gram", "float32", -1),
+    ("gram", "bfloat16", 0),
+]
 
 
 @pytest.mark.parametrize(("method", "precision", "document_end"), CASES)
@@ -129,7 +149,15 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
         learner, arrays, domains = Learner(run, meta), sequences(run), run.eval_points.domains
         train_a_step(learner, run, arrays, 0)
         active = dict.fromkeys(run.model.module_domains, 1.0)
-        domain_losses(learner.forward, run.model, arrays, domains[:1], 4, lambda _, active=active: active, meta)
+        domain_losses(
+            learner.forward,
+            run.model,
+            arrays,
+            domains[:1],
+            4,
+            lambda _, active=active: active,
+            meta,
+        )
         if active:
             probed_norms(learner, arrays[domains[0]])
         pieces, state = learner.pieces(), tiny.full_state(learner)
@@ -138,12 +166,19 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
         learner.load_state(pieces)
         train_a_step(learner, run, arrays, 1)
         assert {p.device for p in learner.masters.values()} == {meta}
-        slots = [slot for o in learner.optimizers.values() for state in o.state.values() for slot in state.values()]
+        slots = [
+            slot
+            for o in learner.optimizers.values()
+            for state in o.state.values()
+            for slot in state.values()
+        ]
         assert {slot.device for slot in slots} == {meta}
 
 
 def train_a_step(learner, run, arrays, first_step):
-    record = next(training_steps(learner, Plan(run), PlanReader(run, arrays), first_step, norms_every=1))
+    record = next(
+        training_steps(learner, Plan(run), PlanReader(run, arrays), first_step, norms_every=1)
+    )
     assert (record.step, len(record.losses)) == (first_step + 1, run.micro_batches_per_step)
 
 
@@ -189,13 +224,18 @@ def evaluate(method, device, dtype):
     document_end = 0 if dtype == torch.float32 else -1  # with and without a mask
     for config, view in evaluations_of(method, document_end):
         model = model_on(config, device, dtype)
-        arrays = {d: np.zeros((4, config.seq_len + 1), dtype=np.uint16) for d in (CORE, AUXILIARY[0])}
+        arrays = {
+            d: np.zeros((4, config.seq_len + 1), dtype=np.uint16) for d in (CORE, AUXILIARY[0])
+        }
         asked = (arrays, tuple(arrays), 4)
         domain_losses(model, config, *asked, view.active, device)
         profile_losses(model, *asked, [view.active] * 2)
         losses = token_losses(model, *asked, view.active)
         assert {tensor.device.type for tensor in losses.values()} == {"cpu"}
-        prompts_BP, uniforms_BC = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 3, dtype=torch.float64)
+        prompts_BP, uniforms_BC = (
+            torch.zeros(2, 4, dtype=torch.long),
+            torch.zeros(2, 3, dtype=torch.float64),
+        )
         drawn = sample_continuations(model, prompts_BP, uniforms_BC, view.active(CORE))
         assert {tensor.device.type for tensor in drawn} == {"cpu"}
 
@@ -207,18 +247,24 @@ def test_evaluations_stay_on_their_device(method, meta):
 
 
 class NoDriver(TorchFunctionMode):
-    """Replaces what asks for a driver even with fake tensors: indexing and ~, by the same operations; pinning."""
+    """Replaces what asks for a driver even with fake tensors: indexing and ~, by the same
+    operations; pinning.
+    """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.pin_memory:
             return args[0]
         if function is torch.empty:
-            return function(*args, **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"})
+            return function(
+                *args,
+                **{name: value for name, value in (kwargs or {}).items() if name != "pin_memory"},
+            )
         if function is torch.Tensor.__getitem__ and args[0].device.type == "cuda":
             return view(*args)
         if function is torch.Tensor.__invert__:
             return torch.logical_not(*args)
-        if function is scaled_dot_product_attention:  # builds for CUDA ask which kernel fits the GPU
+        # Builds for CUDA ask which kernel fits the GPU.
+        if function is scaled_dot_product_attention:
             with sdpa_kernel(SDPBackend.MATH):
                 return function(*args, **kwargs)
         return function(*args, **(kwargs or {}))
@@ -231,7 +277,11 @@ def view(tensor, index):
             tensor = tensor.select(dim, part)
             continue
         given = part is not None
-        tensor = torch.ops.aten.slice(tensor, dim, part.start, part.stop) if given else tensor.unsqueeze(dim)
+        tensor = (
+            torch.ops.aten.slice(tensor, dim, part.start, part.stop)
+            if given
+            else tensor.unsqueeze(dim)
+        )
         dim += 1
     return tensor
 
@@ -264,14 +314,20 @@ class PretendedStream:
 
 
 def test_a_checkpoint_is_copied_beside_training(monkeypatch):
-    """Copies start after the work before them, and the next step's change waits for them; their memory is reused."""
+    """Copies start after the work before them, and the next step's change waits for them; their
+    memory is reused.
+    """
     log: list[str] = []
     main, side = PretendedStream("training", log), PretendedStream("copying", log)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext(log.append(f"on {stream.name}")))
+    monkeypatch.setattr(
+        torch.cuda, "stream", lambda stream: contextlib.nullcontext(log.append(f"on {stream.name}"))
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
     learner = Learner(tiny.run_config())
-    monkeypatch.setattr(learner, "_local", lambda value: torch.empty(value.shape, dtype=value.dtype, device=FAKE))
+    monkeypatch.setattr(
+        learner, "_local", lambda value: torch.empty(value.shape, dtype=value.dtype, device=FAKE)
+    )
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), NoDriver():
         first = learner.pieces()
         learner.staging.wait()
@@ -281,7 +337,9 @@ def test_a_checkpoint_is_copied_beside_training(monkeypatch):
     waits = ["the process waits for copying"], ["training waits for the record of copying"]
     assert log == [*copied, *waits[0], *copied, *waits[1]]
     assert {piece.rows.device.type for piece in first.values()} == {"cpu"}
-    assert {(name, piece.shape) for name, piece in first.items()} == {(n, p.shape) for n, p in second.items()}
+    assert {(name, piece.shape) for name, piece in first.items()} == {
+        (n, p.shape) for n, p in second.items()
+    }
     assert all(second[name].rows is piece.rows for name, piece in first.items())
 
 
@@ -290,8 +348,12 @@ def gpu_3(monkeypatch):
     """The third GPU of a machine, pretended: notes for every thread which GPU it chose."""
     chosen: dict[str, int] = {}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen.get(threading.current_thread().name, 3))
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: chosen.update({threading.current_thread().name: gpu}))
+    monkeypatch.setattr(
+        torch.cuda, "current_device", lambda: chosen.get(threading.current_thread().name, 3)
+    )
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda gpu: chosen.update({threading.current_thread().name: gpu})
+    )
     return chosen
 
 
@@ -305,17 +367,28 @@ def test_threads_use_the_gpu_of_their_starter(gpu_3):
 
 
 def test_threads_without_a_gpu_choose_none(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: pytest.fail("no process here uses a GPU"))
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda gpu: pytest.fail("no process here uses a GPU")
+    )
     start_thread("reports", lambda: None).join()
 
 
 def test_every_thread_of_training_uses_the_gpu_of_its_starter():
-    """`train/` and `engine/` start threads by `start_thread`, and pools of them with `gpu_of_this_thread`."""
+    """`train/` and `engine/` start threads by `start_thread`, and pools of them with
+    `gpu_of_this_thread`.
+    """
     started = []
     for path in python_files("gram_platform/train", "gram_platform/engine"):
-        calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-        started += [(path.name, ast.unparse(call)) for call in calls if ast.unparse(call.func).endswith(MAKERS)]
-    of_ranks = [(name, call) for name, call in sorted(started) if name != "cluster.py"]  # a driver uses no GPU
+        calls = (
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
+        )
+        started += [
+            (path.name, ast.unparse(call))
+            for call in calls
+            if ast.unparse(call.func).endswith(MAKERS)
+        ]
+    # A driver uses no GPU.
+    of_ranks = [(name, call) for name, call in sorted(started) if name != "cluster.py"]
     assert [name for name, _ in of_ranks] == ["data.py", "process.py"]
     assert "initializer=gpu_of_this_thread()" in of_ranks[1][1]
 
@@ -326,15 +399,24 @@ def test_serving_stays_on_its_device(kind, meta):
     modules = tuple(dataclasses.replace(m, kind=kind) for m in tiny.model_config().modules)
     config = dataclasses.replace(tiny.model_config(), modules=modules)
     first, second = config.module_domains
-    batch = Batch(RowReader(model_on(config, meta), num_rows=4), config.vocab_size, end_of_text=config.vocab_size)
+    batch = Batch(
+        RowReader(model_on(config, meta), num_rows=4),
+        config.vocab_size,
+        end_of_text=config.vocab_size,
+    )
     profiles = ((), ((first, 1.0),), ((first, 0.5), (second, 1.0)))
     drawing = zip(profiles, (0.0, 1.0, 1.0), (1.0, 1.0, 0.5), strict=True)
     new = [
-        ActiveSequence(GenerationRequest((2,) * (length + 1), 2 + length, temperature, top_p), Grant("", "", weights))
+        ActiveSequence(
+            GenerationRequest((2,) * (length + 1), 2 + length, temperature, top_p),
+            Grant("", "", weights),
+        )
         for length, (weights, temperature, top_p) in enumerate(drawing)
     ]
     batch.admit(new)
     while batch.step():
         pass
     assert [len(sequence.drawn) for sequence in new] == [2, 3, 4]
-    assert {memory.device for memory in (batch.reader.keys_LRKSh, batch.reader.values_LRKSh)} == {meta}
+    assert {memory.device for memory in (batch.reader.keys_LRKSh, batch.reader.values_LRKSh)} == {
+        meta
+    }

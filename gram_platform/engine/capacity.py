@@ -1,7 +1,7 @@
-"""Decides how much work a cluster is asked to hold at once, now and after it has grown, and on which machines.
+"""Decides how much work a cluster is asked to hold at once, and on which machines.
 
-Only a failed probe cordons a machine, never the error of a run. The cordon lives as long as its driver: a submission
-begins without one and probes anew, so a mended machine takes part again.
+Only a failed probe cordons a machine, never the error of a run. The cordon lives as long as its
+driver: a submission begins without one and probes anew, so a mended machine takes part again.
 """
 
 import math
@@ -25,8 +25,9 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# On the driver's machine: of the driver, and of a run of several ranks (a gang: all start or none), which keeps there
-# the process that waits for it and Ray Train's controller and actors, 1.1 GB of own memory measured
+# Memory on the driver's machine: of the driver, and of a run of several ranks (a gang: all start or
+# none). A gang keeps there the process that waits for it and Ray Train's controller and actors,
+# which have 1.1 GB of own memory, measured.
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 5 * GIB // 4
 # Most processes requested at once where an autoscaler does not report its maximum.
 MOST_UNREPORTED = 256
@@ -45,7 +46,7 @@ WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0
 
 
 class Admission:
-    """Computes what may be requested from the connected Ray cluster, and which machine to reserve for a waiting run."""
+    """Computes what may be requested of Ray, and which machine to reserve for a waiting run."""
 
     def __init__(self, resources: Resources):
         self.resources = resources
@@ -56,12 +57,14 @@ class Admission:
         self._since: dict[str, float] = {}
         self._next_look, self._reserved_machine = 0.0, ""
 
-    def free_resources(self, num_ranks: Iterable[int] = (), may_wait: bool = True) -> "FreeResources":
-        """Returns what may be requested beside nodes of so many ranks, which have been requested already.
+    def free_resources(
+        self, num_ranks: Iterable[int] = (), may_wait: bool = True
+    ) -> "FreeResources":
+        """Returns what may be requested beside nodes of so many ranks, requested already.
 
-        That is what the cluster has if its size is fixed; if it can grow, the maximum that it reports, else no limit:
-        Ray queues what does not fit yet, which shows its autoscaler the demand. `--max-gpus` is a limit on both.
-        `may_wait=False`: only what the cluster has now.
+        That is what the cluster has if its size is fixed; if it can grow, the maximum that it
+        reports, else no limit: Ray queues what does not fit yet, which shows its autoscaler the
+        demand. `--max-gpus` is a limit on both. `may_wait=False`: only what the cluster has now.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -71,10 +74,15 @@ class Admission:
         free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
         if may_wait and self._can_grow:
             largest = largest_cluster()
-            free = {name: max(amount, largest.get(name, 0.0 if largest else math.inf)) for name, amount in free.items()}
+            free = {
+                name: max(amount, largest.get(name, 0.0 if largest else math.inf))
+                for name, amount in free.items()
+            }
         most = MOST_UNREPORTED if math.inf in free.values() else math.inf
         if resources.max_gpus:
-            name, of_rank = ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
+            name, of_rank = (
+                ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
+            )
             free[name] = min(free[name], resources.max_gpus * of_rank)
         unclaimed = FreeResources(resources, free, most, self._most_gangs)
         for ranks in num_ranks:
@@ -82,10 +90,11 @@ class Admission:
         return unclaimed
 
     def machine_to_reserve(self, busy: Mapping[str, int]) -> str:
-        """Returns the machine to keep free for a run of several ranks that has waited too long, or "".
+        """Returns the machine to keep free for a run of several ranks that has waited long, or "".
 
-        Its ranks need one machine; without this they would wait while other work keeps a part of every machine.
-        `busy`: the number of tasks on every machine that has processes of this driver.
+        Its ranks need one machine; without this they would wait while other work keeps a part of
+        every machine. `busy`: the number of tasks on every machine that has processes of this
+        driver.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -96,7 +105,11 @@ class Admission:
         self._since = {group: self._since.get(group, now) for group in waiting}
         patience_s = PATIENCE_S if has_fixed_size() else PATIENCE_FOR_GROWTH_S
         overdue = [group for group, since in self._since.items() if now - since >= patience_s]
-        gpus = {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]}
+        gpus = {
+            node["NodeID"]: node["Resources"].get("GPU", 0.0)
+            for node in ray.nodes()
+            if node["Alive"]
+        }
         if not overdue:
             self._reserved_machine = ""
         elif self._reserved_machine not in gpus:
@@ -110,12 +123,22 @@ class Admission:
 class FreeResources:
     """The CPUs, GPUs, processes and gangs that may still be requested."""
 
-    def __init__(self, resources: Resources, free: dict[str, float], num_processes: float, num_gangs: int):
-        self.resources, self.free, self.num_processes, self.num_gangs = resources, free, num_processes, num_gangs
+    def __init__(
+        self, resources: Resources, free: dict[str, float], num_processes: float, num_gangs: int
+    ):
+        self.resources, self.free, self.num_processes, self.num_gangs = (
+            resources,
+            free,
+            num_processes,
+            num_gangs,
+        )
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Subtracts a node if it fits; returns whether it did. The first always does: Ray says what it waits for."""
+        """Subtracts a node if it fits; returns whether it did.
+
+        The first always does: Ray says what it waits for.
+        """
         asked = self.resources.asked(num_ranks).items()
         fits = (
             self.num_processes >= num_ranks
@@ -136,36 +159,40 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Counts the runs of several ranks that the memory of this machine, the driver's, holds at once; at least one."""
+    """Counts the runs of several ranks that the driver's machine has memory for; at least one."""
     here = ray.get_runtime_context().get_node_id()
-    memory = sum(node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    memory = sum(
+        node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
+    )
     return max(1, int((memory - DRIVER_BYTES) // GANG_BYTES))
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:
-    """Returns Ray's strategy for a run's ranks: one machine if its GPUs suffice, else as few machines as possible."""
+    """Returns Ray's strategy for a run's ranks: one machine if its GPUs suffice, else few."""
     if not resources.gpus_per_rank:
         return "PACK"
     of_machine = resources.gpus_per_machine
     if has_fixed_size():
-        of_machine = max((machine.get("GPU", 0.0) for machine in usable_machines(resources)), default=0.0)
+        of_machine = max(
+            (machine.get("GPU", 0.0) for machine in usable_machines(resources)), default=0.0
+        )
     return STRICT_PACK if num_ranks * resources.gpus_per_rank <= of_machine else "PACK"
 
 
 def wait_for_more_s() -> float:
-    """Returns how long a run waits for a place for more ranks than it needs: machines take minutes to start."""
+    """Returns how long a run waits for more ranks than it needs: machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 
 def usable_machines(resources: Resources) -> list[Mapping[str, float]]:
     """Returns the resources of each machine that is alive and not cordoned."""
-    return [n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in resources.cordoned]
+    return [
+        n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in resources.cordoned
+    ]
 
 
 def usable_resources(resources: Resources) -> Mapping[str, float]:
     """Sums the resources of the machines that are alive and not cordoned."""
-    if not resources.cordoned:
-        return ray.cluster_resources()
     total: Counter[str] = Counter()
     for machine in usable_machines(resources):
         total.update(machine)
@@ -179,7 +206,10 @@ def slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Returns whether the cluster has no autoscaler; also where one has not reported yet. Asks without waiting."""
+    """Returns whether the cluster has no autoscaler; also where one has not reported yet.
+
+    Asks without waiting.
+    """
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -201,13 +231,15 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError naming the flag when the cluster can never hold `widest` ranks, which would wait for ever.
+    """Raises ValueError naming the flag when the cluster can never hold `widest` ranks.
 
-    Only on a cluster of fixed size is that certain; an autoscaler that has just started gets the time to report.
-    Autoscalers rarely report their limit: then `say` gets a warning.
+    Only on a cluster of fixed size is that certain; an autoscaler that has just started gets the
+    time to report. Autoscalers rarely report their limit: then `say` gets a warning.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    capacity = max(sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster()))
+    capacity = max(
+        sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster())
+    )
     if capacity >= widest:
         return
     error = _shortage(widest, resources, machines, capacity)
@@ -217,26 +249,40 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
     say(f"waiting for machines that the cluster may yet start: {error}")
 
 
-def _shortage(widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int) -> ValueError:
-    """Makes the error that says what the cluster lacks: GPUs, CPUs for one rank's threads, or all of them."""
+def _shortage(
+    widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int
+) -> ValueError:
+    """Makes the error that says what the cluster lacks: GPUs, CPUs of a machine, or all CPUs."""
     threads = round(resources.cpus_per_rank)
     if capacity:
-        return invalid("num_workers", widest, f"at most {capacity}, the ranks of {threads} CPUs that fit here")
-    of_device = [machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank]
+        return invalid(
+            "num_workers", widest, f"at most {capacity}, the ranks of {threads} CPUs that fit here"
+        )
+    of_device = [
+        machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank
+    ]
     if not of_device:
         return invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")
     most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
-    return invalid("threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster")
+    return invalid(
+        "threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster"
+    )
 
 
-# Replacements of cordoned machines that a cluster is asked for, one after another, until one passes.
+# Replacements of cordoned machines that a cluster is asked for, one after another, until one
+# passes.
 MAX_REPLACEMENTS = 3
 
 
 class Cordon:
-    """The machines that take nothing more of one driver; `resources` are the driver's, without those machines."""
+    """The machines that take nothing more of one driver.
 
-    def __init__(self, resources: Resources, on_cordon: Callable[[ProbeReport], None] = lambda report: None):
+    `resources` are the driver's, without those machines.
+    """
+
+    def __init__(
+        self, resources: Resources, on_cordon: Callable[[ProbeReport], None] = lambda report: None
+    ):
         """`on_cordon` is called with the report of each machine that is cordoned."""
         self.resources, self._on_cordon = resources, on_cordon
         self.reports: dict[str, ProbeReport] = {}
@@ -245,7 +291,7 @@ class Cordon:
         self.changed = 0.0
         # Machines that failed since one passed for the first time.
         self._failures_in_a_row = 0
-        # None until it is asked, once.
+        # Whether the cluster has a fixed size; None until that is asked, once.
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
@@ -264,24 +310,31 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the cluster may be asked for more machines: not after `MAX_REPLACEMENTS` that failed too."""
+        """Whether the cluster may be asked for machines: not after `MAX_REPLACEMENTS` failed."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, naming machines and probes, when the cluster lacks capacity for the ranks."""
+        """Raises ClusterLost, naming machines and probes, when the cluster lacks capacity."""
         if self.lacks_capacity(num_ranks):
             found = "\n".join(f"  {report}" for report in self.reports.values())
-            what = "a device that works" if num_ranks == 1 else f"capacity for {num_ranks} ranks on devices that work"
+            what = (
+                "a device that works"
+                if num_ranks == 1
+                else f"capacity for {num_ranks} ranks on devices that work"
+            )
             raise ClusterLost(f"this cluster has no machine with {what}:\n{found}\n{SUBMIT_AGAIN}")
 
     def lacks_capacity(self, num_ranks: int) -> bool:
-        """Returns whether the ranks do not fit on the machines that are not cordoned, and never will.
+        """Returns whether the ranks do not fit on machines that are not cordoned, and never will.
 
         False before a machine is cordoned: waiting for machines has no time limit.
         """
         if not self.reports:
             return False
-        if sum(slots(self.resources, machine) for machine in usable_machines(self.resources)) >= num_ranks:
+        if (
+            sum(slots(self.resources, machine) for machine in usable_machines(self.resources))
+            >= num_ranks
+        ):
             return False
         if self._is_fixed is None:
             self._is_fixed = has_fixed_size()

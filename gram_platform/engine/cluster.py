@@ -1,7 +1,7 @@
-"""Finds the Ray of a command: joins one that answers, or starts one on this machine; notes when it is gone.
+"""Finds the Ray of a command: joins one that answers, or starts one; notes when it is gone.
 
-Nothing here waits long: whether an address answers is asked first, with a time limit, because `ray.init` repeats its
-attempts for a quarter of an hour.
+Nothing here waits long: whether an address answers is asked first, with a time limit, because
+`ray.init` repeats its attempts for a quarter of an hour.
 """
 
 import atexit
@@ -35,14 +35,18 @@ PROBE_S = 5.0
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 # The path of a socket has at most 107 bytes.
-MAX_FOLDER_BYTES = 107 - len(f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store")
+MAX_FOLDER_BYTES = 107 - len(
+    f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
+)
 # The folder of a Ray, in the command lines of its processes.
 SESSION = re.compile(r"/session_[\d_-]+")
-CURE = f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with --in-process "
-CURE += "studies need none"
-# Of the Ray that this process has started.
+CURE = (
+    f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with"
+    " --in-process studies need none"
+)
+# The folder of the Ray that this process has started.
 _own_folders: list[OwnFolder] = []
-# Leaving Ray has begun; it is done.
+# Set when leaving Ray begins, and when it is done.
 _LEAVING, _LEFT = threading.Event(), threading.Event()
 CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
@@ -52,14 +56,15 @@ class ClusterLost(Stopped):
 
 
 def connect(is_verbose: bool = False) -> None:
-    """Joins the Ray of $RAY_ADDRESS, else the one that `ray start` left on this machine, else starts one.
+    """Joins the Ray of $RAY_ADDRESS, else the one of `ray start` on this machine, else starts one.
 
-    A Ray that nobody has named is passed over where it does not answer, or is another user's. ValueError for an address
-    that cannot be joined; ClusterLost if Ray does not start. `is_verbose`: print what the workers print.
+    A Ray that nobody has named is passed over where it does not answer, or is another user's.
+    ValueError for an address that cannot be joined; ClusterLost if Ray does not start.
+    `is_verbose`: print what the workers print.
     """
     if ray.is_initialized():
         return
-    # silences a warning of Ray about tasks without a GPU
+    # Silences a warning of Ray about tasks without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet = {"log_to_driver": is_verbose, "logging_level": logging.WARNING}
     given = os.environ.get(ADDRESS, "")
@@ -68,13 +73,19 @@ def connect(is_verbose: bool = False) -> None:
     elif address := "" if given else _found():
         _join(address, None, **quiet)
     else:
-        start(num_cpus=num_cpus(), **quiet)
+        start(**quiet)
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot. `options`: of `ray.init`."""
+    """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot.
+
+    `options`: of `ray.init`.
+    """
     if given != "auto" and not HOST_PORT.fullmatch(given):
-        expected = "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the others)"
+        expected = (
+            "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the"
+            " others)"
+        )
         raise invalid(ADDRESS, given, expected)
     try:
         address = address_of(given)
@@ -97,8 +108,8 @@ def _join(address: str, given: str | None, **options: object) -> None:
 def start(**options: object) -> None:
     """Starts a Ray on this machine that ends with this process. `options`: of `ray.init`.
 
-    Its files are in a folder of its own, and it answers only to its own random token, unless the user has chosen
-    another one. ClusterLost if it does not start; its logs stay then.
+    Its files are in a folder of its own, and it answers only to its own random token, unless the
+    user has chosen another one. ClusterLost if it does not start; its logs stay then.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -106,7 +117,9 @@ def start(**options: object) -> None:
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
     try:
         with _time_limit(START_S, what, folder.keep), _temporary_files_in(folder.path.parent):
-            _initialise(what, address="local", _temp_dir=str(folder.path), **options)
+            _initialise(
+                what, address="local", num_cpus=num_cpus(), _temp_dir=str(folder.path), **options
+            )
     except ClusterLost:
         folder.keep()
         raise
@@ -118,7 +131,8 @@ def start(**options: object) -> None:
 def _temporary_files_in(folder: Path) -> Iterator[None]:
     """Lets the processes that start in the block keep their temporary files in a folder.
 
-    Code that torch has compiled is among them, unless $TORCHINDUCTOR_CACHE_DIR names a place that stays.
+    Code that torch has compiled is among them, unless $TORCHINDUCTOR_CACHE_DIR names a place that
+    stays.
     """
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
@@ -138,7 +152,10 @@ def _initialise(what: str, **options: object) -> None:
     except Exception as error:
         ray.shutdown()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        advice = "are memory, the disk of this folder and /dev/shm full? With --in-process studies need no Ray"
+        advice = (
+            "are memory, the disk of this folder and /dev/shm full? With --in-process studies need"
+            " no Ray"
+        )
         raise ClusterLost(f"{what}: {reason}; {advice}") from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
@@ -147,7 +164,7 @@ def _initialise(what: str, **options: object) -> None:
     _LEFT.clear()
     threading.Thread(target=_watch_leaving, daemon=True).start()
     atexit.register(leave)
-    # It remembers Ray's processes.
+    # This remembers Ray's processes.
     require_ray()
 
 
@@ -161,7 +178,10 @@ def leave() -> None:
 
 
 def _watch_leaving() -> None:
-    """Ends the process if leaving takes too long; its thread waits from the start, since none can begin at exit."""
+    """Ends the process if leaving takes too long.
+
+    Its thread waits from the start, since none can begin at exit.
+    """
     _LEAVING.wait()
     if not _LEFT.wait(LEAVE_S):
         _give_up(LEAVE_S, "what is done is kept, but Ray does not let this command end")
@@ -173,7 +193,9 @@ def _size() -> str:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, what: str, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+def _time_limit(
+    seconds: float, what: str, before: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Ends the process, after a call of `before`, if the block takes longer.
 
     Ray may wait for ever, and handles no signal then.
@@ -197,11 +219,14 @@ def _give_up(seconds: float, what: str) -> None:
     os._exit(FAILED)
 
 
-# --------------------------------------------------------------------------------------------------------------- probe
+# ------------------------------------------------------------------------------------------ probe
 
 
 def _found() -> str:
-    """Returns the address of a Ray of `ray start` on this machine that this user can join, or ""; says why not."""
+    """Returns the address of a Ray of `ray start` on this machine that this user can join, or "".
+
+    Says why it cannot be joined.
+    """
     record = address_record()
     if not record.is_file():
         return ""
@@ -219,7 +244,10 @@ def _found() -> str:
 
 
 def _token(is_named: bool) -> str:
-    """Returns the token that `ray.init` would send: to a Ray that is named only if $RAY_AUTH_MODE asks for it."""
+    """Returns the token that `ray.init` would send.
+
+    A Ray that is named gets it only if $RAY_AUTH_MODE asks for it.
+    """
     mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
     if mode.lower() != "token":
         return ""
@@ -232,7 +260,7 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the folder in which Ray makes its own: $RAY_TMPDIR, else $TMPDIR if it serves, else /tmp.
+    """Returns the folder in which Ray makes its own: $RAY_TMPDIR, else $TMPDIR, else /tmp.
 
     ValueError for a $RAY_TMPDIR, or a /tmp, that is too long for sockets or cannot be written.
     """
@@ -244,7 +272,10 @@ def _folder() -> Path:
 
 
 def _checked_folder(folder: Path) -> Path:
-    expected = f"a folder that can be written, whose path has at most {MAX_FOLDER_BYTES} bytes (Ray has sockets there)"
+    expected = (
+        f"a folder that can be written, whose path has at most {MAX_FOLDER_BYTES} bytes (Ray has"
+        " sockets there)"
+    )
     if len(os.fsencode(folder.absolute())) > MAX_FOLDER_BYTES:
         raise invalid(FOLDER, str(folder), expected)
     try:
@@ -255,7 +286,7 @@ def _checked_folder(folder: Path) -> Path:
         raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error
 
 
-# ----------------------------------------------------------------------------------------------------------- lost Rays
+# -------------------------------------------------------------------------------------- lost Rays
 
 
 # Ray's processes on this machine by its Ray id; empty where they cannot be seen.
@@ -263,10 +294,11 @@ _processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:
-    """Raises ClusterLost if Ray's process on this machine is dead, or its head's: then nothing ends or starts any more.
+    """Raises ClusterLost if Ray's process on this machine is dead, or its head's.
 
-    A driver calls it again and again. It looks at the processes, because Ray gives a machine up after 15 s and may then
-    end the driver without a word, as it does a minute after its head's death. A head elsewhere is left to Ray.
+    Then nothing ends or starts any more. A driver calls it again and again. It looks at the
+    processes, because Ray gives a machine up after 15 s and may then end the driver without a word,
+    as it does a minute after its head's death. A head elsewhere is left to Ray.
     """
     if not ray.is_initialized():
         return
@@ -279,11 +311,19 @@ def require_ray() -> None:
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
     """Finds the raylet with this id, and the head of its Ray."""
-    listed = (p for p in psutil.process_iter(["name", "cmdline"]) if p.info["name"] in ("raylet", "gcs_server"))
+    listed = (
+        p
+        for p in psutil.process_iter(["name", "cmdline"])
+        if p.info["name"] in ("raylet", "gcs_server")
+    )
     found = [(process, " ".join(process.info["cmdline"] or ())) for process in listed]
     raylets = [(process, SESSION.search(words)) for process, words in found if node_id in words]
     sessions = {session[0] for _, session in raylets if session}
-    heads = [p for p, words in found if p.info["name"] == "gcs_server" and any(s in words for s in sessions)]
+    heads = [
+        p
+        for p, words in found
+        if p.info["name"] == "gcs_server" and any(s in words for s in sessions)
+    ]
     return [*(process for process, _ in raylets), *heads]
 
 

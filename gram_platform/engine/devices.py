@@ -1,7 +1,8 @@
-"""Separates errors of a device from all others, and probes a device: a product on it in a fresh process.
+"""Separates errors of a device from all others, and probes a device in a fresh process.
 
-After an error of its device a process is of no use: later calls fail too. Whether the device is, only a fresh process
-can tell. `python -m gram_platform.engine.devices cuda` is one; its exit code is 1 if the device does not work.
+After an error of its device a process is of no use: later calls fail too. Whether the device is,
+only a fresh process can tell. `python -m gram_platform.engine.devices cuda` is one; its exit code
+is 1 if the device does not work.
 """
 
 import contextlib
@@ -19,9 +20,9 @@ from gram_platform.engine.execution import Execution
 from gram_platform.engine.process import is_out_of_memory
 from gram_platform.train.data import start_thread
 
-# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), its driver, cuDNN ("Frontend" in
-# attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels; a machine without a
-# driver or GPU.
+# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), its driver,
+# cuDNN ("Frontend" in attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13),
+# Triton's kernels; a machine without a driver or GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -58,7 +59,10 @@ class ProbeReport:
     failure: str = ""
 
     def __str__(self) -> str:
-        return f"machine {self.host} ({self.address}): a product on {self.device} failed ({self.failure})"
+        return (
+            f"machine {self.host} ({self.address}): a product on {self.device} failed"
+            f" ({self.failure})"
+        )
 
 
 class DeviceError(RuntimeError):
@@ -71,17 +75,25 @@ class DeviceError(RuntimeError):
 
     def __str__(self) -> str:
         outcome = f"failed ({self.probe.failure})" if self.probe.failure else "worked"
-        return f"{self.args[0]}; afterwards a product on {self.probe.device} in a fresh process {outcome}"
+        return (
+            f"{self.args[0]}; afterwards a product on {self.probe.device} in a fresh process"
+            f" {outcome}"
+        )
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether a device failed, directly or as the cause of the error; a lack of memory is no such failure."""
+    """Returns whether a device failed, directly or as the cause.
+
+    A lack of memory is no such failure.
+    """
     while error is not None:
         if is_out_of_memory(error):
             return False
         if isinstance(error, torch.AcceleratorError | DeviceError):
             return True
-        if isinstance(error, RuntimeError | AssertionError) and any(words in str(error) for words in DEVICE_ERRORS):
+        if isinstance(error, RuntimeError | AssertionError) and any(
+            words in str(error) for words in DEVICE_ERRORS
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -89,7 +101,10 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def device_errors_probed(device: str) -> Iterator[None]:
-    """Raises DeviceError for an error of the device in the block, after a probe; all other errors rise unchanged."""
+    """Raises DeviceError for an error of the device in the block, after a probe.
+
+    All other errors rise unchanged.
+    """
     try:
         yield
     except Exception as error:
@@ -99,10 +114,11 @@ def device_errors_probed(device: str) -> Iterator[None]:
 
 
 def probe_here(execution: Execution) -> ProbeReport:
-    """Probes the execution's device in this process, which has not used it yet, and is set up for the execution first.
+    """Probes the execution's device in this process, which has not used it yet.
 
-    At the first product on a GPU torch decides for good whether its products can be deterministic. Before it a process
-    of its own tries the GPU: a driver's library may abort, and this process, which names the machine, shall outlive it.
+    At the first product on a GPU torch decides for good whether its products can be deterministic.
+    Before it a process of its own tries the GPU: a driver's library may abort, and this process,
+    which names the machine, shall outlive it.
     """
     execution.set_up_torch()
     if execution.device.startswith("cuda") and (apart := probe_afresh(execution.device)).failure:
@@ -111,13 +127,20 @@ def probe_here(execution: Execution) -> ProbeReport:
 
 
 def probe_afresh(device: str) -> ProbeReport:
-    """Probes the device, the very same GPU, in a new process. That its memory is full is no failure.
+    """Probes the device, the very same GPU, in a new process.
 
-    This process still holds the memory.
+    That its memory is full is no failure. This process still holds the memory.
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
+    }
+    how = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "text": True,
+        "errors": "replace",
+    }
     probe = subprocess.Popen(command, env=environment, **how)
     try:
         said, _ = probe.communicate(timeout=2 * PRODUCT_S)
@@ -138,7 +161,10 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
-    """Multiplies two matrices on the device; returns what failed, or "". `may_be_full`: its memory proves nothing."""
+    """Multiplies two matrices on the device; returns what failed, or "".
+
+    `may_be_full`: its memory proves nothing.
+    """
     said = [f"no answer in {PRODUCT_S:.0f} s"]
 
     def work() -> None:

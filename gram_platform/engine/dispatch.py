@@ -24,7 +24,7 @@ from gram_platform.engine.process import (
     note_sigterm,
 )
 from gram_platform.engine.ranks import RanksStopped, train_rank
-from gram_platform.engine.ray_private import ask_by_placement_group, on_every_rank
+from gram_platform.engine.ray_private import ask_by_placement_group
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
@@ -32,14 +32,17 @@ from gram_platform.train.loop import TrainingDiverged
 NO_LIMIT_S = 1e7
 
 
-def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources) -> dict:
-    """Trains the run on Ray Train workers, as its placement says, unless it has a result; returns the result.
+def execute_sharded_run(
+    run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources
+) -> dict:
+    """Trains the run on Ray Train workers, as its placement says, unless it has a result.
 
-    Each start tries the placement's divisions in turn, the most ranks first: a run that loses ranks goes on with fewer,
-    and with more after a later restart. Ranks that were asked to stop, or crashed, are started
-    again and continue. After `MAX_CRASHES` crashes without a new checkpoint Ray Train's error is raised. Errors that a
-    restart cannot change are raised at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
-    TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's failure.
+    Returns the result. Each start tries the placement's divisions in turn, the most ranks first: a
+    run that loses ranks goes on with fewer, and with more after a later restart. Ranks that were
+    asked to stop, or crashed, are started again and continue. After `MAX_CRASHES` crashes without a
+    new checkpoint Ray Train's error is raised. Errors that a restart cannot change are raised at
+    once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank TrainingDiverged,
+    OutOfMemory with advice and ValueError, which are recorded as the run's failure.
     """
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
@@ -56,8 +59,8 @@ def execute_sharded_run(run: RunConfig, tags: Mapping[str, str], execution: Exec
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
+            # After an error of Ray Train's controller there was no place for so many ranks.
             if is_elastic and isinstance(error, ray.train.ControllerError):
-                # No place for so many ranks.
                 continue
             left = list(more)
             _raise_permanent(failures, directory)
@@ -89,7 +92,7 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises a rank's error that a restart would repeat; the other ranks' errors are consequences of it."""
+    """Raises a rank's error that a restart would repeat; the others' are consequences of it."""
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
@@ -101,7 +104,9 @@ def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None
             raise failure
 
 
-def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_within_s: float) -> TorchTrainer:
+def _trainer(
+    run: RunConfig, execution: Execution, resources: Resources, place_within_s: float
+) -> TorchTrainer:
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(place_within_s)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
@@ -109,7 +114,9 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_w
     trainer = TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution},
-        torch_config=_RankConfig(backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution),
+        torch_config=_RankConfig(
+            backend, timeout_s=math.ceil(execution.collective_timeout_s), execution=execution
+        ),
         scaling_config=ray.train.ScalingConfig(
             num_workers=execution.num_ranks,
             use_gpu=bool(resources.gpus_per_rank),
@@ -118,11 +125,12 @@ def _trainer(run: RunConfig, execution: Execution, resources: Resources, place_w
             label_selector=resources.label_selector or None,
         ),
         run_config=ray.train.RunConfig(
-            # the name has the time of this try, because Ray Train silently resumes an equal name
+            # The name has the time of this try: Ray Train silently resumes an equal name.
             name=f"{run.run_id}-{time.time_ns()}",
             storage_path=place,
             storage_filesystem=filesystem,
-            # the caller restarts: it knows permanent errors from passing ones, and whether there is progress
+            # The caller restarts: it knows permanent errors from passing ones, and whether there is
+            # progress.
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
@@ -136,15 +144,15 @@ class _RankBackend(TorchConfig().backend_cls):
     """
 
     def on_start(self, worker_group, backend_config) -> None:
-        """Raises DeviceError, before the process group starts, for a rank whose device does not work."""
-        for report in on_every_rank(worker_group, _probe_rank, backend_config.execution):
+        """Raises DeviceError, before the process group starts, for a device that does not work."""
+        for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
         super().on_start(worker_group, backend_config)
 
     def on_training_start(self, worker_group, backend_config) -> None:
         super().on_training_start(worker_group, backend_config)
-        on_every_rank(worker_group, note_sigterm)
+        worker_group.execute(note_sigterm)
 
 
 @dataclass
@@ -158,19 +166,21 @@ class _RankConfig(TorchConfig):
 
 
 def _probe_rank(execution: Execution) -> ProbeReport:
-    return probe_here(replace(execution, device=_device_of_rank(execution.device == "cuda")))
+    return probe_here(replace(execution, device=_device_of_rank(execution)))
 
 
-def _device_of_rank(on_gpu: bool) -> str:
+def _device_of_rank(execution: Execution) -> str:
     """Names this rank's device; cuda also where torch sees no GPU, which Ray Train calls cpu."""
-    if not on_gpu:
-        return "cpu"
-    return str(get_device()) if torch.cuda.is_available() else "cuda"
+    return (
+        str(get_device())
+        if execution.device == "cuda" and torch.cuda.is_available()
+        else execution.device
+    )
 
 
 def _train_worker(config: Mapping) -> RanksStopped | None:
     execution = config["execution"]
-    with device_errors_probed(_device_of_rank(execution.device == "cuda")):
+    with device_errors_probed(_device_of_rank(execution)):
         return train_rank(run_from_plain(config["run"]), execution, report_to_ray_train)
 
 

@@ -2,8 +2,9 @@
 
 The losses of several profiles of one run are measured together (`common_work`).
 
-A run is evaluated at its config's points, else at a few for people to watch. The second kind belongs to the execution,
-like checkpoints: its losses are metrics under another name, which no result, learning curve or table reads.
+A run is evaluated at its config's points, else at a few for people to watch. The second kind
+belongs to the execution, like checkpoints: its losses are metrics under another name, which no
+result, learning curve or table reads.
 """
 
 import math
@@ -32,7 +33,12 @@ from gram_platform.methods.nodes import Node
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
-from gram_platform.train.evaluate import profile_losses, sample_continuations, token_losses, uniforms
+from gram_platform.train.evaluate import (
+    profile_losses,
+    sample_continuations,
+    token_losses,
+    uniforms,
+)
 
 # What one process executes at once: a node, or evaluations with common work.
 Task = tuple[Node, ...]
@@ -40,13 +46,21 @@ Task = tuple[Node, ...]
 Measured = tuple[dict, dict[str, torch.Tensor]]
 
 
-def execute_evaluation(evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution) -> dict:
-    """Measures an evaluation unless it has a result; returns the result. ValueError for other data than the run's."""
+def execute_evaluation(
+    evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution
+) -> dict:
+    """Measures an evaluation unless it has a result; returns the result.
+
+    ValueError for other data than the run's.
+    """
     return execute_profiles([evaluation], [tags], execution)[0]
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Makes a key that is equal for profiles of one run on the same data; None for an evaluation that runs alone."""
+    """Makes a key that is equal for profiles of one run on the same data.
+
+    None for an evaluation that runs alone.
+    """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
         return None
@@ -57,9 +71,10 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 def execute_profiles(
     evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Like `execute_evaluation` for each, bit for bit, but reads the weights once. Several have equal `common_work`.
+    """Like `execute_evaluation` for each, bit for bit, but reads the weights once.
 
-    The elapsed time is shared evenly between those that are measured now.
+    Several have equal `common_work`. The elapsed time is shared evenly between those that are
+    measured now.
     """
     execution.set_up_torch()
     store, results, missing = execution.store(), {}, {}
@@ -73,12 +88,24 @@ def execute_profiles(
     if missing:
         started, first = time.monotonic(), evaluations[0]
         corpus = _corpus(first, store, execution)
-        _, model = load_view(store, _view_of_all([evaluation.view for evaluation in missing]), first.precision)
+        _, model = load_view(
+            store, _view_of_all([evaluation.view for evaluation in missing]), first.precision
+        )
         measured = MEASURES[first.measure](list(missing), corpus, model.to(execution.device))
         elapsed_s = (time.monotonic() - started) / len(missing)
-        for (evaluation, directory), (fields, tensors) in zip(missing.items(), measured, strict=True):
-            fields |= _identity(evaluation, corpus)
-            results[evaluation] = directory.complete(fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors)
+        for (evaluation, directory), (fields, tensors) in zip(
+            missing.items(), measured, strict=True
+        ):
+            view = evaluation.view
+            fields |= {
+                "eval_id": evaluation.eval_id,
+                "run_id": view.run_id,
+                "view_id": view.view_id,
+            }
+            fields["data_fingerprint"] = corpus.fingerprint
+            results[evaluation] = directory.complete(
+                fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors
+            )
     return list(results.values())
 
 
@@ -89,12 +116,6 @@ def _view_of_all(views: Sequence[View]) -> View:
     return View.of(views[0].run_id, {domain: 1.0 for view in views for domain, _ in view.weights})
 
 
-def _identity(evaluation: AnyEvaluation, corpus: PackedCorpus) -> dict[str, str]:
-    view = evaluation.view
-    ids = {"eval_id": evaluation.eval_id, "run_id": view.run_id, "view_id": view.view_id}
-    return {**ids, "data_fingerprint": corpus.fingerprint}
-
-
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
     """Opens the evaluation's data; ValueError unless the view's run was trained on it."""
     corpus = execution.corpus(evaluation.data_id)
@@ -103,7 +124,9 @@ def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> Pa
         raise invalid("evaluation.view", evaluation.view.run_id, "a view of a complete run")
     trained_on = trained["data_fingerprint"]
     if trained_on != corpus.fingerprint:
-        raise invalid("data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}")
+        raise invalid(
+            "data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}"
+        )
     return corpus
 
 
@@ -111,42 +134,66 @@ def _num_tokens(evaluation: Evaluation | TokenLosses, model: Transformer) -> dic
     return dict.fromkeys(evaluation.domains, evaluation.num_sequences * model.config.seq_len)
 
 
-def _losses(evaluations: Sequence[Evaluation], corpus: PackedCorpus, model: Transformer) -> list[Measured]:
+def _losses(
+    evaluations: Sequence[Evaluation], corpus: PackedCorpus, model: Transformer
+) -> list[Measured]:
     """Measures each view's mean loss on every domain."""
     first, profiles = evaluations[0], [evaluation.view.active for evaluation in evaluations]
     arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
     losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles)
-    return [({"losses": of_view, "num_tokens": _num_tokens(first, model)}, {}) for of_view in losses]
+    return [
+        ({"losses": of_view, "num_tokens": _num_tokens(first, model)}, {}) for of_view in losses
+    ]
 
 
-def _token_losses(evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer) -> list[Measured]:
-    """Measures every token's loss as tensors [num_sequences, seq_len] by domain; the result has their means."""
+def _token_losses(
+    evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer
+) -> list[Measured]:
+    """Measures every token's loss as tensors [num_sequences, seq_len] by domain.
+
+    The result has their means.
+    """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
-    losses = token_losses(model, arrays, evaluation.domains, evaluation.num_sequences, evaluation.view.active)
+    losses = token_losses(
+        model, arrays, evaluation.domains, evaluation.num_sequences, evaluation.view.active
+    )
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     return [({"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses)]
 
 
-def _continuations(evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer) -> list[Measured]:
-    """Draws continuations: for each domain a list of token ids a document, of prompts, documents and continuations.
+def _continuations(
+    evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer
+) -> list[Measured]:
+    """Draws continuations: for each domain lists of token ids, one for each document.
 
-    A continuation ends with the end-of-text token if it was drawn. `surprisals` are mean -log probabilities of the
-    drawn tokens, in nats.
+    A continuation ends with the end-of-text token if it was drawn. `surprisals` are mean -log
+    probabilities of the drawn tokens, in nats.
     """
     # Only this needs a tokenizer.
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
-    fields: dict[str, dict] = {name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")}
+    fields: dict[str, dict] = {
+        name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")
+    }
     for domain in evaluation.domains:
         lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
-        pairs = prompts_and_truths(corpus.validation(domain), end_of_text, evaluation.documents, *lengths)
+        pairs = prompts_and_truths(
+            corpus.validation(domain), end_of_text, evaluation.documents, *lengths
+        )
         prompts = [prompt for prompt, _ in pairs]
-        numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in evaluation.documents]
+        numbers = [
+            uniforms(evaluation.num_tokens, evaluation.seed, domain, d)
+            for d in evaluation.documents
+        ]
         active = evaluation.view.active(domain)
-        drawn = sample_continuations(model, torch.tensor(prompts), torch.stack(numbers), active, evaluation.temperature)
-        kept = [_until(end_of_text, *pair) for pair in zip(*(t.tolist() for t in drawn), strict=True)]
+        drawn = sample_continuations(
+            model, torch.tensor(prompts), torch.stack(numbers), active, evaluation.temperature
+        )
+        kept = [
+            _until(end_of_text, *pair) for pair in zip(*(t.tolist() for t in drawn), strict=True)
+        ]
         surprisals = [value for _, values in kept for value in values]
         values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in kept])
         values += (float(np.mean(surprisals)), len(surprisals))
@@ -155,18 +202,26 @@ def _continuations(evaluations: Sequence[Continuations], corpus: PackedCorpus, m
     return [(fields, {})]
 
 
-def _until(end_of_text: int, tokens: list[int], surprisals: list[float]) -> tuple[list[int], list[float]]:
+def _until(
+    end_of_text: int, tokens: list[int], surprisals: list[float]
+) -> tuple[list[int], list[float]]:
     """Cuts both after the first end-of-text token."""
     stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
     return tokens[:stop], surprisals[:stop]
 
 
-MEASURES = {LOSSES: _losses, TokenLosses.measure: _token_losses, Continuations.measure: _continuations}
+MEASURES = {
+    LOSSES: _losses,
+    TokenLosses.measure: _token_losses,
+    Continuations.measure: _continuations,
+}
 
 
-# The most that progress evaluations may take, of a run's training FLOPs: at most 3% of its seconds, since small models'
-# forward passes alone take up to 1.4 times the seconds of as many FLOPs of training (two cores) [ours].
+# The most that progress evaluations may take, of a run's training FLOPs: at most 3% of its seconds,
+# since small models' forward passes alone take up to 1.4 times the seconds of as many FLOPs of
+# training (two cores) [ours].
 PROGRESS_SHARE = 0.02
+NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
@@ -186,10 +241,11 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
     return _spaced(run.num_steps, run.eval_points.num_probes)
 
 
-def progress_of(run: RunConfig, num_points: int, num_available: int) -> ProgressPlan:
-    """Plans up to `num_points` progress evaluations within PROGRESS_SHARE; none of a run with points in its config.
+def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
+    """Plans up to NUM_PROGRESS_POINTS evaluations within PROGRESS_SHARE.
 
-    A run that is too short for six gets fewer. `num_available`: validation sequences of the domain that has the fewest.
+    Plans none of a run with points in its config. A run that is too short for so many gets fewer.
+    `num_available`: validation sequences of the domain that has the fewest.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)
@@ -197,7 +253,7 @@ def progress_of(run: RunConfig, num_points: int, num_available: int) -> Progress
         return ProgressPlan(frozenset(), 0)
     of_each = len(points.domains) * hardware_flops(run.model, 1, modules, backward=False)
     affordable = int(PROGRESS_SHARE * run_flops(run) / of_each)
-    num_points = min(num_points, run.num_steps, affordable)
+    num_points = min(NUM_PROGRESS_POINTS, run.num_steps, affordable)
     num_sequences = min(most, affordable // num_points) if num_points else 0
     return ProgressPlan(_spaced(run.num_steps, num_points), num_sequences)
 

@@ -1,4 +1,4 @@
-"""How and where nodes are executed: storage, device, threads, checkpoints, and the placement of each node."""
+"""How and where nodes are executed: storage, device, threads, checkpoints, placement."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ LONGEST_INTERVAL_S = 1800.0
 
 @dataclass(frozen=True)
 class Division:
-    """How a run's micro-batches are divided over ranks and into passes, and what a rank then needs."""
+    """How a run's micro-batches are divided over ranks and passes, and what a rank then needs."""
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
@@ -47,10 +47,10 @@ class Division:
 class Placement:
     """What a study has decided for one node before it starts; an evaluation has one rank."""
 
+    # For each number of ranks that the run may have: the most ranks first, and the fewest last.
     divisions: tuple[Division, ...] = (Division(),)
-    """for each number of ranks that the run may have: the most ranks first, and the fewest last"""
+    # Hours that the planner expects the node to take.
     hours: float = 0.0
-    """that the planner expects the node to take"""
 
     @property
     def fewest(self) -> Division:
@@ -65,7 +65,10 @@ ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 @dataclass(frozen=True)
 class Execution:
-    """How a node is executed. On one machine's CPUs only `num_threads`, `placement` and `compiled` change a result."""
+    """How a node is executed.
+
+    On one machine's CPUs only `num_threads`, `placement` and `compiled` change a result.
+    """
 
     storage: str
     num_threads: int = 1
@@ -74,8 +77,6 @@ class Execution:
     checkpoint_every_s: float = 30.0
     # Share of the time that commits may take; 0 commits by `checkpoint_every_s` alone.
     commit_share: float = 0.0
-    # Evaluations of a run without points in its config, for people to watch: see `engine.evaluation`.
-    num_progress_points: int = 6
     lease_s: float = 30.0
     device: str = "cpu"
     # Ranks that wait longer for one another give up and start again.
@@ -92,7 +93,7 @@ class Execution:
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
-        """Returns the seconds between two commits, of which the last stopped training for `commit_s`."""
+        """Returns the seconds between two commits; the last one stopped training for `commit_s`."""
         if not self.commit_share:
             return self.checkpoint_every_s
         return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
@@ -101,10 +102,13 @@ class Execution:
         return Store(self.storage).open_for_writing()
 
     def set_up_torch(self) -> None:
-        """Sets the threads and the determinism of this process; call it before the first product on a GPU."""
+        """Sets the threads and the determinism of this process.
+
+        Call it before the first product on a GPU.
+        """
         torch.set_num_threads(self.num_threads)
+        # Setting it imports torch's compiler.
         if torch.are_deterministic_algorithms_enabled() != self.deterministic:
-            # Setting it imports torch's compiler.
             torch.use_deterministic_algorithms(self.deterministic)
         torch.utils.deterministic.fill_uninitialized_memory = False
         if self.deterministic:
@@ -121,11 +125,17 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens the packed data, see `open_corpus`; ValueError when this machine has none and cannot fetch it."""
+        """Opens the packed data, see `open_corpus`.
+
+        ValueError when this machine has none and cannot fetch it.
+        """
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens the data of a run; of an object store its pools, the first rows of domains, are fetched ahead."""
+        """Opens the data of a run.
+
+        Of an object store its pools, the first rows of domains, are fetched ahead.
+        """
         ahead: dict[str, int] = {}
         for part in (part for budget in run.data.domains for part in budget.pool):
             ahead[part.domain] = max(ahead.get(part.domain, 0), part.first + part.num_sequences)
@@ -157,7 +167,7 @@ class Resources:
     def of_slot(self) -> dict[str, Any]:
         """The reservation of a process that executes nodes of one rank, as Ray's options."""
         reserved = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
-        return reserved | ({"label_selector": self.label_selector} if self.cordoned else {})
+        return reserved | {"label_selector": self.label_selector}
 
     @property
     def of_rank(self) -> dict[str, float]:
@@ -172,10 +182,10 @@ class Resources:
 
 
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
-    """Returns the `storage_path` and `storage_filesystem` with which Ray keeps its results in a folder of the storage.
+    """Returns `storage_path` and `storage_filesystem` of Ray for a folder of the storage.
 
-    Of a URL it is the storage's own file system: one that Ray opened would look for credentials elsewhere. ValueError
-    for a link in the folder.
+    Of a URL it is the storage's own file system: one that Ray opened would look for credentials
+    elsewhere. ValueError for a link in the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -193,8 +203,10 @@ def owner() -> str:
 
 
 def plan_reader(run: RunConfig, corpus: PackedCorpus) -> PlanReader:
-    """Opens the sequences that a run draws, with the separator of an objective that counts responses alone."""
+    """Opens the sequences that a run draws, with the separator of responses if they alone count."""
     drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
-    return PlanReader(run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator)
+    return PlanReader(
+        run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator
+    )

@@ -1,8 +1,9 @@
-"""Executes a study's nodes on Ray: each once, after the nodes that it needs, as many at once as the cluster holds.
+"""Executes a study's nodes on Ray: each once, after its needs, as many at once as fit.
 
-The storage is the truth; the graph only decides which node starts next. A node whose process crashes is started again
-and continues from its last checkpoint. A node that fails is reported and blocks only its dependants. Nodes of one rank
-are executed by slots, nodes of several by Ray Train workers. A machine whose device does not work takes none of them.
+The storage is the truth; the graph only decides which node starts next. A node whose process
+crashes is started again and continues from its last checkpoint. A node that fails is reported and
+blocks only its dependants. Nodes of one rank are executed by slots, nodes of several by Ray Train
+workers. A machine whose device does not work takes none of them.
 """
 
 import time
@@ -19,9 +20,16 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.life import MAX_CRASHES, NodeLifecycle, Progress, WaitingNodes, failure_message
+from gram_platform.engine.in_process import execute_task
+from gram_platform.engine.life import (
+    MAX_CRASHES,
+    NodeLifecycle,
+    Progress,
+    WaitingNodes,
+    failure_message,
+)
 from gram_platform.engine.process import is_out_of_memory, memory_advice
-from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, execute_plain, plain_nodes, task_name
+from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 
@@ -40,13 +48,14 @@ def run_graph(
     done: Collection[str] = (),
     cordon: Cordon | None = None,
 ) -> Progress:
-    """Executes all nodes that are not done and returns the final progress. Needs an initialised Ray.
+    """Executes all nodes that are not done and returns the final progress.
 
-    `placements`: of nodes, by id; the others have one rank. `on_change(progress, node)` is called when a node ends
-    (done or failed) and, with None, every `poll_s` seconds. When `may_start()` is False no node is started, and the
-    graph ends with the nodes that are running. `done`: ids of nodes that are known to be done; the storage is asked
-    about the others. `cordon`: of this driver, whose machines take no nodes. ClusterLost when the Ray is gone, or has
-    no machine left whose device works.
+    Needs an initialised Ray. `placements`: of nodes, by id; the others have one rank.
+    `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every
+    `poll_s` seconds. When `may_start()` is False no node is started, and the graph ends with the
+    nodes that are running. The storage is not asked about nodes that are known to be `done`. The
+    machines of the `cordon` take no nodes. ClusterLost when the Ray is gone, or has no machine
+    whose device works.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged, placements)
@@ -68,8 +77,14 @@ class _Graph:
         retry_diverged: bool,
         placements: Mapping[str, Placement],
     ):
-        self.progress, self.execution, self.cordon, self.placements = progress, execution, cordon, placements
-        self.lifecycle = NodeLifecycle(execution.store(), retry_diverged)
+        self.progress, self.execution, self.cordon, self.placements = (
+            progress,
+            execution,
+            cordon,
+            placements,
+        )
+        self.store = execution.store()
+        self.lifecycle = NodeLifecycle(self.store, retry_diverged)
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.waiting = WaitingNodes(progress, self.lifecycle, placements)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
@@ -92,7 +107,10 @@ class _Graph:
         return bool(self.in_flight or self.ended or (self.waiting and may_start))
 
     def _start(self, tasks: Sequence[Task]) -> None:
-        """Starts gangs, and as many other tasks as there are free slots; asks for slots for the rest."""
+        """Starts gangs, and as many other tasks as there are free slots.
+
+        Asks for slots for the rest.
+        """
         gangs = [task for task in tasks if self._num_ranks(task) > 1]
         others = [task for task in tasks if self._num_ranks(task) == 1]
         if others and not (self.in_flight or self.slots.idle or self.slots.may_come):
@@ -104,7 +122,9 @@ class _Graph:
         for task in others:
             if not self.slots.idle:
                 break
-            reference = self.slots.submit(task, self._placement(task), self.lacked_memory.get(task[0].id))
+            reference = self.slots.submit(
+                task, self._placement(task), self.lacked_memory.get(task[0].id)
+            )
             if reference is not None:
                 self._note(reference, task)
 
@@ -119,13 +139,13 @@ class _Graph:
         return self._placement(task).fewest.num_ranks
 
     def _placement(self, task: Task) -> Placement:
-        """Returns the placement of a task's nodes: evaluations that share their work have one rank."""
         return self.placements.get(task[0].id, ON_ONE_RANK)
 
     def _fitting(self) -> list[Task]:
         """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown.
 
-        ClusterLost when all others have ended, and those that are left need machines that are cordoned.
+        ClusterLost when all others have ended, and those that are left need machines that are
+        cordoned.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -142,37 +162,49 @@ class _Graph:
         return chosen
 
     def _free_resources(self) -> FreeResources:
-        """Returns the resources that the tasks in flight leave free on machines that are not cordoned."""
+        """Returns what the tasks in flight leave free on machines that are not cordoned."""
         self.admission.resources = self.cordon.resources
-        return self.admission.free_resources(map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow)
+        return self.admission.free_resources(
+            map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow
+        )
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a task that waits for a sharded run's workers on the driver's machine, which is not preempted."""
+        """Starts a task that waits for a run's ranks on the driver's machine, never preempted."""
         here = ray.get_runtime_context().get_node_id()
-        placed = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+        placed = {
+            "num_cpus": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
+        }
         execute = _execute_gang.options(name=task_name(task), **placed)
         execution = self.execution.placed(self._placement(task))
-        return execute.remote(plain_nodes(task), execution, self.cordon.resources)
+        return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
-        """Kills the slots of runs without a step, and of evaluations without an end, for `stall_timeout_s`: a crash."""
+        """Kills the slots of tasks that have not moved for `stall_timeout_s`: a crash."""
         if time.monotonic() < self.next_look:
             return
-        self.next_look = time.monotonic() + min(LOOK_FOR_STALLS_S, self.execution.stall_timeout_s / 4)
+        self.next_look = time.monotonic() + min(
+            LOOK_FOR_STALLS_S, self.execution.stall_timeout_s / 4
+        )
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
-            step = (self.lifecycle.progress(node) or {}).get("step", 0) if node.is_run else 0
+            step = (self.store.run(node.id).progress() or {}).get("step", 0) if node.is_run else 0
             before, since = self.last_step.get(node.id, (-1, 0.0))
             if step != before:
                 self.last_step[node.id] = step, time.monotonic()
             elif time.monotonic() - since >= self.execution.stall_timeout_s:
                 del self.last_step[node.id]
                 awaited = "step" if node.is_run else "end"
-                self.stalls[node.id] = f"no {awaited} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
+                self.stalls[node.id] = (
+                    f"no {awaited} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
+                )
                 self.slots.kill(reference)
 
     def wait(self, timeout_s: float) -> list[Node]:
-        """Waits until a task ends and returns the nodes of all tasks that have ended; none after `timeout_s`."""
+        """Waits until a task ends and returns the nodes of all tasks that have ended.
+
+        The list is empty after `timeout_s`.
+        """
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
@@ -186,15 +218,21 @@ class _Graph:
         return [node for reference in finished for node in self._take_back(reference)]
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Notes that a slot has started or a task has ended; returns the nodes that ended with it."""
+        """Notes that a slot has started or a task has ended.
+
+        Returns the nodes that ended with it.
+        """
         if reference in self.slots.starting:
             try:
                 self.slots.started(reference)
             except RayError as error:
+                # Where others work, one machine is at fault.
                 if self.in_flight or self.slots.idle:
-                    # One machine is at fault, and others work.
                     return []
-                text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row: {error}\n{SUBMIT_AGAIN}"
+                text = (
+                    f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row:"
+                    f" {error}\n{SUBMIT_AGAIN}"
+                )
                 raise ClusterLost(text) from error
             return []
         task = self.in_flight.pop(reference)
@@ -203,8 +241,13 @@ class _Graph:
         place = self.slots.release(reference)
         return [node for node in task if self._settle(node, reference, task, place)]
 
-    def _settle(self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None = None) -> bool:
-        """Records a node's end; False when it waits again. The task's warnings count as its first node's."""
+    def _settle(
+        self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None = None
+    ) -> bool:
+        """Records a node's end; False when it waits again.
+
+        The task's warnings count as its first node's.
+        """
         try:
             caught = ray.get(reference)
             self.progress.warn(node, caught if node is task[0] else [])
@@ -213,14 +256,19 @@ class _Graph:
                 self.waiting.again(node, held=True)
                 return False
             if isinstance(error.cause, DeviceError):
-                return self._settle_device_error(node, error.cause)
+                probe = error.cause.probe
+                if self.cordon.note(probe):
+                    return self._record_crash(node, error.cause, probe.machine)
+                # Where a device is broken, its errors say nothing about the node.
+                self._start_again(node, str(error.cause))
+                return False
             if isinstance(error.cause, Unavailable):
                 return self._record_crash(node, error.cause)
             if len(task) > 1:
                 self.waiting.again(node, 0.0, alone=True)
                 return False
+            # Another process may have taken the memory there.
             if is_out_of_memory(error.cause) and node.id not in self.lacked_memory:
-                # Another process may have taken the memory there.
                 self.lacked_memory[node.id] = place
                 self.waiting.again(node)
                 return False
@@ -234,17 +282,9 @@ class _Graph:
         self.waiting.done(node)
         return True
 
-    def _settle_device_error(self, node: Node, error: DeviceError) -> bool:
-        """Counts a crash if the device works nevertheless, else cordons the machine; False when the node waits again.
-
-        Where a device is broken, its errors say nothing about the node.
-        """
-        if self.cordon.note(error.probe):
-            return self._record_crash(node, error, error.probe.machine)
-        self._start_again(node, str(error))
-        return False
-
-    def _record_crash(self, node: Node, error: RayError | DeviceError | Unavailable, machine: str = "") -> bool:
+    def _record_crash(
+        self, node: Node, error: RayError | DeviceError | Unavailable, machine: str = ""
+    ) -> bool:
         """Counts a crash; False when the node waits again."""
         name = self.stalls.get(node.id) or type(error).__name__
         if self.lifecycle.starts_again(node, machine, self.cordon.resources.cordoned):
@@ -263,4 +303,4 @@ class _Graph:
         self.waiting.again(node, alone=True)
 
 
-_execute_gang = ray.remote(max_retries=0)(execute_plain)
+_execute_gang = ray.remote(max_retries=0)(execute_task)

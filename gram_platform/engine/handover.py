@@ -1,8 +1,9 @@
-"""Hands a study's missing nodes to a machine without Ray as a file, and their results back as an archive.
+"""Hands a study's missing nodes to a machine without Ray, and their results back.
 
-A study's `--export-nodes FILE` writes the file. On the other machine, which needs torch, numpy, safetensors, fsspec and
-tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR` executes the nodes; again, it continues. With
-`--unpack` it writes an archive's results into the study's storage.
+A study's `--export-nodes FILE` writes the file. On the other machine, which needs torch, numpy,
+safetensors, fsspec and tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR`
+executes the nodes; again, it continues. With `--unpack` it writes an archive's results into the
+study's storage.
 """
 
 import argparse
@@ -68,7 +69,7 @@ class NodesFile(TypedDict):
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result and, as weights do not travel, the runs that they need, in the given order."""
+    """Returns the nodes without a result and the runs that they need, as weights do not travel."""
     by_id = {node.id: node for node in nodes}
     done = done_ids(nodes, store)
     open_ids = [node.id for node in nodes if node.id not in done]
@@ -84,49 +85,80 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
     """Writes nodes, each after those that it needs, and the recipes of their data as JSON."""
     data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
-    plain = [{"id": n.id, "kind": n.kind, "tags": n.names, "config": to_plain(n.config)} for n in nodes]
+    plain = [
+        {"id": n.id, "kind": n.kind, "tags": n.names, "config": to_plain(n.config)} for n in nodes
+    ]
     with whole_file(path) as temporary:
         Path(temporary).write_text(json.dumps({"corpora": corpora, "nodes": plain}, indent=1))
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
-    """Reads (nodes, recipe by data_id; None for a corpus whose text is elsewhere); ValueError for another file."""
+    """Reads (nodes, recipe by data_id); ValueError for another file.
+
+    The recipe of a corpus whose text is elsewhere is None.
+    """
     try:
         plain: NodesFile = read_json(path, NodesFile)
         if unnamed := [n["id"] for n in plain["nodes"] if not n["tags"].keys() >= set(NAMES)]:
             raise invalid("tags", unnamed[:4], f"nodes with {', '.join(NAMES)}")
-        nodes = [Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]]
-        recipes = {data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()}
+        nodes = [
+            Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]
+        ]
+        recipes = {
+            data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise invalid("file", str(path), f"a file that --export-nodes has written ({error})") from error
+        raise invalid(
+            "file", str(path), f"a file that --export-nodes has written ({error})"
+        ) from error
     found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
-    expected = [n["id"] for n in plain["nodes"]] + [data_id for data_id, recipe in recipes.items() if recipe]
+    expected = [n["id"] for n in plain["nodes"]] + [
+        data_id for data_id, recipe in recipes.items() if recipe
+    ]
     if found != expected:
-        raise invalid("file", str(path), "a file of this version of the package, which gives its nodes other ids")
+        raise invalid(
+            "file",
+            str(path),
+            "a file of this version of the package, which gives its nodes other ids",
+        )
     for node in nodes:
         if lacking := node.needs - set(found):
-            expected = f"a file with all runs that its nodes need: {node.id} needs {', '.join(sorted(lacking))}"
+            expected = (
+                f"a file with all runs that its nodes need: {node.id} needs"
+                f" {', '.join(sorted(lacking))}"
+            )
             raise invalid("file", str(path), expected)
     return nodes, recipes
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories; ValueError naming a packed folder that has to be copied into the storage."""
+    """Packs generated stories.
+
+    Raises ValueError naming a packed folder that has to be copied into the storage.
+    """
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
             provide_corpus(recipe, store)
         elif not (store.data_root / data_id).exists():
-            expected = f"a storage with the folder data/{data_id} of the storage that exported the nodes: copy it there"
-            raise invalid("storage", store.root, f"{expected} (only generated stories are packed from a recipe)")
+            expected = (
+                f"a storage with the folder data/{data_id} of the storage that exported the nodes:"
+                " copy it there"
+            )
+            raise invalid(
+                "storage",
+                store.root,
+                f"{expected} (only generated stories are packed from a recipe)",
+            )
         else:
             open_corpus(store, data_id)
 
 
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
-    """Packs all files of ended nodes but weights and checkpoints into a .tar.gz; returns the number of nodes.
+    """Packs all files of ended nodes but weights and checkpoints into a .tar.gz.
 
-    Unpacked in another storage they count there as done or diverged; a node that needs their weights fails there.
+    Returns the number of nodes. Unpacked in another storage they count there as done or diverged; a
+    node that needs their weights fails there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -137,16 +169,20 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
             for file in sorted(folder.rglob("*")):
                 parts = file.relative_to(folder).parts
                 is_heavy = parts[0] == "attempts" and len(parts) > 2 and parts[2].startswith(HEAVY)
-                if kind_of(file) == A_FILE and not is_heavy and not any(part.startswith(".") for part in parts):
+                if (
+                    kind_of(file) == A_FILE
+                    and not is_heavy
+                    and not any(part.startswith(".") for part in parts)
+                ):
                     archive.add(file, str(file.relative_to(root)))
     return len(ended)
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes the files of a `write_archive` that the storage lacks; returns their number. Those that it has stay.
+    """Writes the files of a `write_archive` that the storage lacks; returns their number.
 
-    ValueError, before anything is written, for an archive with anything else: a link or a path in it could lead out of
-    the storage.
+    Those that it has stay. ValueError, before anything is written, for an archive with anything
+    else: a link or a path in it could lead out of the storage.
     """
     root = open_folder(store.root, writable=True)
     try:
@@ -156,7 +192,11 @@ def unpack_archive(path: Path, store: Store) -> int:
                 place, *names = member.name.split("/")
                 is_name = place in FOLDERS.values() and names and all(map(is_safe_name, names))
                 if not (is_name and member.isreg() and member.size <= MOST_BYTES_UNPACKED):
-                    raise invalid("archive", member.name, "only files of runs and evaluations, of at most 1 GiB each")
+                    raise invalid(
+                        "archive",
+                        member.name,
+                        "only files of runs and evaluations, of at most 1 GiB each",
+                    )
             num_written = 0
             for member in members:
                 *folders, name = member.name.split("/")
@@ -165,23 +205,30 @@ def unpack_archive(path: Path, store: Store) -> int:
                 num_written += root.child(*folders).create(name, content.read())
             return num_written
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise invalid("archive", str(path), f"a file that --archive has written ({error})") from error
+        raise invalid(
+            "archive", str(path), f"a file that --archive has written ({error})"
+        ) from error
 
 
 def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
-    """Returns what prints a line for every ended node, and the running run's step every `SAY_EVERY_S`."""
+    """Returns what prints every ended node, and the running step every `SAY_EVERY_S`."""
     next_s = 0.0
 
     def report(progress: Progress, ended: Node | None) -> None:
         nonlocal next_s
         count = f"[{len(progress.done) + len(progress.failed)}/{len(progress.nodes)}]"
         if ended is not None:
-            message, timing = progress.failed.get(ended.id), store.node(ended.kind, ended.id).timing()
+            message, timing = (
+                progress.failed.get(ended.id),
+                store.node(ended.kind, ended.id).timing(),
+            )
             how = f"FAILED: {message}" if message else f"{timing.get('elapsed_s', 0.0):.1f} s"
             say(f"{count} {ended.kind} {ended.id} {ended.name}: {how}")
         elif time.monotonic() >= next_s:
             next_s = time.monotonic() + SAY_EVERY_S
-            for node in (node for node in progress.nodes if node.id in progress.running and node.is_run):
+            for node in (
+                node for node in progress.nodes if node.id in progress.running and node.is_run
+            ):
                 beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
                 rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
                 say(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
@@ -190,22 +237,47 @@ def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command. Exit code 0: all done; 1: some failed; 2: bad input; 3: time is up and nodes are left."""
+    """Runs the command.
+
+    Exit code 0: all done; 1: some failed; 2: bad input; 3: time is up and nodes are left.
+    """
     outlive_output()
-    with exit_codes("Start it again: finished nodes are kept, and the others continue from their last checkpoints."):
+    with exit_codes(
+        "Start it again: finished nodes are kept, and the others continue from their last"
+        " checkpoints."
+    ):
         code = _run(_flags(arguments), time.monotonic())
     raise SystemExit(code)
 
 
 def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m gram_platform.engine.handover", description=__doc__)
-    parser.add_argument("file", help="what --export-nodes has written; with --unpack what --archive has written")
-    parser.add_argument("--unpack", action="store_true", help="write the results that the storage lacks, and end")
-    parser.add_argument("--storage", required=True, help="local folder of runs, results and packed data")
-    parser.add_argument("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
-    parser.add_argument("--max-minutes", type=float, default=0.0, help="then end with a checkpoint and exit code 3")
-    parser.add_argument("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads: part of what makes a run repeat exactly")
+    parser = argparse.ArgumentParser(
+        prog="python -m gram_platform.engine.handover", description=__doc__
+    )
+    parser.add_argument(
+        "file", help="what --export-nodes has written; with --unpack what --archive has written"
+    )
+    parser.add_argument(
+        "--unpack", action="store_true", help="write the results that the storage lacks, and end"
+    )
+    parser.add_argument(
+        "--storage", required=True, help="local folder of runs, results and packed data"
+    )
+    parser.add_argument(
+        "--archive", default="", help="a .tar.gz for the results, without weights and checkpoints"
+    )
+    parser.add_argument(
+        "--max-minutes", type=float, default=0.0, help="then end with a checkpoint and exit code 3"
+    )
+    parser.add_argument(
+        "--device", default="", help="cpu or cuda (default: cuda if there is a GPU)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="CPU threads: part of what makes a run repeat exactly",
+    )
     return parser.parse_args(arguments)
 
 
@@ -214,7 +286,9 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     require_int("threads", flags.threads, 1)
     require_real("max_minutes", flags.max_minutes, 0.0)
     if flags.unpack:
-        num_files = unpack_archive(local_path("file", flags.file), Store(flags.storage).open_for_writing())
+        num_files = unpack_archive(
+            local_path("file", flags.file), Store(flags.storage).open_for_writing()
+        )
         say(f"{num_files} files written to {flags.storage}")
         return 0
     nodes, recipes = read_nodes(local_path("file", flags.file))
@@ -223,11 +297,19 @@ def _run(flags: argparse.Namespace, started: float) -> int:
         raise invalid("storage", flags.storage, "a local folder, as the archive is made from files")
     provide_data(recipes, store)
     device = flags.device or ("cuda" if has_gpu() else "cpu")
-    execution = Execution(store.root, num_threads=flags.threads, device=device, code=str(code_of_process()))
+    execution = Execution(
+        store.root, num_threads=flags.threads, device=device, code=str(code_of_process())
+    )
     begin_work()
-    limits = {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)} if flags.max_minutes else {}
+    limits = (
+        {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)}
+        if flags.max_minutes
+        else {}
+    )
     try:
-        progress = run_in_process(with_stored_tags(nodes, store), execution, _printer(store), **limits)
+        progress = run_in_process(
+            with_stored_tags(nodes, store), execution, _printer(store), **limits
+        )
     finally:
         if flags.archive:
             num_ended = write_archive(local_path("archive", flags.archive), nodes, store)

@@ -15,8 +15,20 @@ from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.config.endings import SUBMIT_AGAIN, TIME_IS_UP, Stopped
 from gram_platform.engine.devices import DeviceError, device_errors_probed
 from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle, Progress, WaitingNodes, failure_message
+from gram_platform.engine.execution import (
+    ALL_ON_ONE_RANK,
+    ON_ONE_RANK,
+    Execution,
+    Placement,
+    Resources,
+)
+from gram_platform.engine.life import (
+    HELD_RETRY_S,
+    NodeLifecycle,
+    Progress,
+    WaitingNodes,
+    failure_message,
+)
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import StopRequest, is_out_of_memory, stop_on_signal
 from gram_platform.methods.nodes import Node
@@ -35,12 +47,13 @@ def run_in_process(
     limit_s: float = math.inf,
     placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Progress:
-    """Executes all nodes that are not done and returns the final progress: `run_graph` without Ray, for one rank a run.
+    """Executes all nodes that are not done and returns the final progress: `run_graph` without Ray.
 
-    A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An error of the device
-    becomes Stopped, with the outcome of a probe; any other error rises, so that a debugger stops where it happened.
-    SIGTERM, Ctrl-C and the end of `limit_s` end the process (the last with code `TIME_IS_UP`) after the current step,
-    with a checkpoint. `on_change`, `may_start`, `done`, `placements`: as in `run_graph`.
+    A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An
+    error of the device becomes Stopped, with the outcome of a probe; any other error rises, so that
+    a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` end the process
+    (the last with code `TIME_IS_UP`) after the current step, with a checkpoint. `on_change`,
+    `may_start`, `done`, `placements`: as in `run_graph`.
     """
     progress = Progress(nodes, {node.id for node in nodes} & set(done))
     waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
@@ -71,9 +84,9 @@ def _execute_next(
     placements: Mapping[str, Placement],
     stop_request: StopRequest,
 ) -> Sequence[Node]:
-    """Executes the next task, and records its end or how it is tried again; returns the nodes that ended.
+    """Executes the next task, and records its end or how it is tried again.
 
-    Waits while other drivers hold all.
+    Returns the nodes that ended. Waits while other drivers hold all.
     """
     if ended := waiting.look_again():
         return ended
@@ -114,7 +127,10 @@ def execute_task(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> list[str]:
-    """Executes a node, or evaluations with common work; returns the warnings. Arguments as `execute_node`."""
+    """Executes a node, or evaluations with common work; returns the warnings.
+
+    Arguments as `execute_node`.
+    """
     configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -122,7 +138,9 @@ def execute_task(
             execute_profiles(configs, tags, execution)
         else:
             execute_node(configs[0], tags[0], execution, resources, stop_request)
-    return [str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)]
+    return [
+        str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)
+    ]
 
 
 def execute_node(
@@ -132,10 +150,11 @@ def execute_node(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> dict:
-    """Executes a node and returns its result: a run of several ranks on Ray Train workers, other nodes here.
+    """Executes a node and returns its result: a run of several ranks on Ray Train, others here.
 
-    `resources`: of Ray; None where every node has one rank. `stop_request`: of the caller, as in `execute_run`. Raises
-    LeaseHeld, before any worker is requested, while another process works on the run.
+    `resources`: of Ray; None where every node has one rank. `stop_request`: of the caller, as in
+    `execute_run`. Raises LeaseHeld, before any worker is requested, while another process works on
+    the run.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

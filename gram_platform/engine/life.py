@@ -1,12 +1,15 @@
-"""Decides the life of a node for graphs, trials and sharded runs: done, diverged, held, crashed or ready.
+"""Decides the life of a node: done, diverged, held, crashed or ready.
 
-- done: the storage has its result, whichever process made it. It is not executed again; a lost config is restored.
-- diverged: a run whose loss became non-finite. Training it again would end the same, so it stays failed.
+- done: the storage has its result, whichever process made it. It is not executed again; a lost
+  config is restored.
+- diverged: a run whose loss became non-finite. Training it again would end the same, so it stays
+  failed.
 - held: another process has its lease. Look again after `HELD_RETRY_S`.
-- crashed: its process, machine or device failed, or the kernel or Ray killed the process for its memory. Start it
-  again. After `MAX_CRASHES` crashes without a new checkpoint in between it has failed: preempted machines do not fail a
-  run that makes progress. Crashes on a machine whose device does not work (`Cordon`) do not count. An allocation that
-  fails in Python, numpy, torch or CUDA is no crash: the node fails when it happens in a second process too.
+- crashed: its process, machine or device failed, or the kernel or Ray killed the process for its
+  memory. Start it again. After `MAX_CRASHES` crashes without a new checkpoint in between it has
+  failed: preempted machines do not fail a run that makes progress. Crashes on a machine whose
+  device does not work (`Cordon`) do not count. An allocation that fails in Python, numpy, torch or
+  CUDA is no crash: the node fails when it happens in a second process too.
 - ready: none of these.
 """
 
@@ -47,7 +50,8 @@ class Progress:
     blocked: dict[str, list[str]] = field(default_factory=dict)
     # Nodes that were complete before.
     reused: int = 0
-    # By node id: warnings of the nodes' processes, and of starting again, that nobody has shown yet.
+    # By node id: warnings of the nodes' processes, and of starting again, that nobody has shown
+    # yet.
     warnings: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -62,11 +66,16 @@ class Progress:
             self.warnings.setdefault(node.id, []).extend(texts)
 
     def fail(self, node_id: str, message: str) -> list[str]:
-        """Records a failed node; returns the ids of the nodes that this blocks: all that need it, directly or not."""
+        """Records a failed node.
+
+        Returns the ids of the nodes that this blocks: all that need it, directly or not.
+        """
         self.failed[node_id] = message
         culprits = [node_id]
         for culprit in culprits:
-            needing = [node.id for node in self.dependants.get(culprit, ()) if node.id not in self.done]
+            needing = [
+                node.id for node in self.dependants.get(culprit, ()) if node.id not in self.done
+            ]
             culprits += [i for i in needing if i not in self.blocked]
             for i in needing:
                 self.blocked.setdefault(i, []).append(culprit)
@@ -88,53 +97,61 @@ class Crashes:
 
     def another(self, committed_step: int, machine: str = "") -> "Crashes":
         """Counts one more crash, from 1 again if there is a new checkpoint."""
-        return Crashes((*(() if committed_step > self.step else self.machines), machine), committed_step)
+        return Crashes(
+            (*(() if committed_step > self.step else self.machines), machine), committed_step
+        )
 
     def without(self, *machines: str) -> "Crashes":
         """Leaves out the crashes on some machines."""
-        return Crashes(tuple(machine for machine in self.machines if machine not in machines), self.step)
+        return Crashes(
+            tuple(machine for machine in self.machines if machine not in machines), self.step
+        )
 
 
 class NodeLifecycle:
-    """Applies the policy to the nodes of one driver. The storage is the truth; only crashes are counted in memory."""
+    """Applies the policy to the nodes of one driver.
+
+    The storage is the truth; only crashes are counted in memory.
+    """
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
         self._crashes: dict[str, Crashes] = {}
 
     def result(self, node: Node) -> dict | None:
-        """Reads the result of a node that is done, else None. Restores its config, and adds its tags to the stored."""
+        """Reads the result of a node that is done, else None.
+
+        Restores its config, and adds its tags to the stored.
+        """
         result = self._store.node(node.kind, node.id).result()
         if result is not None:
             self._describe(node)
         return result
 
     def _describe(self, node: Node) -> None:
-        """Makes sure that readers find a node that has ended: stores its config, if it is lost, and its tags."""
+        """Stores the config of a node that has ended, if it is lost, and its tags."""
         directory = self._store.node(node.kind, node.id)
         directory.ensure_config(node.config)
         directory.add_tags(node.names)
 
-    def progress(self, node: Node) -> dict | None:
-        """Reads a run's last heartbeat; None before the first."""
-        return self._store.run(node.id).progress()
-
     def divergence(self, node: Node) -> str:
-        """Reads the message of a run that has diverged, else ""; always "" if diverged runs are trained again."""
-        failure = self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
+        """Reads the message of a run that has diverged, else "".
+
+        Always "" if diverged runs are trained again.
+        """
+        failure = (
+            self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
+        )
         if not is_divergence(failure):
             return ""
         self._describe(node)
         return failure["message"]
 
-    def end(self, node: Node) -> str | None:
-        """Reads whether a node has ended, whichever driver executed it: "" if done, why it diverged, or None."""
-        return "" if self.result(node) is not None else self.divergence(node) or None
-
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads `end` of every node; from one listing where the storage is an object store.
+        """Reads whether nodes have ended under any driver: "" if done, why it diverged, or None.
 
-        Nodes that have ended get back a config that is lost.
+        One listing suffices where the storage is an object store. Nodes that have ended get back a
+        config that is lost.
         """
         nodes = list(nodes)
         found = self._store.finished((node.kind, node.id) for node in nodes)
@@ -143,11 +160,16 @@ class NodeLifecycle:
             finished = found.get(node.id)
             if finished is None:
                 return self.divergence(node) or None if node.id in found else None
-            if finished.config_sha256 != hash_config(node.config) or not node.names.items() <= finished.tags.items():
+            if (
+                finished.config_sha256 != hash_config(node.config)
+                or not node.names.items() <= finished.tags.items()
+            ):
                 self._describe(node)
             return ""
 
-        return dict(zip((node.id for node in nodes), self._store.concurrently(end, nodes), strict=True))
+        return dict(
+            zip((node.id for node in nodes), self._store.concurrently(end, nodes), strict=True)
+        )
 
     def require_not_diverged(self, node: Node) -> None:
         """Raises TrainingDiverged for a run that has diverged."""
@@ -155,12 +177,15 @@ class NodeLifecycle:
             raise TrainingDiverged(message)
 
     def starts_again(self, node: Node, machine: str = "", cordoned: Collection[str] = ()) -> bool:
-        """Counts a crash of the node on a machine; False when that was one too many and it has failed.
+        """Counts a crash of the node on a machine.
 
-        `cordoned`: machines whose device turned out not to work; no crash there counts.
+        False when that was one too many and it has failed. `cordoned`: machines whose device turned
+        out not to work; no crash there counts.
         """
         step = self._store.run(node.id).committed_step() if node.is_run else 0
-        self._crashes[node.id] = self._crashes.get(node.id, Crashes()).another(step, machine).without(*cordoned)
+        self._crashes[node.id] = (
+            self._crashes.get(node.id, Crashes()).another(step, machine).without(*cordoned)
+        )
         return self._crashes[node.id].number < MAX_CRASHES
 
 
@@ -171,8 +196,8 @@ Place = tuple[float, int]
 class WaitingNodes:
     """The nodes of one driver that are still to be executed, and the tasks that can start now.
 
-    A task is one node, or all evaluations of a run that share their work. The end of a node costs time in proportion to
-    the nodes that need it, however many nodes wait.
+    A task is one node, or all evaluations of a run that share their work. The end of a node costs
+    time in proportion to the nodes that need it, however many nodes wait.
     """
 
     def __init__(
@@ -181,9 +206,9 @@ class WaitingNodes:
         lifecycle: NodeLifecycle,
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
-        """Records in `progress` what has ended already; what it has as done is not looked at again.
+        """Records in `progress` what has ended already.
 
-        `placements`: of nodes, by id, with their ranks and how long they are expected to take.
+        What it has as done is not looked at again.
         """
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
         # The lowest number of a node that waits again.
@@ -200,16 +225,24 @@ class WaitingNodes:
         self._held: set[str] = set()
         # Evaluations whose common task failed: each is a task now.
         self._alone: set[str] = set()
-        ends = dict.fromkeys(progress.done, "") | lifecycle.ends(n for n in progress.nodes if n.id not in progress.done)
+        ends = dict.fromkeys(progress.done, "") | lifecycle.ends(
+            n for n in progress.nodes if n.id not in progress.done
+        )
         progress.done.update(node_id for node_id, end in ends.items() if end == "")
         progress.reused = len(progress.done)
         for node_id, message in ends.items():
             if message:
                 progress.fail(node_id, message)
-        left = [node for node in progress.nodes if ends[node.id] is None and node.id not in progress.blocked]
+        left = [
+            node
+            for node in progress.nodes
+            if ends[node.id] is None and node.id not in progress.blocked
+        ]
         hours = {node.id: self._placement(node).hours for node in left}
         paths = longest_paths({node.id: node.needs for node in left}, hours)
-        self._place: dict[str, Place] = {node.id: (-paths[node.id], number) for number, node in enumerate(left)}
+        self._place: dict[str, Place] = {
+            node.id: (-paths[node.id], number) for number, node in enumerate(left)
+        }
         for node in left:
             self._open[node.id] = len(node.needs - progress.done)
             self._make_ready_if_open(node, 0)
@@ -223,10 +256,11 @@ class WaitingNodes:
         return bool(self._delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
-        """Yields (number of ranks, tasks that can start): evaluations first, then runs, the widest first.
+        """Yields (number of ranks, tasks that can start).
 
-        Evaluations are short and fill the table; narrow runs would take the resources of wide ones. Of equally wide
-        runs the one with the longest path to an end comes first. `start` what is started.
+        Evaluations come first, as they are short and fill the table. The widest runs follow, as
+        narrow ones would take their resources. Of equally wide runs the one with the longest path
+        to an end comes first. `start` what is started.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -249,7 +283,9 @@ class WaitingNodes:
         for blocked in self._progress.fail(node.id, message):
             self._open.pop(blocked, None)
 
-    def again(self, node: Node, after_s: float = HELD_RETRY_S, held: bool = False, alone: bool = False) -> None:
+    def again(
+        self, node: Node, after_s: float = HELD_RETRY_S, held: bool = False, alone: bool = False
+    ) -> None:
         """Lets a node that did not end wait again, in front of all others.
 
         `held`: another driver works on it. `alone`: it shares no task from now on.
@@ -261,11 +297,14 @@ class WaitingNodes:
         heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes delayed nodes ready whose time has come; returns held ones that the other driver has ended."""
+        """Makes delayed nodes ready whose time has come.
+
+        Returns held ones that the other driver has ended.
+        """
         ended = []
         while self._delayed and self._delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self._delayed)
-            end = self._lifecycle.end(node) if node.id in self._held else None
+            end = self._lifecycle.ends([node])[node.id] if node.id in self._held else None
             self._held.discard(node.id)
             if end is None:
                 self._make_ready(node)
@@ -278,7 +317,10 @@ class WaitingNodes:
         return ended
 
     def _make_ready_if_open(self, node: Node, num_done: int) -> None:
-        """Counts needs of a waiting node that are done now; the node can start when none is left."""
+        """Counts needs of a waiting node that are done now.
+
+        The node can start when none is left.
+        """
         if node.id in self._open:
             self._open[node.id] -= num_done
             if not self._open[node.id]:
@@ -309,9 +351,10 @@ def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Adds the tags that the storage has of each node, of other studies for example; the node's own tags win.
+    """Adds the tags that the storage has of each node, of other studies for example.
 
-    A node's name follows from its tags, so a driver then calls it what the storage's readers do.
+    The node's own tags win. A node's name follows from its tags, so a driver then calls it what the
+    storage's readers do.
     """
     tags_of = lambda node: store.node(node.kind, node.id).tags() | node.names  # noqa: E731
     nodes = list(nodes)
@@ -320,14 +363,21 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Returns the ids of nodes that no submission executes: done, diverged, or needing a diverged run.
+    """Returns the ids of nodes that no submission executes.
 
-    Changes nothing in the storage. `retry_diverged`: diverged runs are trained again.
+    They are done, diverged, or need a diverged run. Changes nothing in the storage.
+    `retry_diverged`: diverged runs are trained again.
     """
     nodes = list(nodes)
     found = store.finished((node.kind, node.id) for node in nodes)
-    progress = Progress(nodes, {node_id for node_id, finished in found.items() if finished is not None})
-    begun = [] if retry_diverged else [n.id for n in nodes if n.is_run and n.id in found.keys() - progress.done]
+    progress = Progress(
+        nodes, {node_id for node_id, finished in found.items() if finished is not None}
+    )
+    begun = (
+        []
+        if retry_diverged
+        else [n.id for n in nodes if n.is_run and n.id in found.keys() - progress.done]
+    )
     failures = store.concurrently(lambda run_id: store.run(run_id).failure(), begun)
     for run_id, failure in zip(begun, failures, strict=True):
         if is_divergence(failure):
@@ -341,6 +391,6 @@ def is_divergence(failure: Mapping | None) -> bool:
 
 
 def failure_message(error: BaseException) -> str:
-    """Writes why a node failed: an error for users speaks for itself, any other needs its class's name."""
+    """Writes why a node failed; an error that is not for users needs its class's name."""
     is_for_users = isinstance(error, TrainingDiverged | OutOfMemory | ValueError)
     return str(error) if is_for_users else f"{type(error).__name__}: {error}"

@@ -65,13 +65,17 @@ class MetricsSummary:
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Gives the losses and norms since the last interval as JSON; {} right after an interval."""
+        """Gives the losses and norms since the last interval as JSON.
+
+        {} right after an interval.
+        """
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
     def load_state(self, state: Mapping) -> None:
-        self._reset()
-        self.losses.update({domain: list(losses) for domain, losses in state.get("losses", {}).items()})
+        self.losses.update(
+            {domain: list(losses) for domain, losses in state.get("losses", {}).items()}
+        )
         self.norms += state.get("norms", [])
 
     def _reset(self) -> None:
@@ -85,29 +89,39 @@ class MetricsSummary:
         self.norms.append(record.grad_norm)
         tokens_per_step = self.run.batch_size * self.run.model.seq_len
         elapsed_s = time.monotonic() - self.started
-        self.tokens_per_second = (record.step - self.first_step) * tokens_per_step / max(elapsed_s, 1e-9)
+        self.tokens_per_second = (
+            (record.step - self.first_step) * tokens_per_step / max(elapsed_s, 1e-9)
+        )
         if record.step % self.interval and record.step < self.run.num_steps:
             return {}
         metrics = {
-            "train/loss": float(np.mean([loss for losses in self.losses.values() for loss in losses])),
+            "train/loss": float(
+                np.mean([loss for losses in self.losses.values() for loss in losses])
+            ),
             "train/grad_norm": float(np.mean(self.norms)),
             "train/lr": record.learning_rate,
             "train/tokens_per_second": self.tokens_per_second,
         }
-        metrics |= {f"train/loss/{domain}": float(np.mean(losses)) for domain, losses in self.losses.items()}
+        metrics |= {
+            f"train/loss/{domain}": float(np.mean(losses)) for domain, losses in self.losses.items()
+        }
         metrics |= {NORM + name: norm for name, norm in record.norms.items()}
         self._reset()
         return metrics
 
 
 def execute_run(
-    run: RunConfig, tags: Mapping[str, str], execution: Execution, stop_request: StopRequest | None = None
+    run: RunConfig,
+    tags: Mapping[str, str],
+    execution: Execution,
+    stop_request: StopRequest | None = None,
 ) -> dict:
     """Trains the run from the last checkpoint unless it has a result; returns the result.
 
-    Raises LeaseHeld while another process works on it or may do so, ValueError for other data than its checkpoint's,
-    and, recorded as the run's failure, TrainingDiverged for a non-finite loss and OutOfMemory with advice. A SIGTERM,
-    or the caller's `stop_request`, ends the process after the current step, with a checkpoint of it.
+    Raises LeaseHeld while another process works on it or may do so, ValueError for other data than
+    its checkpoint's, and, recorded as the run's failure, TrainingDiverged for a non-finite loss and
+    OutOfMemory with advice. A SIGTERM, or the caller's `stop_request`, ends the process after the
+    current step, with a checkpoint of it.
     """
     execution.set_up_torch()
     directory = execution.store().run(run.run_id)
@@ -117,7 +131,11 @@ def execute_run(
         return result
     corpus = execution.corpus_of(run)
     handled = stop_on_signal() if stop_request is None else contextlib.nullcontext(stop_request)
-    with handled as stop_request, directory.start_attempt(owner(), execution.lease_s) as attempt, freed_memory_kept():
+    with (
+        handled as stop_request,
+        directory.start_attempt(owner(), execution.lease_s) as attempt,
+        freed_memory_kept(),
+    ):
         if (result := directory.result()) is not None:
             return result
         try:
@@ -132,7 +150,7 @@ def execute_run(
                 message = memory_advice(error, execution.placement.fewest)
                 attempt.fail(message, {"kind": "memory"})
                 raise OutOfMemory(message) from error
-            # others may continue the run after these: it has not failed
+            # Others may continue the run after these: it has not failed.
             if not (isinstance(error, LeaseHeld | Unavailable) or is_device_error(error)):
                 attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
             raise
@@ -143,7 +161,10 @@ Start = Mapping[str, RowsOnDisk] | None
 
 @contextlib.contextmanager
 def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
-    """Opens the dense weights that a run starts from, verified, corrupted ones set aside; None for a random start."""
+    """Opens the verified dense weights that a run starts from; None for a random start.
+
+    Corrupted ones are set aside.
+    """
     if run.start is None:
         yield None
         return
@@ -154,12 +175,17 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
     """Makes the run's learner at its starting point."""
     division = execution.placement.fewest
-    how = execution.activation_checkpointing, execution.compiled, division.num_passes, division.num_merged
+    how = (
+        execution.activation_checkpointing,
+        execution.compiled,
+        division.num_passes,
+        division.num_merged,
+    )
     return kind(run, execution.device, start, *how)
 
 
 class RunExecution:
-    """One attempt at a run: trains, evaluates at the run's points, commits, and writes the result."""
+    """One attempt at a run: trains, evaluates at the run's points, commits, writes the result."""
 
     def __init__(
         self,
@@ -179,7 +205,7 @@ class RunExecution:
         if points.num_points or points.num_probes:
             require_sequences(self.validation, points.domains, points.num_sequences)
         fewest = min(map(len, self.validation.values()), default=0)
-        self.progress = progress_of(run, execution.num_progress_points, fewest)
+        self.progress = progress_of(run, fewest)
         self.attention = kernel_in_use(run.model, DTYPES[run.precision], execution.device)
         if execution.device != "cpu" or self.attention == PLAIN_ON_CPU:
             say(f"run {run.run_id}: {self.attention} attention in {run.precision}")
@@ -210,8 +236,11 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether the run stops early: no better evaluation for long, or MaxEnt's forget loss is low enough."""
-        is_unlearnt = self.run.objective.stop_below > 0.0 and record.forgetting <= self.run.objective.stop_below
+        """Returns whether to stop early: no better evaluation, or MaxEnt has unlearnt enough."""
+        is_unlearnt = (
+            self.run.objective.stop_below > 0.0
+            and record.forgetting <= self.run.objective.stop_below
+        )
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale
 
     def _resume(self) -> int:
@@ -220,7 +249,9 @@ class RunExecution:
             return 0
         stored = {key: resumed.state[key] for key in self.identity}
         if stored != self.identity:
-            raise invalid("data", self.identity, f"the data and plan of the run's checkpoint, {stored}")
+            raise invalid(
+                "data", self.identity, f"the data and plan of the run's checkpoint, {stored}"
+            )
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.summary.load_state(resumed.state["summary"])
@@ -237,13 +268,15 @@ class RunExecution:
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
         heartbeat = (lambda *progress: None) if self.attempt is None else self.attempt.heartbeat
-        steps = training_steps(self.learner, self.plan, self.reader, first_step, self.summary.interval)
+        steps = training_steps(
+            self.learner, self.plan, self.reader, first_step, self.summary.interval
+        )
         for record in steps:
             metrics = self.summary.add(record)
             if record.step in eval_steps:
                 losses = self.evaluate()
+                # After the last step nothing else would detect a loss that is not finite.
                 for domain, loss in losses.items():
-                    # After the last step nothing else would detect it.
                     where = f"step {record.step}, domain {domain!r}"
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
                 metrics |= {VALIDATION + domain: loss for domain, loss in losses.items()}
@@ -254,11 +287,20 @@ class RunExecution:
                 metrics |= self.probe()
             if metrics:
                 self.usage.look()
-                kept = (k for k in metrics if not (k.endswith("tokens_per_second") or k.startswith((NORM, PROGRESS))))
+                kept = (
+                    k
+                    for k in metrics
+                    if not (k.endswith("tokens_per_second") or k.startswith((NORM, PROGRESS)))
+                )
                 self.final |= {k: metrics[k] for k in kept}
                 metrics |= self.usage.system()
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
-            heartbeat(record.step, self.run.num_steps, self.summary.tokens_per_second, self.final.get("train/loss"))
+            heartbeat(
+                record.step,
+                self.run.num_steps,
+                self.summary.tokens_per_second,
+                self.final.get("train/loss"),
+            )
             yield record
 
     def evaluate(self) -> dict[str, float]:
@@ -267,16 +309,25 @@ class RunExecution:
             return validation_losses(self.learner, self.validation)
 
     def evaluate_progress(self) -> dict[str, float]:
-        """Measures `progress/loss/<domain>` on fewer sequences, for people to watch; also where it is not finite."""
+        """Measures `progress/loss/<domain>` on fewer sequences, for people to watch.
+
+        Also where it is not finite.
+        """
         with self._as_evaluation():
             losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
         return {PROGRESS + domain: loss for domain, loss in losses.items()}
 
     def probe(self) -> dict[str, float]:
-        """Measures `norm/probe/<domain>/<module>`: the gradient norm of each module on a domain, all modules active."""
+        """Measures `norm/probe/<domain>/<module>`: gradient norms with all modules active."""
         with self._as_evaluation():
-            found = {domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()}
-        return {f"{PROBE}{domain}/{module}": n for domain, norms in found.items() for module, n in norms.items()}
+            found = {
+                domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()
+            }
+        return {
+            f"{PROBE}{domain}/{module}": n
+            for domain, norms in found.items()
+            for module, n in norms.items()
+        }
 
     @contextlib.contextmanager
     def _as_evaluation(self) -> Iterator[None]:
@@ -286,7 +337,7 @@ class RunExecution:
         self.evaluation_s += time.monotonic() - started
 
     def _keep_best(self, losses: dict[str, float]) -> None:
-        """Keeps the losses of the evaluation with the lowest mean over domains as `best/loss/<domain>`."""
+        """Keeps the losses of the evaluation with the lowest mean as `best/loss/<domain>`."""
         best = [self.final.get(BEST + domain, math.inf) for domain in losses]
         if np.mean(list(losses.values())) < np.mean(best):
             self.final |= {BEST + domain: loss for domain, loss in losses.items()}
@@ -295,22 +346,33 @@ class RunExecution:
             self.num_stale += 1
 
     def _should_commit(self, step: int) -> bool:
-        """Returns whether to checkpoint: when due, or when the process was asked to stop; not at the last step."""
+        """Returns whether to checkpoint: when due, or when the process was asked to stop.
+
+        Not at the last step.
+        """
         return (self._is_due() or self.stop_request.received) and step < self.run.num_steps
 
     def _is_due(self) -> bool:
-        """Returns whether to checkpoint: not before the former one is written, which training should not wait for."""
+        """Returns whether it is time to checkpoint, and the former one is written."""
         interval_s = self.execution.commit_interval(self._commit_s)
-        return time.monotonic() - self._last_commit >= interval_s and not (interval_s and self.background.is_busy)
+        return time.monotonic() - self._last_commit >= interval_s and not (
+            interval_s and self.background.is_busy
+        )
 
     def _stop_if_requested(self) -> None:
-        """Ends the process after a commit if it was asked to stop; raises the error of a checkpoint that failed."""
+        """Ends the process after a commit if it was asked to stop.
+
+        Raises the error of a checkpoint that failed.
+        """
         if self.stop_request.received:
             self.background.wait()
             self.stop_request.exit()
 
     def commit(self, step: int) -> None:
-        """Copies the state and starts writing a checkpoint in the background; it exists once that has ended."""
+        """Copies the state and starts writing a checkpoint in the background.
+
+        It exists once that has ended.
+        """
         started = time.monotonic()
         # Waits, because the copies of the state are overwritten now.
         self.background.wait()
@@ -318,11 +380,15 @@ class RunExecution:
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
         pieces, copied = self.learner.pieces(), self.learner.staging.wait
         records, self.records = self.records, []
-        self.background.start(lambda: (copied(), self._write_checkpoint(step, pieces, state, records)))
+        self.background.start(
+            lambda: (copied(), self._write_checkpoint(step, pieces, state, records))
+        )
         self._last_commit = time.monotonic()
         self._commit_s = self._last_commit - started
 
-    def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
+    def _write_checkpoint(
+        self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]
+    ) -> None:
         self.attempt.commit(step, pieces, state, records)
 
     def complete(self) -> dict:
@@ -336,15 +402,21 @@ class RunExecution:
             "hardware_flops": run_flops(self.run, self.step),
             "final": self.final,
         }
-        used = {name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "code")}
-        used |= {name: getattr(self.learner, name) for name in ("num_ranks", "num_passes", "num_merged")}
+        used = {
+            name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "code")
+        }
+        used |= {
+            name: getattr(self.learner, name) for name in ("num_ranks", "num_passes", "num_merged")
+        }
         used["attention"] = self.attention
         compilation = self.learner.compilation
         used["compiled"] = compilation is not None and not compilation.has_failed
         if used["compiled"]:
             used["num_graphs"] = num_graphs()
             say(f"run {self.run.run_id}: {num_graphs()} compiled graphs")
-        return self._write_result(fields, {"evaluation_s": self.evaluation_s, **used, **self.usage.facts()})
+        return self._write_result(
+            fields, {"evaluation_s": self.evaluation_s, **used, **self.usage.facts()}
+        )
 
     def _write_result(self, fields: dict, measured: dict) -> dict:
         return self.attempt.complete(fields, self.learner.weights(), self.records, measured)

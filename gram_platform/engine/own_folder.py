@@ -1,8 +1,9 @@
-"""Makes a folder for the files of a Ray that this process starts, and removes it however this process ends.
+"""Makes a folder for the files of a Ray, and removes it however this process ends.
 
-When a process is killed, the Ray that it has started ends too, except two of Ray's processes, which stay for a minute.
-Nothing removes Ray's files. So a second process waits at a pipe for the end of the first one, ends what is left of
-Ray and removes the folder. It executes this file, which is why nothing here needs more than the standard library.
+When a process is killed, the Ray that it has started ends too, except two of Ray's processes, which
+stay for a minute. Nothing removes Ray's files. So a second process waits at a pipe for the end of
+the first one, ends what is left of Ray and removes the folder. It executes this file, which is why
+nothing here needs more than the standard library.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-KEEP, REMOVE = b"keep\n", b"remove\n"
+KEEP = b"keep\n"
 # Begins the command lines of the processes that Ray's process on a machine has started.
 TITLE = b"ray::"
 # After this time the folder is removed even if somebody has a file of it open.
@@ -24,7 +25,10 @@ CLEARING_S = 10.0
 
 
 class OwnFolder:
-    """A new folder that only this user can enter. `path` is the folder inside that Ray opens to everybody."""
+    """A new folder that only this user can enter.
+
+    `path` is the folder inside that Ray opens to everybody.
+    """
 
     def __init__(self, place: Path) -> None:
         outer = Path(tempfile.mkdtemp(prefix="ray-", dir=place))
@@ -45,11 +49,14 @@ class OwnFolder:
 
     def remove(self) -> None:
         """Removes the folder now, once Ray's processes have ended."""
-        self._remover.communicate(REMOVE)
+        self._remover.communicate()
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits for a word at standard input, or for its end; then ends Ray's processes and removes the folder."""
+    """Waits for a word at standard input, or for its end.
+
+    Then ends Ray's processes and removes the folder.
+    """
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S
@@ -63,7 +70,7 @@ def remove_at_end(folder: Path) -> None:
 
 
 def users_of(folder: Path) -> Iterator[int]:
-    """Yields the ids of the processes that have a file of the folder open, where Linux tells them."""
+    """Yields the ids of the processes that have a file of the folder open, if Linux tells them."""
     for process in Path("/proc").glob("[0-9]*"):
         # Processes of other users cannot be seen, and some end meanwhile.
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Gives the parts of a corpus to Ray tasks of one core each, on this machine or on others of the cluster."""
+"""Gives the parts of a corpus to Ray tasks of one core each, here or on other machines."""
 
 import os
 import sys
@@ -22,8 +22,8 @@ from gram_platform.engine.machine import num_cpus as num_cores
 
 # A custom resource of Ray: a machine for fetching and packing offers one for each of its cores.
 PACK = "pack"
-# 1: the cluster's autoscaler starts such machines from none. The cluster's files set it, because no autoscaler of Ray
-# shows a driver which machines it could start.
+# 1: the cluster's autoscaler starts such machines from none. The cluster's files set it, because no
+# autoscaler of Ray shows a driver which machines it could start.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
 # Tasks submitted to Ray at once: the demand that an autoscaler sees.
 IN_FLIGHT = 512
@@ -31,10 +31,11 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that `connect` to Ray once there is work for two; a task whose process dies is started again.
+    """Returns workers that `connect` to Ray once there is work for two.
 
-    `anywhere`: on machines of the cluster, which must see the same files; else on this one. See `placement`. Where no
-    two tasks can run at once, this process does the work. ClusterLost when the Ray is gone.
+    A task whose process dies is started again. `anywhere`: on machines of the cluster, which must
+    see the same files; else on this one. See `placement`. Where no two tasks can run at once, this
+    process does the work. ClusterLost when the Ray is gone.
     """
     return partial(_spread, connect, anywhere)
 
@@ -48,16 +49,21 @@ class TaskPlacement:
 
 
 def placement(anywhere: bool) -> TaskPlacement | None:
-    """Chooses where the tasks run; None where no two can run at once, now or after an autoscaler has started machines.
+    """Chooses where the tasks run.
 
-    `anywhere`: on the machines for packing, where the cluster has or starts some, so that fetching and packing neither
-    start a machine with GPUs nor run there; else on any CPU. Otherwise on this machine: on the CPUs that Ray has here,
-    or, where Ray has none because it is a driver's, on all cores.
+    None where no two can run at once, now or after an autoscaler has started machines. `anywhere`:
+    on the machines for packing, where the cluster has or starts some, so that fetching and packing
+    neither start a machine with GPUs nor run there; else on any CPU. Otherwise on this machine: on
+    the CPUs that Ray has here, or, where Ray has none because it is a driver's, on all cores.
     """
     if anywhere and _has_pack_machines():
-        return TaskPlacement({"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"})
+        return TaskPlacement(
+            {"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"}
+        )
     node_id = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)]
+    nodes = [
+        node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)
+    ]
     cpus, cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes), num_cores()
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if cpus >= 2 or (anywhere and not has_fixed_size()):
@@ -68,10 +74,15 @@ def placement(anywhere: bool) -> TaskPlacement | None:
 
 
 def _has_pack_machines() -> bool:
-    """Returns whether the cluster has machines for packing, or will start them, which one of fixed size never does."""
+    """Returns whether the cluster has machines for packing, or will start them.
+
+    One of fixed size never starts them.
+    """
     starts = os.environ.get(STARTS_PACK_MACHINES, "")
     if starts not in ("", "0", "1"):
-        raise invalid(STARTS_PACK_MACHINES, starts, "1 where the cluster starts machines for packing, else 0")
+        raise invalid(
+            STARTS_PACK_MACHINES, starts, "1 where the cluster starts machines for packing, else 0"
+        )
     if PACK in ray.cluster_resources():
         return True
     if starts == "1":
@@ -80,7 +91,10 @@ def _has_pack_machines() -> bool:
 
 
 def _spread(
-    connect: Callable[[], None], anywhere: bool, function: Callable[[Task], Result], tasks: Sequence[Task]
+    connect: Callable[[], None],
+    anywhere: bool,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
 ) -> Iterator[tuple[int, Result]]:
     if len(tasks) > 1:
         connect()
@@ -101,7 +115,9 @@ def _spread(
             if not running:
                 return
             require_ray()
-            for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_AT_PARTS_EVERY_S)[0]:
+            for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_AT_PARTS_EVERY_S)[
+                0
+            ]:
                 yield running.pop(reference), _result(reference)
     except ClusterLost:
         # To cancel them would wait for the head.
@@ -113,7 +129,10 @@ def _spread(
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result; raises its error as it was, for the caller's own handlers; Stopped if it cannot run."""
+    """Returns a task's result.
+
+    Raises its error as it was, for the caller's own handlers; Stopped if it cannot run.
+    """
     try:
         return ray.get(reference)
     except RayTaskError as error:
@@ -122,4 +141,6 @@ def _result(reference: ray.ObjectRef) -> object:
         raise ClusterLost(CLUSTER_LOST) from error
     except RayError as error:
         # Its process died again and again.
-        raise Stopped(f"a part of the corpus could not be packed on Ray: {error}. {SUBMIT_AGAIN}") from error
+        raise Stopped(
+            f"a part of the corpus could not be packed on Ray: {error}. {SUBMIT_AGAIN}"
+        ) from error

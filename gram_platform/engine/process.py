@@ -1,4 +1,4 @@
-"""Supports the training process: out-of-memory advice, background writing, resource usage, SIGTERM and draining."""
+"""Supports the training process: memory, background writing, usage, SIGTERM and draining."""
 
 import contextlib
 import os
@@ -20,9 +20,15 @@ except ImportError:
     # A machine that only trains needs none.
     psutil = None
 
-# in the messages of torch's errors that have no class of this kind: of its CPUs' allocator, CUDA and its libraries
-ALLOCATORS = ("DefaultCPUAllocator", "not enough memory", "error: out of memory", "[CUDA]: out of memory")
-ALLOCATORS += ("STATUS_ALLOC_FAILED",)
+# In the messages of torch's errors that have no class of this kind: of its CPUs' allocator, CUDA
+# and its libraries.
+ALLOCATORS = (
+    "DefaultCPUAllocator",
+    "not enough memory",
+    "error: out of memory",
+    "[CUDA]: out of memory",
+    "STATUS_ALLOC_FAILED",
+)
 
 
 class OutOfMemory(RuntimeError):
@@ -37,13 +43,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_advice(error: BaseException, division: Division) -> str:
-    """Writes the message: what failed, what the planner counts for the run, and what would need less memory."""
+    """Writes what failed, what the planner counts for the run, and what would need less memory."""
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return f"out of memory ({failed}). {division.advice or 'Use a machine with more memory.'}"
 
 
 class BackgroundJob:
-    """Runs one job at a time in a thread. A context manager: leaving waits. The next wait raises a job's error."""
+    """Runs one job at a time in a thread.
+
+    A context manager: leaving waits. The next wait raises a job's error.
+    """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "checkpoint", initializer=gpu_of_this_thread())
@@ -54,8 +63,8 @@ class BackgroundJob:
 
     def __exit__(self, kind: type | None, *_) -> None:
         self._executor.shutdown(wait=True)
+        # An error of the block is raised instead of a job's.
         if kind is None:
-            # Otherwise the block's error is raised.
             self.wait()
 
     @property
@@ -63,8 +72,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job after the previous one has ended; raises that one's error."""
-        self.wait()
+        """Starts a job; the previous one has been waited for."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
@@ -81,7 +89,10 @@ SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
-    """Measures one rank's peak memory: exactly on a GPU, on a CPU the process's, sampled by `look`; and its machine."""
+    """Measures a rank's machine and its own peak memory.
+
+    The memory is exact on a GPU; on a CPU it is the process's, sampled by `look`.
+    """
 
     def __init__(self, device: str):
         self.device = torch.device(device)
@@ -109,9 +120,13 @@ class ResourceUsage:
             return {}
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
         values: dict[str, float] = {}
-        for measure in (_processors, _memory, *((_gpu_memory, _gpu_use) if self.device.type == "cuda" else ())):
+        for measure in (
+            _processors,
+            _memory,
+            *((_gpu_memory, _gpu_use) if self.device.type == "cuda" else ()),
+        ):
+            # Not every machine has psutil and NVML; a GPU may be divided, a container limited.
             with contextlib.suppress(Exception):
-                # Not every machine has psutil and NVML; a GPU may be divided, a container limited.
                 values |= measure(self.device)
         return {SYSTEM + name: value for name, value in values.items()}
 
@@ -128,12 +143,18 @@ def _processors(device: torch.device) -> dict[str, float]:
 
 def _memory(device: torch.device) -> dict[str, float]:
     memory = psutil.virtual_memory()
-    return {"system_memory_usage_megabytes": memory.used / 1e6, "system_memory_usage_percentage": memory.percent}
+    return {
+        "system_memory_usage_megabytes": memory.used / 1e6,
+        "system_memory_usage_percentage": memory.percent,
+    }
 
 
 def _gpu_memory(device: torch.device) -> dict[str, float]:
     free, total = torch.cuda.mem_get_info(device)
-    used = {"usage_megabytes": (total - free) / 1e6, "usage_percentage": 100.0 * (1.0 - free / total)}
+    used = {
+        "usage_megabytes": (total - free) / 1e6,
+        "usage_percentage": 100.0 * (1.0 - free / total),
+    }
     return {f"gpu_0_memory_{name}": value for name, value in used.items()}
 
 
@@ -151,17 +172,20 @@ def resident_bytes() -> int:
         return psutil.Process().memory_info().rss
 
 
-# Between two requests to Ray.
+# Seconds between two requests to Ray.
 POLL_S = 10.0
 
 
 class StopRequest:
-    """A request to stop this process: a signal, or a drain of its machine by Ray. Runs look at it after every step.
+    """A request to stop this process: a signal, or a drain of its machine by Ray.
 
-    `asks_ray=False`: the caller asks Ray, and calls `receive`. `look(request)` is called whenever a run looks.
+    Runs look at it after every step. `asks_ray=False`: the caller asks Ray, and calls `receive`.
+    `look(request)` is called whenever a run looks.
     """
 
-    def __init__(self, asks_ray: bool = True, look: Callable[["StopRequest"], None] = lambda request: None) -> None:
+    def __init__(
+        self, asks_ray: bool = True, look: Callable[["StopRequest"], None] = lambda request: None
+    ) -> None:
         self._asks_ray, self._look = asks_ray, look
         self._received = self._is_asking = False
         self._code = 128 + signal.SIGTERM
@@ -173,9 +197,16 @@ class StopRequest:
 
     @property
     def received(self) -> bool:
-        """Whether it was received. Asks Ray every `POLL_S` in a thread, because a lost head blocks the request."""
+        """Whether it was received.
+
+        Asks Ray every `POLL_S` in a thread: a lost head blocks the request.
+        """
         self._look(self)
-        if self._asks_ray and not (self._received or self._is_asking) and time.monotonic() >= self._next_poll:
+        if (
+            self._asks_ray
+            and not (self._received or self._is_asking)
+            and time.monotonic() >= self._next_poll
+        ):
             self._is_asking = True
             start_thread("draining", self._ask)
         return self._received
@@ -190,12 +221,15 @@ class StopRequest:
             self._is_asking = False
 
     def exit(self) -> None:
-        """Ends the process as the unhandled signal would, so that its starter sees a preemption or an interruption."""
+        """Ends the process as the signal would, so that its starter sees which it was."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
 
 
 def is_draining() -> bool:
-    """Returns whether Ray drains this machine, as before an announced preemption; False in a process without Ray."""
+    """Returns whether Ray drains this machine, as before an announced preemption.
+
+    False in a process without Ray.
+    """
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -214,9 +248,10 @@ def is_draining() -> bool:
 def stop_on_signal(
     stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
 ) -> Iterator[StopRequest]:
-    """The first of the signals is a stop request and the work goes on; a second one runs the previous handler.
+    """The first of the signals is a stop request and the work goes on.
 
-    Only a main thread can handle signals. Another thread gets the request of `note_sigterm`, if it was called.
+    A second one runs the previous handler. Only a main thread can handle signals. Another thread
+    gets the request of `note_sigterm`, if it was called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -234,9 +269,10 @@ _request_of_process: StopRequest | None = None
 
 
 def note_sigterm() -> None:
-    """Notes the first SIGTERM from now on. Call it in the main thread of a process that trains in a second one.
+    """Notes the first SIGTERM from now on.
 
-    That is a worker of Ray Train, which says itself that a machine is drained (`dispatch.report_to_ray_train`).
+    Call it in the main thread of a process that trains in a second one. That is a worker of Ray
+    Train, which says itself that a machine is drained (`dispatch.report_to_ray_train`).
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)
@@ -244,7 +280,10 @@ def note_sigterm() -> None:
 
 
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
-    """Notes the first of the signals as the request and restores their handlers; returns a function that does so."""
+    """Notes the first of the signals as the request and restores their handlers.
+
+    Returns a function that does so.
+    """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 
     def restore() -> None:

@@ -1,4 +1,4 @@
-"""Proposes a search's trials, from a list of points or from Optuna studies that survive their driver."""
+"""Proposes a search's trials, from a list of points or from Optuna studies."""
 
 import contextlib
 import warnings
@@ -72,7 +72,10 @@ class Group:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def begin(self) -> int:
-        """Looks for trials that a dead driver left running; returns how many are left to propose."""
+        """Looks for trials that a dead driver left running.
+
+        Returns how many are left to propose.
+        """
         self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
@@ -81,15 +84,17 @@ class Group:
         assert self.storage is not None, "only a database outlives a driver"
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
         number = self.resumable.pop(0)
-        return optuna.Trial(self.study, self.storage.get_trial_id_from_study_id_trial_number(study_id, number))
+        return optuna.Trial(
+            self.study, self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        )
 
 
 class OptunaSource:
     """Proposes trials of one or more Optuna studies, first of the study with most trials left.
 
-    Trials that a dead driver left running are resumed: each is proposed again with its parameters, and its finished
-    nodes are reused. So the history has no duplicates and no trials that run for ever. There must be one driver at a
-    time. A failed trial stays failed and is not counted.
+    Trials that a dead driver left running are resumed: each is proposed again with its parameters,
+    and its finished nodes are reused. So the history has no duplicates and no trials that run for
+    ever. There must be one driver at a time. A failed trial stays failed and is not counted.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -124,27 +129,39 @@ class OptunaSource:
         trial = group.resumed() if group.resumable else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
-        point = {p.name: trial.suggest_float(p.name, p.low, p.high, log=p.log) for p in self.space.parameters}
+        point = {
+            p.name: trial.suggest_float(p.name, p.low, p.high, log=p.log)
+            for p in self.space.parameters
+        }
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Tells Optuna; no-op if the trial has ended: another driver resumed it and reported the same outcome."""
-        group, trial = proposal.key
-        with contextlib.suppress(UpdateFinishedTrialError):
-            self._tell(group.study, trial, outcome)
+        """Tells Optuna.
 
-    def _tell(self, study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
-        facts = {"state": outcome.state, "message": outcome.message, "metrics": dict(outcome.metrics)}
+        No-op if the trial has ended: another driver resumed it and reported the same outcome.
+        """
+        group, trial = proposal.key
+        facts = {
+            "state": outcome.state,
+            "message": outcome.message,
+            "metrics": dict(outcome.metrics),
+        }
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
-        facts |= {"elapsed_s": outcome.elapsed_s, "trained_s": outcome.trained_s, "rank_s": outcome.rank_s}
-        for key, value in facts.items():
-            trial.set_user_attr(key, value)
+        facts |= {
+            "elapsed_s": outcome.elapsed_s,
+            "trained_s": outcome.trained_s,
+            "rank_s": outcome.rank_s,
+        }
         if outcome.state == State.FAILED:
-            study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-            return
-        is_complete = outcome.state == State.COMPLETE
-        value = outcome.metrics[self.objective.metric] if is_complete else self.objective.worst
-        study.tell(trial, value, skip_if_finished=True)
+            end = {"state": TrialState.FAIL}
+        elif outcome.state == State.COMPLETE:
+            end = {"values": outcome.metrics[self.objective.metric]}
+        else:
+            end = {"values": self.objective.worst}
+        with contextlib.suppress(UpdateFinishedTrialError):
+            for key, value in facts.items():
+                trial.set_user_attr(key, value)
+            group.study.tell(trial, **end, skip_if_finished=True)
 
 
 # What proposes trials, and receives their outcomes.
@@ -154,18 +171,20 @@ Source = PointList | OptunaSource
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
     """Opens or creates the study of this name, with a TPE sampler that minimises the metric.
 
-    The sampler's seed follows from the name and the number of trials: a second driver must not draw the first one's
-    random points again.
+    The sampler's seed follows from the name and the number of trials: a second driver must not draw
+    the first one's random points again.
     """
-    study = optuna.create_study(storage=storage, study_name=name, direction="minimize", load_if_exists=True)
+    study = optuna.create_study(
+        storage=storage, study_name=name, direction="minimize", load_if_exists=True
+    )
+    # Without a name Optuna's pages would say "Objective 0".
     if not study.metric_names:
-        # Optuna's pages would say "Objective 0".
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names([metric])
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
-    # constant_liar: running trials count as poor ones, so that parallel trials do not cluster
+    # constant_liar: running trials count as poor ones, so that parallel trials do not cluster.
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=NUM_RANDOM_TRIALS, seed=seed, multivariate=True, constant_liar=True
     )

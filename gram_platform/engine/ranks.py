@@ -1,4 +1,4 @@
-"""Trains one rank of a sharded run: rank 0 keeps the run's attempt, every rank reads and writes its shard."""
+"""Trains one rank of a sharded run: rank 0 keeps the attempt, every rank its shard."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ Report = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Why all ranks stopped without a result: the run diverged, or a rank was asked to stop (with a checkpoint)."""
+    """Why all ranks stopped without a result: the run diverged, or one was asked to stop."""
 
     reason: str
     message: str
@@ -58,12 +58,15 @@ class _StopOfAllRanks(Exception):
     """Ends the training on all ranks after a commit, because one was asked to stop."""
 
 
-def train_rank(run: RunConfig, execution: Execution, report: Report | None = None) -> RanksStopped | None:
-    """Trains this rank's part of a run in an initialised process group; None when the run is complete.
+def train_rank(
+    run: RunConfig, execution: Execution, report: Report | None = None
+) -> RanksStopped | None:
+    """Trains this rank's part of a run in an initialised process group.
 
-    `report` is called every `REPORT_EVERY_S`, equally often on all ranks, in a thread.
-    Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step. Raises
-    OutOfMemory with advice on a rank that runs out of memory.
+    None when the run is complete. `report` is called every `REPORT_EVERY_S`, equally often on all
+    ranks, in a thread. Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the
+    process group's time-out for a step. Raises OutOfMemory with advice on a rank that runs out of
+    memory.
     """
     execution.set_up_torch()
     patient = _patient_group()
@@ -127,9 +130,10 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 
 
 class Reports(StopRequest):
-    """Reports this rank's progress in a thread, because a report waits for the other ranks and for Ray's head.
+    """Reports this rank's progress in a thread: a report waits for other ranks and Ray's head.
 
-    All ranks must report equally often: they vote when, and none starts while a report of another one is under way.
+    All ranks must report equally often: they vote when, and none starts while a report of another
+    one is under way.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
@@ -159,7 +163,7 @@ class Reports(StopRequest):
 
 
 class VotingLearner(ShardedLearner):
-    """Adds the ranks' votes to the all-reduce of a step's losses, so that voting needs no further collective.
+    """Adds the ranks' votes to the all-reduce of a step's losses: no further collective.
 
     One rank's vote decides for all ranks, after the same step.
     """
@@ -177,7 +181,7 @@ class VotingLearner(ShardedLearner):
 
 
 class ShardedExecution(RunExecution):
-    """One rank's execution: rank 0 keeps the attempt, decides about it and sends its decisions to the other ranks.
+    """One rank's execution: rank 0 keeps the attempt and sends its decisions to the others.
 
     Checkpoints and reports follow rank 0's clock. When one rank is asked to stop, all ranks stop.
     """
@@ -189,14 +193,21 @@ class ShardedExecution(RunExecution):
         super().__init__(run, corpus, attempt, execution, learner, reports)
         self.attempts = execution.store().run(run.run_id).attempts
         self.reports, self.patient = reports, patient
-        self.folder = self.attempts.child(self._from_rank_0(attempt.attempt_id if attempt else None))
+        self.folder = self.attempts.child(
+            self._from_rank_0(attempt.attempt_id if attempt else None)
+        )
         # For the background thread, which works while steps communicate.
         self.writers = _patient_group()
 
     def _load_checkpoint(self) -> Resumed | None:
-        """Reads the newest checkpoint that is whole for every rank, each its own rows; rank 0 chooses which to try."""
+        """Reads the newest checkpoint that is whole for every rank, each its own rows.
+
+        Rank 0 chooses which to try.
+        """
         if self.attempt:
-            resumed = self.attempt.resume(lambda _, *position: self._read_together(self._from_rank_0(position)))
+            resumed = self.attempt.resume(
+                lambda _, *position: self._read_together(self._from_rank_0(position))
+            )
             return resumed or self._from_rank_0(None)
         while (position := self._from_rank_0(None)) is not None:
             with contextlib.suppress(CorruptFile, OSError):
@@ -204,7 +215,10 @@ class ShardedExecution(RunExecution):
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Reads this rank's rows; CorruptFile on all ranks when they are damaged on one, OSError when unreadable."""
+        """Reads this rank's rows.
+
+        CorruptFile on all ranks when they are damaged on one, OSError when unreadable.
+        """
         resumed, error = None, None
         try:
             resumed = read_checkpoint(self.attempts, *position, self.learner.rows_of)
@@ -218,7 +232,7 @@ class ShardedExecution(RunExecution):
         return resumed
 
     def _votes(self) -> tuple[bool, bool, bool, bool]:
-        """Votes: is a checkpoint due, was this rank asked to stop, is a report due, and is one still under way.
+        """Votes: a checkpoint is due, a stop is requested, a report is due, one is under way.
 
         Rank 0's clock decides what is due.
         """
@@ -234,7 +248,11 @@ class ShardedExecution(RunExecution):
         for record in super()._steps(first_step):
             *_, is_due, is_busy = self.learner.decisions
             if is_due and not is_busy:
-                progress = {"step": record.step, "num_steps": self.run.num_steps, "loss": float(np.mean(record.losses))}
+                progress = {
+                    "step": record.step,
+                    "num_steps": self.run.num_steps,
+                    "loss": float(np.mean(record.losses)),
+                }
                 self.reports.start(progress | {"tokens_per_second": self.summary.tokens_per_second})
             yield record
 
@@ -247,14 +265,19 @@ class ShardedExecution(RunExecution):
             self.background.wait()
             raise _StopOfAllRanks(f"left after step {self.step}")
 
-    def _write_checkpoint(self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]) -> None:
+    def _write_checkpoint(
+        self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]
+    ) -> None:
         """Writes this rank's shard; when all ranks have, rank 0 writes the manifest."""
         files = self._write_shards(checkpoint_folder(self.folder, step), pieces)
         if self.attempt:
             self.attempt.commit_shards(step, files, state, records)
 
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
-        """Writes this rank's shard; returns all ranks' SHA-256 by file name. OSError on all ranks when one fails."""
+        """Writes this rank's shard; returns all ranks' SHA-256 by file name.
+
+        OSError on all ranks when one fails.
+        """
         files, error = {}, None
         try:
             ranks = (self.learner.rank, self.learner.num_ranks)
@@ -270,11 +293,17 @@ class ShardedExecution(RunExecution):
         """Writes small weights as one file on rank 0, large ones as a shard on every rank."""
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
-            return self.attempt.complete(fields, weights, self.records, measured) if self.attempt else None
+            return (
+                self.attempt.complete(fields, weights, self.records, measured)
+                if self.attempt
+                else None
+            )
         files = self._write_shards(self.folder.child(SHARDS), self.learner.weight_pieces())
         weights_sha256 = hash_named(self.learner.each_weight())
         if self.attempt:
-            return self.attempt.complete_shards(fields, files, weights_sha256, self.records, measured)
+            return self.attempt.complete_shards(
+                fields, files, weights_sha256, self.records, measured
+            )
         return None
 
     def _from_rank_0(self, value):
@@ -282,7 +311,10 @@ class ShardedExecution(RunExecution):
 
 
 def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    """Returns rank 0's value, which travels as JSON: torch's own collectives of objects unpickle what arrives."""
+    """Returns rank 0's value, sent as JSON.
+
+    torch's own collectives of objects unpickle what arrives.
+    """
     text = _as_bytes(value)
     size = torch.tensor([len(text)])
     dist.broadcast(size, 0, group)
@@ -300,7 +332,10 @@ def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
     longest = int(max(sizes))
     padded = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
     dist.all_gather(padded, torch.nn.functional.pad(own, (0, longest - len(own))), group)
-    return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(padded, sizes, strict=True)]
+    return [
+        json.loads(text[: int(size)].numpy().tobytes())
+        for text, size in zip(padded, sizes, strict=True)
+    ]
 
 
 def _as_bytes(value) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Holds every use of Ray's private names: no other module imports one.
 
-Ray has no public call for any of this in the version `WRITTEN_FOR`. Ray Train and Ray Tune take a second to import, so
+Ray 2.60 has no public call for any of this. Ray Train and Ray Tune take a second to import, so
 only functions that need them do.
 """
 
@@ -27,15 +27,14 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.experimental.internal_kv import _internal_kv_get
 
-WRITTEN_FOR = "2.60"
 # An autoscaler of version 1 stores its report under it; `ray status` shows it.
 MONITOR_KEY = "__autoscaling_status"
 
-# ------------------------------------------------------------------------------------------------------------- machines
+# ----------------------------------------------------------------------------------------- machines
 
 
 def largest_cluster() -> dict[str, float]:
-    """Returns the autoscaler's maximum resources, or {} if the cluster has no autoscaler or does not report one.
+    """Returns the autoscaler's maximum resources; {} without an autoscaler or a report of it.
 
     Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
     """
@@ -43,15 +42,19 @@ def largest_cluster() -> dict[str, float]:
 
 
 def draining_machines() -> set[str]:
-    """Reads the ids of the machines that Ray drains, as before a preemption. In a worker of Ray Train, ask Train."""
+    """Reads the ids of the machines that Ray drains, as before a preemption.
+
+    In a worker of Ray Train, ask Train.
+    """
     return set(state.get_draining_nodes())
 
 
 def machine_types() -> set[str]:
-    """Reads the machines' types from the report of Ray's autoscaler; empty where nothing has reported.
+    """Reads the machines' types from the report of Ray's autoscaler.
 
-    On clusters without an autoscaler Ray may report too, and calls the type of each machine `node_<id>`; with one, the
-    types have the names of the autoscaler's config.
+    Empty where nothing has reported. On clusters without an autoscaler Ray may report too, and
+    calls the type of each machine `node_<id>`; with one, the types have the names of the
+    autoscaler's config.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -62,7 +65,7 @@ def machine_types() -> set[str]:
     return set(report.get("active_nodes") or ())
 
 
-# ------------------------------------------------------------------------------------------------------------ addresses
+# ---------------------------------------------------------------------------------------- addresses
 
 
 def address_record() -> Path:
@@ -71,7 +74,10 @@ def address_record() -> Path:
 
 
 def address_of(given: str | None) -> str:
-    """Returns HOST:PORT of the Ray that `ray.init(address=given)` would join; ConnectionError if there is none."""
+    """Returns HOST:PORT of the Ray that `ray.init(address=given)` would join.
+
+    ConnectionError if there is none.
+    """
     return canonicalize_bootstrap_address(given)
 
 
@@ -96,10 +102,16 @@ def refusal(address: str, token: str, timeout_s: float) -> str:
                 if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
                     raise
                 if not token:
-                    return "it wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the token's file"
+                    return (
+                        "it wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the"
+                        " token's file"
+                    )
                 needs_token, alive = True, ask(gcs.CheckAlive, CheckAliveRequest(), True)
             if token and not needs_token:
-                return "it has no token, and this user has one: RAY_AUTH_MODE=disabled joins it all the same"
+                return (
+                    "it has no token, and this user has one: RAY_AUTH_MODE=disabled joins it all"
+                    " the same"
+                )
             if alive.ray_version != ray.__version__:
                 return f"its version is {alive.ray_version}, here it is {ray.__version__}"
             request = GetAllNodeInfoRequest(state_filter=GcsNodeInfo.ALIVE)
@@ -126,33 +138,32 @@ def _channel(address: str) -> grpc.Channel:
     options = [("grpc.enable_http_proxy", 0)]
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         chain, key, authority = load_certs_from_env()
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, key, chain), options)
+        return grpc.secure_channel(
+            address, grpc.ssl_channel_credentials(authority, key, chain), options
+        )
     return grpc.insecure_channel(address, options)
 
 
-# --------------------------------------------------------------------------------------------- Ray Train and Ray Tune
+# --------------------------------------------------------------------------- Ray Train and Ray Tune
 
 
 def ask_by_placement_group(trainer: Any) -> Any:
-    """Makes a trainer of Ray Train ask the autoscaler for a run's ranks once, by their placement group; returns it.
+    """Makes a trainer ask the autoscaler for a run's ranks once, by their group; returns it.
 
-    Ray Train sends a second request beside it, for each rank alone: machines of one GPU come, which no rank may use.
+    Ray Train sends a second request beside it, for each rank alone: machines of one GPU come, which
+    no rank may use.
     """
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
-    policy, run_controller = FixedScalingPolicy(trainer.scaling_config), trainer._initialize_and_run_controller
-    policy.after_controller_start = policy._maybe_send_resource_request = _send_no_request
-    trainer._initialize_and_run_controller = lambda **given: run_controller(**given | {"scaling_policy": policy})
+    policy, run_controller = (
+        FixedScalingPolicy(trainer.scaling_config),
+        trainer._initialize_and_run_controller,
+    )
+    policy.after_controller_start = policy._maybe_send_resource_request = lambda *_: None
+    trainer._initialize_and_run_controller = lambda **given: run_controller(
+        **given | {"scaling_policy": policy}
+    )
     return trainer
-
-
-def _send_no_request(*_: object) -> None:
-    """Takes the place of what would send a request."""
-
-
-def on_every_rank(worker_group: Any, function: Callable, *arguments: object) -> list[Any]:
-    """Calls the function in every process of Ray Train's group, outside the training thread; returns their values."""
-    return worker_group.execute(function, *arguments)
 
 
 def error_of_trial(trial: Any) -> Exception:
@@ -162,7 +173,7 @@ def error_of_trial(trial: Any) -> Exception:
 
 
 def treat_memory_kill_as_crash() -> None:
-    """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed, as after any other crash.
+    """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed.
 
     Ray raises another class of error then. Ray Tune does not know it, and would end the search.
     """

@@ -1,9 +1,10 @@
 """Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
 
-Ray Tune places trials, reuses their processes and restarts crashed ones. Our searcher proposes trials and enforces
-limits. A search is resumed from Optuna's database and the storage; nothing reads Tune's results in `<storage>/tune`.
-Many starts overlap, because Tune gives a waiting trial the next free process and cancels its pending start: one by one,
-trials shorter than a start would never use more than one process.
+Ray Tune places trials, reuses their processes and restarts crashed ones. Our searcher proposes
+trials and enforces limits. A search is resumed from Optuna's database and the storage; nothing
+reads Tune's results in `<storage>/tune`. Many starts overlap, because Tune gives a waiting trial
+the next free process and cancels its pending start: one by one, trials shorter than a start would
+never use more than one process.
 """
 
 import logging
@@ -13,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ray import tune
@@ -25,7 +25,13 @@ from gram_platform.config.endings import Stopped
 from gram_platform.config.terminal import one_line, say
 from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import require_ray
-from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources, results_place
+from gram_platform.engine.execution import (
+    ON_ONE_RANK,
+    Execution,
+    Placement,
+    Resources,
+    results_place,
+)
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
@@ -76,7 +82,8 @@ class Tuning:
     require_lead: Callable[[], None] = lambda: None
     # Trains diverged runs again.
     retry_diverged: bool = False
-    # The metric whose lowest value `get_best_result()` of Tune's results finds; "" where trials have no best one.
+    # The metric whose lowest value `get_best_result()` of Tune's results finds; "" where trials
+    # have no best one.
     metric: str = ""
 
 
@@ -91,11 +98,12 @@ def run_trials(
     cordon: Cordon | None = None,
     place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
-    """Runs all trials of the source. Needs an initialised Ray; `on_start` and `on_end` are called in this process.
+    """Runs all trials of the source.
 
-    An error of `source`, `on_start`, `on_end` or `tuning.require_lead` ends the trials and is raised. ClusterLost when
-    no machine has a device that works. `cordon`: of this driver, whose machines take no trials. `place`: decides where
-    a node is executed, in this process, once for each trial.
+    Needs an initialised Ray; `on_start` and `on_end` are called in this process. An error of
+    `source`, `on_start`, `on_end` or `tuning.require_lead` ends the trials and is raised.
+    ClusterLost when no machine has a device that works. `cordon`: of this driver, whose machines
+    take no trials. `place`: decides where a node is executed, in this process, once for each trial.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
@@ -103,17 +111,19 @@ def run_trials(
     cordon = cordon or Cordon(resources)
     patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
-    searcher = _Searcher(source, tuning, placements_of, Admission(cordon.resources), patience, on_start, on_end)
-    reserved = partial(reservation, resources=resources)
+    searcher = _Searcher(
+        source, tuning, placements_of, Admission(cordon.resources), patience, on_start, on_end
+    )
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
-    scheduler = _Scheduler(searcher, reserved, cordon)
-    _tuner(trainable, searcher, scheduler, tuning, execution.storage).fit()
+    _tuner(trainable, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
 
 
-def _tuner(trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str) -> tune.Tuner:
+def _tuner(
+    trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str
+) -> tune.Tuner:
     place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
     return tune.Tuner(
         trainable,
@@ -146,11 +156,8 @@ def _folder_name(trial) -> str:
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
-# ----------------------------------------------------------------------------------------------------- searcher
-
-
 class _NotPickled:
-    """Keeps an object in this process: Ray Tune pickles its searcher and stopper for a restore that is never used."""
+    """Keeps an object in this process: Ray Tune pickles it for a restore that is never used."""
 
     def __reduce__(self):
         return object, ()
@@ -173,16 +180,15 @@ class _EndOfSearch(_NotPickled, tune.Stopper):
 
 
 class _Scheduler(_NotPickled, FIFOScheduler):
-    """Places trials, reports to the searcher why their processes ended, and stops those that have failed.
+    """Places trials, reports why their processes ended, and stops those that have failed.
 
-    Ray Tune starts a trial again whenever its process ended. It calls this object with each report, then at the end of
-    the process, and before it starts the trial for the first time or again.
+    Ray Tune starts a trial again whenever its process ended. It calls this object with each report,
+    then at the end of the process, and before it starts the trial for the first time or again.
     """
 
-    def __init__(self, searcher: "_Searcher", reserved, cordon: Cordon):
-        """`reserved`: returns what Ray reserves for a trial whose nodes have these placements."""
+    def __init__(self, searcher: "_Searcher", cordon: Cordon):
         super().__init__()
-        self._searcher, self._reserved, self._cordon = searcher, reserved, cordon
+        self._searcher, self._cordon = searcher, cordon
         # Reports of processes that are ending.
         self._last_reports: dict[str, Mapping[str, Any]] = {}
 
@@ -207,17 +213,31 @@ class _Scheduler(_NotPickled, FIFOScheduler):
         trial.config["cordoned"] = list(self._cordon.resources.cordoned)
 
     def _place(self, trial, avoided: str = "") -> None:
-        reserved = self._reserved(trial.config["placements"].values())
+        reserved = reservation(trial.config["placements"].values(), self._cordon.resources)
         trial.update_resources(TrialResources(reserved, self._cordon, avoided))
 
 
 class _Searcher(_NotPickled, Searcher):
     """Adapts a source to Ray Tune."""
 
-    def __init__(self, source: Source, tuning: Tuning, placements_of, admission: Admission, patience, on_start, on_end):
+    def __init__(
+        self,
+        source: Source,
+        tuning: Tuning,
+        placements_of,
+        admission: Admission,
+        patience,
+        on_start,
+        on_end,
+    ):
         """`placements_of`: returns the placement of each node of a point's trial, by id."""
         super().__init__()
-        self._source, self._tuning, self._placements_of, self._admission = source, tuning, placements_of, admission
+        self._source, self._tuning, self._placements_of, self._admission = (
+            source,
+            tuning,
+            placements_of,
+            admission,
+        )
         self._patience: Patience = patience
         self._on_start, self._on_end = on_start, on_end
         # Ranks of running trials.
@@ -231,7 +251,10 @@ class _Searcher(_NotPickled, Searcher):
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Returns whether the search ends with an error; asked at every step and before each trial."""
+        """Returns whether the search ends with an error.
+
+        Asked at every step and before each trial.
+        """
         try:
             require_ray()
             self._tuning.require_lead()
@@ -256,11 +279,11 @@ class _Searcher(_NotPickled, Searcher):
         return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
     def _fits(self) -> bool:
-        """Returns whether Ray may get one more trial: it can start now, or its proposal ignores running trials.
+        """Returns whether Ray may get one more trial: it can start, or ignores running trials.
 
-        A trial that depends on results is proposed only when it can start: then Optuna knows all earlier ones, and
-        limits apply. On a cluster that can grow the others wait in Ray's queue, which starts machines for
-        them, and so does what `max_concurrent` allows.
+        A trial that depends on results is proposed only when it can start: then Optuna knows all
+        earlier ones, and limits apply. On a cluster that can grow the others wait in Ray's queue,
+        which starts machines for them, and so does what `max_concurrent` allows.
         """
         most = self._tuning.max_concurrent
         if not self._running:
@@ -270,9 +293,6 @@ class _Searcher(_NotPickled, Searcher):
         may_wait = (bool(most) or self._source.is_independent) and self._patience.cordon.may_grow
         return self._admission.free_resources(self._ranks.values(), may_wait).take(self._widest)
 
-    def on_trial_result(self, trial_id: str, result: dict) -> None:
-        """Does nothing: `_Scheduler` sees each report."""
-
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
         """Notes a trial's failure or crash, by the last report of its process."""
         proposal, started = self._running[trial_id]
@@ -280,10 +300,20 @@ class _Searcher(_NotPickled, Searcher):
             if CRASH not in report:
                 self._over[trial_id] = outcome_of(proposal, report)
             elif reason := self._patience.failure(proposal.name, proposal.point, report):
-                facts = {"name": proposal.name, "point": dict(proposal.point), "state": State.FAILED, "message": reason}
-                self._over[trial_id] = Outcome(**facts, started=started, elapsed_s=time.time() - started)
+                facts = {
+                    "name": proposal.name,
+                    "point": dict(proposal.point),
+                    "state": State.FAILED,
+                    "message": reason,
+                }
+                self._over[trial_id] = Outcome(
+                    **facts, started=started, elapsed_s=time.time() - started
+                )
             else:
-                say(f"warning: {proposal.name}: {one_line(report[CRASH])}; it starts again from its last checkpoint")
+                say(
+                    f"warning: {proposal.name}: {one_line(report[CRASH])}; it starts again from its"
+                    " last checkpoint"
+                )
             self._admission.resources = self._patience.cordon.resources
         except Exception as error:
             self.error = error
@@ -292,7 +322,9 @@ class _Searcher(_NotPickled, Searcher):
         """Returns whether a trial shall not start again."""
         return trial_id in self._over
 
-    def on_trial_complete(self, trial_id: str, result: dict | None = None, error: bool = False) -> None:
+    def on_trial_complete(
+        self, trial_id: str, result: dict | None = None, error: bool = False
+    ) -> None:
         proposal, _ = self._running.pop(trial_id)
         self._ranks.pop(trial_id)
         outcome = self._over.pop(trial_id, None)
@@ -300,8 +332,8 @@ class _Searcher(_NotPickled, Searcher):
             outcome = outcome_of(proposal, result)
             if probe := reported_probe(result):
                 self._patience.cordon.note(probe)
+        # Without an outcome it ended with the search; the next driver resumes it.
         if outcome is None:
-            # It ended with the search; the next driver resumes it.
             return
         try:
             self._source.tell(proposal, outcome)
@@ -314,6 +346,3 @@ class _Searcher(_NotPickled, Searcher):
         """Writes an empty file: the source keeps the state."""
         with open(checkpoint_path, "wb"):
             pass
-
-    def restore(self, checkpoint_path: str) -> None:
-        raise NotImplementedError("a search is continued by submitting it again")

@@ -1,32 +1,28 @@
-"""Keeps the processes that execute nodes of one rank: each has the threads of a rank, or a GPU or a share of one.
+"""Keeps the processes that execute nodes of one rank.
 
-A slot is a Ray actor. It holds its GPU as long as it lives and executes one task after another, so two runs never share
-a GPU while another one is idle, and CUDA starts once. Slots that wait for a machine are the demand that an autoscaler
-sees: they wait without a time limit. A slot without work ends after `IDLE_S`, so that its machine can be released. A
-slot probes its device before its first task, and ends after an error that nobody foresaw: its process may be of no use.
+A slot is a Ray actor with the threads of a rank, or a GPU or a share of one. It holds its GPU as
+long as it lives and executes one task after another, so two runs never share a GPU while another
+one is idle, and CUDA starts once. Slots that wait for a machine are the demand that an autoscaler
+sees: they wait without a time limit. A slot without work ends after `IDLE_S`, so that its machine
+can be released. A slot probes its device before its first task, and ends after an error that nobody
+foresaw: its process may be of no use.
 """
 
 import time
-from collections.abc import Mapping, Sequence
 
 import ray
 import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
-from gram_platform.config import node_from_plain
-from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.in_process import execute_task
-from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-# A node's kind, plain config and tags.
-PlainNode = tuple[str, Mapping, Mapping[str, str]]
 # A slot without work is kept so long: the next node is often ready in a moment.
 IDLE_S = 10.0
 # Failed starts of slots, one after another.
@@ -39,18 +35,8 @@ LAST_STARTS_S = 60.0
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
 
 
-def plain_nodes(task: Task) -> list[PlainNode]:
-    return [(node.kind, to_plain(node.config), node.names) for node in task]
-
-
 def task_name(task: Task) -> str:
     return task[0].name if len(task) == 1 else f"{task[0].name} and {len(task) - 1} more profiles"
-
-
-def execute_plain(nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
-    """Executes the nodes of one task in this process; returns the warnings."""
-    task = [Node.of(node_from_plain(kind, plain), tags) for kind, plain, tags in nodes]
-    return execute_task(task, execution, resources)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -58,20 +44,18 @@ class Slot:
     """The process of one slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
-        """Names the slot's machine, and says whether its device works: the first call, in a fresh process."""
+        """Names the slot's machine, and says whether its device works; the first call."""
         return probe_here(execution)
 
-    def execute(self, nodes: Sequence[PlainNode], execution: Execution, resources: Resources) -> list[str]:
+    def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:
         """Executes a task; returns the warnings. DeviceError if the device failed."""
         with device_errors_probed(execution.device):
             try:
-                return execute_plain(nodes, execution, resources)
+                return execute_task(task, execution, resources)
             finally:
+                # Another process may share the GPU.
                 if execution.device == "cuda":
                     torch.cuda.empty_cache()
-
-
-# Another process may share the GPU.
 
 
 class SlotPool:
@@ -89,23 +73,30 @@ class SlotPool:
         self._asked: dict[ActorHandle, Resources] = {}
         self._reserved_machine = ""
         self._failed_starts = 0
-        # By the monotonic clock.
+        # When the next slot may start, by the monotonic clock.
         self._next_start = 0.0
 
     def request(self, number: int, reserved: str = "") -> None:
-        """Sets how many slots should be free for work: starts missing ones, and ends surplus ones (idle ones later).
+        """Sets how many slots should be free: starts missing ones, and ends surplus ones.
 
-        `reserved`: a machine that is kept free for a run of several ranks. Its slots end without a further task, and
-        meanwhile no slot is started on any machine. After a failed start none is started for 1, 2, 4 s and so on.
+        Idle ones end later. `reserved`: a machine that is kept free for a run of several ranks. Its
+        slots end without a further task, and meanwhile no slot is started on any machine. After a
+        failed start none is started for 1, 2, 4 s and so on.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
-        for slot in [slot for slot in self.idle if reserved and self.places[slot].machine == reserved]:
+        for slot in [
+            slot for slot in self.idle if reserved and self.places[slot].machine == reserved
+        ]:
             self._end_idle(slot)
+        # Those of before a machine was cordoned may wait for it.
         for reference in [] if self.may_come else self._outdated():
-            # They may wait for a machine that is not theirs.
             self._end(self.starting.pop(reference))
-        for _ in range(0 if reserved or now < self._next_start else number - len(self.idle) - len(self.starting)):
+        for _ in range(
+            0
+            if reserved or now < self._next_start
+            else number - len(self.idle) - len(self.starting)
+        ):
             slot = Slot.options(**self.cordon.resources.of_slot).remote()
             self._asked[slot] = self.cordon.resources
             self.starting[slot.probe.remote(self.execution)] = slot
@@ -126,23 +117,31 @@ class SlotPool:
 
     @property
     def may_come(self) -> bool:
-        """Whether slots may yet start on a machine that has just been cordoned: one GPU of several may be broken."""
+        """Whether slots may yet start on a machine that has just been cordoned.
+
+        One GPU of several may be broken.
+        """
         return bool(self._outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
 
     def _outdated(self) -> list[ray.ObjectRef]:
         """Lists the starting slots that were asked for before a machine was cordoned."""
         current = self.cordon.resources.cordoned
-        return [reference for reference, slot in self.starting.items() if self._asked[slot].cordoned != current]
+        return [
+            reference
+            for reference, slot in self.starting.items()
+            if self._asked[slot].cordoned != current
+        ]
 
     def _end_idle(self, slot: ActorHandle) -> None:
         del self.idle[slot]
         self._end(slot)
 
     def started(self, reference: ray.ObjectRef) -> None:
-        """Notes that a slot is ready. Raises Ray's error when `MAX_FAILED_STARTS` or more in a row could not start.
+        """Notes that a slot is ready.
 
-        Those that fail together, as on a machine that is lost, count as one. A slot whose device does not work has
-        started; its machine is cordoned.
+        Raises Ray's error when `MAX_FAILED_STARTS` or more in a row could not start. Those that
+        fail together, as on a machine that is lost, count as one. A slot whose device does not work
+        has started; its machine is cordoned.
         """
         slot = self.starting.pop(reference)
         try:
@@ -167,9 +166,10 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Gives a task to an idle slot; returns the reference to its warnings. None if it has to wait for a slot.
+        """Gives a task to an idle slot; returns the reference to its warnings.
 
-        `avoided`: a place whose device the task shall not have while there are slots with another one.
+        None if it has to wait for a slot. `avoided`: a place whose device the task shall not have
+        while there are slots with another one.
         """
         suitable = [slot for slot in self.idle if self.places[slot] != avoided]
         if not suitable and all(place == avoided for place in self.places.values()):
@@ -180,14 +180,15 @@ class SlotPool:
         slot = suitable[-1]
         del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
-        reference = named.remote(plain_nodes(task), self.execution.placed(placement), self.cordon.resources)
+        reference = named.remote(task, self.execution.placed(placement), self.cordon.resources)
         self.busy[reference] = slot
         return reference
 
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
         """Notes that a task has ended; returns its place, None for a gang's.
 
-        Its slot is idle now. It ends if its process has crashed, failed in a way that nobody foresaw, or shall be gone.
+        Its slot is idle now. It ends if its process has crashed, failed in a way that nobody
+        foresaw, or shall be gone.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:
@@ -217,7 +218,7 @@ class SlotPool:
 
 
 def _has_survived(reference: ray.ObjectRef) -> bool:
-    """Returns whether the process that executed an ended task is still there, and fit for another one."""
+    """Returns whether the process that executed an ended task is there, and fit for another."""
     try:
         ray.get(reference)
     except RayTaskError as error:

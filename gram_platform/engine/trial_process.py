@@ -1,7 +1,8 @@
-"""Executes trials in a process of Ray Tune, and defines what that process reports to the search's driver.
+"""Executes trials in a process of Ray Tune, and defines what it reports to the driver.
 
-A process takes one trial after another until one fails or crashes in it. It reports that, and raises an error in the
-next step: that is how Ray Tune ends a process. Where the next one starts is decided here too.
+A process takes one trial after another until one fails or crashes in it. It reports that, and
+raises an error in the next step: that is how Ray Tune ends a process. Where the next one starts is
+decided here too.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,9 @@ from gram_platform.engine.trials import Outcome, Point, Problem, execute_trial, 
 
 # The names of the metrics in a trial's last report.
 SCORED = "scored"
-FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs"))
+FACTS = tuple(
+    f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs")
+)
 # The facts of a crash.
 CRASH, LACKS_MEMORY = "crash", "lacks_memory"
 # The prefix of the facts about the process's device.
@@ -33,8 +36,8 @@ OF_DEVICE = "probe/"
 class Trial(tune.Trainable):
     """Executes one trial after another in one process of Ray Tune.
 
-    A trial reports once, at its end: its metrics with the facts of its outcome, or its crash, and the facts of the
-    process's device.
+    A trial reports once, at its end: its metrics with the facts of its outcome, or its crash, and
+    the facts of the process's device.
     """
 
     def setup(self, config: dict, **shared) -> None:
@@ -44,8 +47,13 @@ class Trial(tune.Trainable):
         # True once a trial has failed or crashed here.
         self._is_over = False
 
-    def _executed(self, problem: Problem, execution: Execution, resources: Resources, cordoned, **trial) -> Outcome:
-        """Executes a trial. The first on this process's device probes it before; raises DeviceError."""
+    def _executed(
+        self, problem: Problem, execution: Execution, resources: Resources, cordoned, **trial
+    ) -> Outcome:
+        """Executes a trial.
+
+        The first on this process's device probes it before; raises DeviceError.
+        """
         try:
             if self._probe is None and trial_ranks(trial["placements"].values()) == 1:
                 self._probe = probe_here(execution)
@@ -60,7 +68,10 @@ class Trial(tune.Trainable):
             raise
 
     def step(self) -> dict:
-        """Executes the trial; returns its report. Raises an error after that of a failure or a crash."""
+        """Executes the trial; returns its report.
+
+        Raises an error after that of a failure or a crash.
+        """
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:
@@ -78,8 +89,9 @@ class Trial(tune.Trainable):
 
 
 def plain_crash(error: BaseException) -> dict[str, Any]:
-    """Returns the report that a process could not execute a trial to its end; another may, also after an error of its
-    device or a lack of memory.
+    """Reports that a process could not execute a trial to its end; another may.
+
+    That holds after an error of its device or a lack of memory too.
     """
     message = str(error) if isinstance(error, DeviceError) else failure_message(error)
     return {CRASH: message, LACKS_MEMORY: is_out_of_memory(error)}
@@ -92,23 +104,32 @@ def plain_probe(probe: ProbeReport | None) -> dict[str, str]:
 
 def reported_probe(result: Mapping[str, Any]) -> ProbeReport | None:
     """Reads what a process reports of its device."""
-    facts = {name.removeprefix(OF_DEVICE): text for name, text in result.items() if name.startswith(OF_DEVICE)}
+    facts = {
+        name.removeprefix(OF_DEVICE): text
+        for name, text in result.items()
+        if name.startswith(OF_DEVICE)
+    }
     return ProbeReport(**facts) if facts else None
 
 
 def plain_result(outcome: Outcome) -> dict[str, Any]:
-    """Returns a trial's last report: its metrics as numbers, and the facts of its outcome as numbers and texts.
+    """Returns a trial's last report: metrics as numbers, facts as numbers and texts.
 
-    The metrics come first, as TensorBoard then shows them. Ray Tune may keep the process when `done` is true.
+    The metrics come first, as TensorBoard then shows them. Ray Tune may keep the process when
+    `done` is true.
     """
     facts = {fact: getattr(outcome, fact) for fact in FACTS}
-    lists = {"nodes": " ".join(outcome.nodes), "runs": " ".join(outcome.runs), SCORED: " ".join(outcome.metrics)}
+    lists = {
+        "nodes": " ".join(outcome.nodes),
+        "runs": " ".join(outcome.runs),
+        SCORED: " ".join(outcome.metrics),
+    }
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
     return {**metrics, **facts, **lists, "done": outcome.state != State.FAILED}
 
 
 def ends_process(result: Mapping[str, Any]) -> bool:
-    """Returns whether a report is of a failure or a crash, after which its process takes no further trial."""
+    """Returns whether a report is of a failure or a crash, which ends its process."""
     return CRASH in result or result.get("state") == State.FAILED
 
 
@@ -117,13 +138,16 @@ def outcome_of(proposal: Proposal, result: Mapping[str, Any]) -> Outcome:
     lists = {name: tuple(result[name].split()) for name in ("nodes", "runs")}
     metrics = {name: result[name] for name in result[SCORED].split()}
     facts = {fact: result[fact] for fact in FACTS}
-    return Outcome(name=proposal.name, point=dict(proposal.point), metrics=metrics, **lists, **facts)
+    return Outcome(
+        name=proposal.name, point=dict(proposal.point), metrics=metrics, **lists, **facts
+    )
 
 
 class Patience:
-    """Counts each trial's crashes since its last checkpoint. Those on machines that turn out not to work do not count.
+    """Counts each trial's crashes since its last checkpoint.
 
-    A trial has failed after `MAX_CRASHES`, or when it lacks memory in a second process.
+    Those on machines that turn out not to work do not count. A trial has failed after
+    `MAX_CRASHES`, or when it lacks memory in a second process.
     """
 
     def __init__(self, cordon: Cordon, committed_of: Callable[[Point], int]):
@@ -133,7 +157,10 @@ class Patience:
         self._lacked_memory: set[str] = set()
 
     def failure(self, trial: str, point: Point, report: Mapping[str, Any]) -> str:
-        """Counts a reported crash; returns why the trial has failed by it, or "": then it starts again."""
+        """Counts a reported crash.
+
+        Returns why the trial has failed by it, or "": then it starts again.
+        """
         probe = reported_probe(report)
         if probe is not None and not self.cordon.note(probe):
             return ""
@@ -165,19 +192,28 @@ class TrialResources(tune.PlacementGroupFactory):
         return placement_group(self.bundles, bundle_label_selector=[selector] if selector else None)
 
     def _selector(self) -> dict[str, str]:
-        """Names the machines that may be chosen: those that are there, when the cluster shall not grow any more.
+        """Names the machines that may be chosen.
 
-        A trial of several ranks only waits for them: it has the driver's machine, which is not preempted.
+        If the cluster shall not grow any more, these are the machines that are there. A trial of
+        several ranks only waits for them: it has the driver's machine, which is not preempted.
         """
         if not {"CPU", "GPU"} & self.bundles[0].keys():
             return {NODE_ID: ray.get_runtime_context().get_node_id()}
         resources = self._cordon.resources
         if self._avoided:
             others = replace(resources, cordoned=(*resources.cordoned, self._avoided))
-            resources = others if any(slots(others, machine) for machine in usable_machines(others)) else resources
+            resources = (
+                others
+                if any(slots(others, machine) for machine in usable_machines(others))
+                else resources
+            )
         if self._cordon.may_grow:
             return resources.label_selector
-        there = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in resources.cordoned]
+        there = [
+            node["NodeID"]
+            for node in ray.nodes()
+            if node["Alive"] and node["NodeID"] not in resources.cordoned
+        ]
         return {NODE_ID: f"in({','.join(there)})"}
 
     def __eq__(self, other: object) -> bool:
@@ -187,5 +223,5 @@ class TrialResources(tune.PlacementGroupFactory):
         return super().__hash__()
 
     def __getstate__(self) -> dict:
-        """Leaves the cordon in this process: Ray Tune pickles its trials for a restore that is never used."""
+        """Leaves the cordon here: Ray Tune pickles its trials for a restore that is never used."""
         return super().__getstate__() | {"_cordon": None}

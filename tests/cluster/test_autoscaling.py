@@ -1,7 +1,8 @@
-"""The groups of machines that the files describe, under Ray's own autoscaler with pretended machines on this one.
+"""The groups of machines that the files describe, under Ray's own autoscaler with pretended
+machines on this one.
 
-Ray's test provider starts a real raylet for each machine that the autoscaler asks for: nothing is simulated but the
-cloud, and the GPUs, which are numbers here.
+Ray's test provider starts a real raylet for each machine that the autoscaler asks for: nothing is
+simulated but the cloud, and the GPUs, which are numbers here.
 """
 
 import json
@@ -20,7 +21,12 @@ HEAD_ID = "f" * 51 + "00000"  # what Ray's test provider calls its head
 UP_S, DOWN_S = 120, 120
 # Of `ray job submit`: the job's driver gets a machine for drivers.
 DRIVER = ("--entrypoint-resources", '{"driver": 1}')
-COMMANDS = ("setup_commands", "head_setup_commands", "worker_setup_commands", "initialization_commands")
+COMMANDS = (
+    "setup_commands",
+    "head_setup_commands",
+    "worker_setup_commands",
+    "initialization_commands",
+)
 COMMANDS += ("head_start_ray_commands", "worker_start_ray_commands")
 PROBE = """
 import json, os, ray
@@ -29,28 +35,41 @@ ray.init(log_to_driver=False)
 fixed = [has_fixed_size()]
 where = lambda: os.environ.get("RAY_NODE_TYPE_NAME", "head")
 def groups():
-    return sorted(key for node in ray.nodes() if node["Alive"] for key in node["Resources"] if key in ("driver", "GPU"))
+    offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return sorted(key for offer in offers for key in offer if key in ("driver", "GPU"))
 before = groups()
 one = ray.get(ray.remote(num_gpus=1)(where).remote())
 many = ray.get([ray.remote(num_gpus=8)(where).remote() for _ in range(2)])
 fixed.append(ray.get(ray.remote(num_gpus=1)(has_fixed_size).remote()))
-print("SEEN", json.dumps({"fixed": fixed, "driver": where(), "before": before, "one": one, "many": many}))
+seen = {"fixed": fixed, "driver": where(), "before": before, "one": one, "many": many}
+print("SEEN", json.dumps(seen))
 """
 
 
 def autoscaling_config(port: int, machines: dict | None = None) -> dict:
-    """The machine types of aws.yaml, with a provider that pretends them; idle ones go after 3 seconds.
+    """The machine types of aws.yaml, with a provider that pretends them.
 
-    `machines`: what GPU machines there are instead.
+    Idle ones go after 3 seconds. `machines`: what GPU machines there are instead.
     """
     config = launcher("aws.yaml")
     types = machines and {
-        "driver": {"resources": {"CPU": 0, "driver": 1}, "min_workers": 0, "max_workers": 1, "node_config": {}},
+        "driver": {
+            "resources": {"CPU": 0, "driver": 1},
+            "min_workers": 0,
+            "max_workers": 1,
+            "node_config": {},
+        },
         **machines,
     }
     types = types or {
-        name: {key: value for key, value in kind.items() if key in ("resources", "min_workers", "max_workers")}
-        | {"node_config": {}}
+        name: (
+            {
+                key: value
+                for key, value in kind.items()
+                if key in ("resources", "min_workers", "max_workers")
+            }
+            | {"node_config": {}}
+        )
         for name, kind in config["available_node_types"].items()
         if name != config["head_node_type"]
     }
@@ -89,7 +108,9 @@ PRETENDED = {
 def pretended_cluster(request, tmp_path):
     port, file = free_port(), tmp_path / "autoscaling.json"
     file.write_text(json.dumps(autoscaling_config(port, getattr(request, "param", None))))
-    with running_head(environment=PRETENDED, port=port, num_cpus=0, autoscaling_config=file) as head:
+    with running_head(
+        environment=PRETENDED, port=port, num_cpus=0, autoscaling_config=file
+    ) as head:
         yield head
 
 
@@ -103,32 +124,26 @@ def wait_for(what, timeout_s: float) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_machines_come_from_zero_and_go(pretended_cluster, tmp_path):
-    """A job's driver gets its own machine, tasks get the groups that fit them, and all are gone after the job."""
+    """A job's driver gets its own machine, tasks get the groups that fit them, and all are gone
+    after the job.
+    """
     (tmp_path / "job").mkdir()
     (tmp_path / "job/probe.py").write_text(PROBE)
     wait_for(lambda: pretended_cluster.num_machines() == 1, UP_S)
     probe = (sys.executable, "probe.py")
-    done = pretended_cluster.submit(*probe, flags=DRIVER, working_dir=tmp_path / "job", timeout_s=UP_S)
+    done = pretended_cluster.submit(
+        *probe, flags=DRIVER, working_dir=tmp_path / "job", timeout_s=UP_S
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
     assert seen["fixed"] == [False, False], "a driver or a task did not see the autoscaler"
     assert seen["driver"] == "driver"
-    assert seen["before"] == ["driver"], "a machine with GPUs was there before anything asked for one"
+    assert seen["before"] == ["driver"], (
+        "a machine with GPUs was there before anything asked for one"
+    )
     assert seen["one"] in ("gpu-1", "gpu-8")
     assert set(seen["many"]) == {"gpu-8"}
     wait_for(lambda: pretended_cluster.num_machines() == 1, DOWN_S)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_plan_for_gpus_needs_its_device_before_any_machine_starts(pretended_cluster, tmp_path):
-    """The grid of the paper on a cluster at zero, submitted without a flag, from the head."""
-    grid = (ROOT / "experiments/lr_bs_grid.py", "--preset", "paper", "--storage", tmp_path / "storage")
-    done = pretended_cluster.submit(sys.executable, *grid, environment={"PYTHONPATH": str(ROOT)}, timeout_s=UP_S)
-    assert done.returncode != 0
-    assert "error: device=" in done.stdout
-    assert pretended_cluster.num_machines() == 1
-    assert not (tmp_path / "storage/data").exists()
 
 
 PACK_JOB = """
@@ -142,7 +157,8 @@ shapes = set()
 
 def watch():
     while True:
-        shapes.update(key for n in ray.nodes() if n["Alive"] for key in n["Resources"] if key in ("pack", "GPU"))
+        offers = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        shapes.update(key for offer in offers for key in offer if key in ("pack", "GPU"))
         time.sleep(0.5)
 
 def work(task):
@@ -153,22 +169,36 @@ threading.Thread(target=watch, daemon=True).start()
 where = [place for _, place in part_workers(lambda: None, True)(work, range(20))]
 print("SEEN", json.dumps({"where": sorted(set(where)), "shapes": sorted(shapes)}))
 """
-SMALL_MACHINES = {"gpu-2": {"resources": {"CPU": 4, "GPU": 2}, "min_workers": 0, "max_workers": 3, "node_config": {}}}
-STUDY_JOB = """
-import json, os, random, signal, sys, threading, time
+SMALL_MACHINES = {
+    "gpu-2": {
+        "resources": {"CPU": 4, "GPU": 2},
+        "min_workers": 0,
+        "max_workers": 3,
+        "node_config": {},
+    }
+}
+# GPUs are numbers here: training is on CPUs.
+PRETEND = """
+import json, sys, threading, time
 from dataclasses import replace
-import psutil, ray
+import ray
 from ray._private.state import available_resources_per_node
 from ray.util import placement_group_table
-from gram_platform.engine import capacity, graph
 from gram_platform.studies import session
+flags_of = session.execution_of
+session.execution_of = lambda flags, has_gpu: (
+    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+"""
+STUDY_JOB = (
+    PRETEND
+    + """
+import random, psutil
+from gram_platform.engine import graph
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.flags import parse
 from gram_platform.studies.run import run_study
 
-flags_of, most, idle, longest, gangs, killed = session.execution_of, [0], {}, [0.0], [], []
-session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs
-    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+most, idle, longest, gangs, killed = [0], {}, [0.0], [], []
 graphs, init = [], graph._Graph.__init__
 graph._Graph.__init__ = lambda self, *args: (init(self, *args), graphs.append(self))[0]
 
@@ -177,7 +207,8 @@ def watch():
         time.sleep(1.0)
         if not graphs:
             continue
-        machines = {n["NodeID"]: n for n in ray.nodes() if n["Alive"] and n["Resources"].get("GPU")}
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        machines = {node["NodeID"]: node for node in alive if node["Resources"].get("GPU")}
         free = available_resources_per_node()
         most[0] = max(most[0], len(machines))
         for group in placement_group_table().values():
@@ -186,37 +217,35 @@ def watch():
         waits = bool(graphs[-1].slots.starting)
         for node_id in machines:
             is_idle = waits and free.get(node_id, {}).get("GPU", 0.0) == 2.0
-            since = idle.setdefault(node_id, time.monotonic()) if is_idle else idle.pop(node_id, None)
             if is_idle:
+                since = idle.setdefault(node_id, time.monotonic())
                 longest[0] = max(longest[0], time.monotonic() - since)
+            else:
+                idle.pop(node_id, None)
         if len(machines) == 3 and not killed and len(graphs[-1].progress.done) >= 3:
             victim = machines[random.choice(sorted(machines))]
             killed.append(victim["NodeID"])
             for process in psutil.process_iter(["cmdline"]):
-                if any(victim["RayletSocketName"] in part for part in process.info["cmdline"] or ()):
+                words = process.info["cmdline"] or ()
+                if any(victim["RayletSocketName"] in word for word in words):
                     process.kill()
 
 threading.Thread(target=watch, daemon=True).start()
-arguments = ["--preset", "smoke", "--methods", "baseline,gram", "--storage", sys.argv[1], "--device", "cuda",
-             "--num-workers", "tiny=1", "small=2", "--gpus-per-machine", "2"]
+arguments = ["--preset", "smoke", "--methods", "baseline,gram", "--storage", sys.argv[1]]
+arguments += ["--device", "cuda", "--num-workers", "tiny=1", "small=2", "--gpus-per-machine", "2"]
 code = run_study(STUDY, parse(STUDY, arguments))
-print("SEEN", json.dumps({"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed),
-                          "longest_idle_s": longest[0]}))
+seen = {"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed)}
+print("SEEN", json.dumps(seen | {"longest_idle_s": longest[0]}))
 """
-GRID_JOB = """
-import json, sys, threading, time
-from dataclasses import replace
-import ray
-from ray._private.state import available_resources_per_node
-from ray.util import placement_group_table
-from gram_platform.studies import session
+)
+GRID_JOB = (
+    PRETEND
+    + """
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import run_search
 
-flags_of, most = session.execution_of, {"machines": 0, "asked": 0, "gpus": 0.0}
-session.execution_of = lambda flags, has_gpu: (  # GPUs are numbers here: training is on CPUs
-    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+most = {"machines": 0, "asked": 0, "gpus": 0.0}
 
 def watch():
     while True:
@@ -227,24 +256,31 @@ def watch():
         free = available_resources_per_node()
         groups = [group["state"] for group in placement_group_table().values()]
         now = {"machines": len(machines), "asked": sum(state != "REMOVED" for state in groups),
-               "gpus": sum(2.0 - free[node_id].get("GPU", 0.0) for node_id in machines if node_id in free)}
+               "gpus": sum(2.0 - free[n].get("GPU", 0.0) for n in machines if n in free)}
         most.update({name: max(most[name], value) for name, value in now.items()})
 
 threading.Thread(target=watch, daemon=True).start()
-arguments = ["--preset", "smoke", "--sizes", "tiny", "--storage", sys.argv[1], "--device", "cuda",
-             "--gpus-per-run", "0.5"]
+arguments = ["--preset", "smoke", "--sizes", "tiny", "--storage", sys.argv[1]]
+arguments += ["--device", "cuda", "--gpus-per-run", "0.5"]
 code = run_search(SEARCH, parse(SEARCH, arguments))
 print("SEEN", json.dumps({"code": code, **most}))
 """
+)
 
 
 def seen_by(job: str, cluster: Head, tmp_path) -> tuple[dict, str]:
-    """Submits a job's program on a driver's machine to a cluster without machines: (what it saw, all that it said)."""
-    file = tmp_path / "job.py"  # not in an upload: the pretended machines share one, and one that dies removes it
+    """Submits a program on a driver's machine to a cluster without machines.
+
+    Returns (what it saw, all that it said).
+    """
+    # Not in an upload: the pretended machines share one, and one that dies removes it.
+    file = tmp_path / "job.py"
     file.write_text(job)
     wait_for(lambda: cluster.num_machines() == 1, UP_S)
     program = (sys.executable, file, tmp_path / "storage")
-    done = cluster.submit(*program, flags=DRIVER, environment={"PYTHONPATH": str(ROOT)}, timeout_s=1400)
+    done = cluster.submit(
+        *program, flags=DRIVER, environment={"PYTHONPATH": str(ROOT)}, timeout_s=1400
+    )
     assert done.returncode == 0, done.stdout[-3000:]
     return json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0]), done.stdout
 
@@ -265,8 +301,9 @@ def test_packing_from_zero_machines_starts_no_gpu(pretended_cluster, tmp_path):
 def test_a_grid_from_zero_machines_runs_all_trials_at_once(pretended_cluster, tmp_path):
     """Nine trials of half a GPU on at most three machines of two; no flag says how many at once.
 
-    All nine are asked for at once, which brings all machines. Where machines start slower than trials train, the first
-    trial is over before the last one has its place, so what is in use at once is only more than one machine has.
+    All nine are asked for at once, which brings all machines. Where machines start slower than
+    trials train, the first trial is over before the last one has its place, so what is in use at
+    once is only more than one machine has.
     """
     seen, said = seen_by(GRID_JOB, pretended_cluster, tmp_path)
     gpus = seen.pop("gpus")
@@ -281,7 +318,9 @@ def test_a_grid_from_zero_machines_runs_all_trials_at_once(pretended_cluster, tm
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("pretended_cluster", [SMALL_MACHINES], indirect=True)
 def test_a_study_from_zero_machines_to_all(pretended_cluster, tmp_path):
-    """Ranks share a machine, a machine that is killed at random costs no finished run, and none stands idle."""
+    """Ranks share a machine, a machine that is killed at random costs no finished run, and none
+    stands idle.
+    """
     seen, said = seen_by(STUDY_JOB, pretended_cluster, tmp_path)
     assert (seen["code"], seen["most"], seen["killed"]) == (0, 3, 1), said[-6000:]
     assert seen["gangs"] == [1], "a run's ranks are on several machines"
@@ -289,4 +328,6 @@ def test_a_study_from_zero_machines_to_all(pretended_cluster, tmp_path):
     store = Store(str(tmp_path / "storage"))
     tries = [len(store.run(run_id).attempts.list()) for run_id in store.list_runs()]
     assert all(store.run(run_id).result() for run_id in store.list_runs())
-    assert sum(number > 1 for number in tries) <= 2 + 1, "of the killed machine's two processes, and a gang's"
+    assert sum(number > 1 for number in tries) <= 2 + 1, (
+        "of the killed machine's two processes, and a gang's"
+    )

@@ -4,7 +4,14 @@ import pytest
 
 from tests.cluster.test_autoscaling import pretended_cluster, seen_by  # noqa: F401
 
-ONE_GPU = {"gpu-1": {"resources": {"CPU": 2, "GPU": 1}, "min_workers": 0, "max_workers": 9, "node_config": {}}}
+ONE_GPU = {
+    "gpu-1": {
+        "resources": {"CPU": 2, "GPU": 1},
+        "min_workers": 0,
+        "max_workers": 9,
+        "node_config": {},
+    }
+}
 JOB = """
 import json, sys
 from gram_platform.engine.cluster import ClusterLost
@@ -14,8 +21,8 @@ from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.flags import parse
 from gram_platform.studies.run import run_study
 
-arguments = ["--preset", "smoke", "--sizes", "tiny", "--methods", "baseline", "--storage", sys.argv[1],
-             "--device", "cuda", "--max-gpus", "1"]
+arguments = ["--preset", "smoke", "--sizes", "tiny", "--methods", "baseline"]
+arguments += ["--storage", sys.argv[1], "--device", "cuda", "--max-gpus", "1"]
 text = ""
 try:
     run_study(STUDY, parse(STUDY, arguments))

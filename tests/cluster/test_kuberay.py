@@ -1,13 +1,16 @@
-"""The Kubernetes files against the structure written down in `structure.py`, Ray's own reader, and our rules."""
+"""The Kubernetes files against the structure written down in `structure.py`, Ray's own reader, and
+our rules.
+"""
 
 import importlib.util
-import re
 import shutil
 import subprocess
 
 import pytest
 import yaml
-from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
 
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import PAPER_SIZES
@@ -39,7 +42,9 @@ PUBLISHED_SCHEMAS = (
 NAMED = [(name, found) for name in KUBERNETES_FILES for found in objects(name)]
 
 
-@pytest.mark.parametrize(("file", "found"), NAMED, ids=[f"{f['kind']}-{f['metadata']['name']}" for _, f in NAMED])
+@pytest.mark.parametrize(
+    ("file", "found"), NAMED, ids=[f"{f['kind']}-{f['metadata']['name']}" for _, f in NAMED]
+)
 def test_form(file, found):
     assert rules.form(found) == [], file
     assert rules.pod_rules(found) == [], file
@@ -47,7 +52,12 @@ def test_form(file, found):
 
 
 def test_service_accounts_exist():
-    named = {pod["serviceAccountName"] for o in all_objects() for pod in rules.pods(o) if "serviceAccountName" in pod}
+    named = {
+        pod["serviceAccountName"]
+        for o in all_objects()
+        for pod in rules.pods(o)
+        if "serviceAccountName" in pod
+    }
     assert named == {o["metadata"]["name"] for o in all_objects() if o["kind"] == "ServiceAccount"}
 
 
@@ -57,7 +67,9 @@ def test_names_are_unique():
 
 
 def test_ray_reads_the_cluster():
-    """By the function with which Ray's autoscaler reads a RayCluster: what each group offers, from zero machines."""
+    """By the function with which Ray's autoscaler reads a RayCluster: what each group offers, from
+    zero machines.
+    """
     config = _derive_autoscaling_config_from_ray_cr(the("RayCluster", "gram"))
     offers = {
         name: {key: value for key, value in kind["resources"].items() if key != "memory"}
@@ -83,14 +95,20 @@ def test_job_is_submitted_again(name):
     assert rules.job(the("RayJob", name)["spec"]) == []
 
 
-@pytest.mark.parametrize(("folder", "file"), [("cluster", CLUSTER_FILE), ("job", JOB_FILE), ("grid", GRID_FILE)])
+@pytest.mark.parametrize(
+    ("folder", "file"), [("cluster", CLUSTER_FILE), ("job", JOB_FILE), ("grid", GRID_FILE)]
+)
 def test_kustomize_makes_one_object_of_a_folder(folder, file):
-    """By kubectl itself: the standing cluster, or a job with the cluster's spec and nothing beside it."""
+    """By kubectl itself: the standing cluster, or a job with the cluster's spec and nothing beside
+    it.
+    """
     path = CLUSTER / "kuberay" / folder
     assert set(yaml.safe_load((path / "kustomization.yaml").read_text())) <= KUSTOMIZATION_FIELDS
     if not shutil.which("kubectl"):
         pytest.skip("kubectl is not installed: the kustomizations were read, not applied")
-    made = subprocess.run(["kubectl", "kustomize", path], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        ["kubectl", "kustomize", path], capture_output=True, text=True, check=True
+    )
     assert list(yaml.safe_load_all(made.stdout)) == objects(file)
 
 
@@ -100,14 +118,24 @@ def test_kubeconform_finds_nothing(tmp_path):
         pytest.skip("kubeconform is not installed: only our own table of fields was compared")
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(all_objects()))
     schemas = ["-schema-location", "default", "-schema-location", PUBLISHED_SCHEMAS]
-    subprocess.run(["kubeconform", "-strict", "-summary", *schemas, tmp_path / "all.yaml"], check=True)
+    subprocess.run(
+        ["kubeconform", "-strict", "-summary", *schemas, tmp_path / "all.yaml"], check=True
+    )
 
 
 def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint):
-    """Each size of the job, all modules in every pass, the planner's rate, and a storage of 1 GB/s."""
+    """Each size of the job, all modules in every pass, the planner's rate, and a storage of 1
+    GB/s."""
     study, arguments = study_of_entrypoint
-    flags, domains = parse(study, arguments), ("core", "virology", "cybersecurity", "nuclear", "lisp")
-    groups = [group for group in ray_cluster_spec()["workerGroupSpecs"] if group["groupName"] in rules.SPOT_GROUPS]
+    flags, domains = (
+        parse(study, arguments),
+        ("core", "virology", "cybersecurity", "nuclear", "lisp"),
+    )
+    groups = [
+        group
+        for group in ray_cluster_spec()["workerGroupSpecs"]
+        if group["groupName"] in rules.SPOT_GROUPS
+    ]
     grace_s = min(group["template"]["spec"]["terminationGracePeriodSeconds"] for group in groups)
     rate = 4 * 0.4 * MACHINES["h100"].flops_per_second  # four ranks
     assert "2B" in flags.sizes
@@ -120,10 +148,17 @@ def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint
 
 
 def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
-    """The study's own parser takes the flags, and runs ask for GPUs although the cluster has none when it starts."""
+    """Nobody is there to be asked when it is submitted again, and the cluster has no GPU when it
+    starts.
+    """
     study, arguments = study_of_entrypoint
     flags = parse(study, arguments)
-    assert (flags.preset, flags.storage, flags.tracking_uri) == ("paper", "/mnt/gram", "http://mlflow:5000")
+    assert (flags.preset, flags.storage, flags.tracking_uri) == (
+        "paper",
+        "/mnt/gram",
+        "http://mlflow:5000",
+    )
+    assert (flags.device, flags.yes) == ("cuda", True)
     execution, resources = execution_of(flags, has_gpu=False)
     assert (execution.device, flags.ranks.number, resources.gpus_per_rank) == ("cuda", 4, 1.0)
 
@@ -132,22 +167,22 @@ def test_the_grids_entrypoint_is_a_command_of_the_search():
     python, script, *arguments = the("RayJob", "gram-grid")["spec"]["entrypoint"].split()
     assert (python, script) == ("python", "/opt/gram/experiments/lr_bs_grid.py")
     flags = parse_search(SEARCH, arguments)
-    assert (flags.preset, flags.storage, flags.tracking_uri) == ("paper", "/mnt/gram", "http://mlflow:5000")
-
-
-@pytest.mark.parametrize("name", ["gram-scaling", "gram-grid"])
-def test_a_job_that_is_submitted_again_says_device_and_yes(name):
-    """Nobody is there to be asked, and what is up when it starts says nothing."""
-    entrypoint = the("RayJob", name)["spec"]["entrypoint"]
-    assert {"--device cuda", "--yes"} <= set(re.findall(r"--device \w+|--yes", entrypoint))
+    assert (flags.device, flags.yes) == ("cuda", True)
+    assert (flags.preset, flags.storage, flags.tracking_uri) == (
+        "paper",
+        "/mnt/gram",
+        "http://mlflow:5000",
+    )
 
 
 @pytest.fixture
-def study_of_entrypoint(monkeypatch):
+def study_of_entrypoint():
     """The study that the job's entrypoint starts, and its flags."""
     python, script, *arguments = the("RayJob", "gram-scaling")["spec"]["entrypoint"].split()
     assert (python, script) == ("python", "/opt/gram/experiments/scaling.py")
-    spec = importlib.util.spec_from_file_location("scaling_of_the_job", ROOT / "experiments/scaling.py")
+    spec = importlib.util.spec_from_file_location(
+        "scaling_of_the_job", ROOT / "experiments/scaling.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.STUDY, arguments
@@ -158,28 +193,42 @@ def test_network_lets_in_only_who_must():
     policies = [found["spec"] for found in objects("kuberay/network.yaml")]
     assert {"podSelector": {}, "policyTypes": ["Ingress"]} in policies
     for policy in policies:
-        assert all(rule["from"] and all(peer for peer in rule["from"]) for rule in policy.get("ingress", []))
-    labels = [pod["metadata"]["labels"] for found in all_objects() for pod in _templates(found)]
-    apps = {label["app"] for label in labels}
-    named = {
-        selector["app"] for policy in policies for selector in (found for found in _selectors(policy) if "app" in found)
-    }
-    assert named <= apps, "a policy names pods that nothing makes"
+        assert all(
+            rule["from"] and all(peer for peer in rule["from"])
+            for rule in policy.get("ingress", [])
+        )
+    apps = {pod["metadata"]["labels"]["app"] for pod in templates()}
+    selectors = [
+        inner["matchLabels"]
+        for policy in policies
+        for inner in walk(policy)
+        if "matchLabels" in inner
+    ]
+    assert {labels["app"] for labels in selectors if "app" in labels} <= apps, (
+        "a policy names pods that nothing makes"
+    )
 
 
 def test_databases_call_nobody():
-    (policy,) = [s for o in objects("kuberay/network.yaml") if (s := o["spec"])["policyTypes"] == ["Egress"]]
+    (policy,) = [
+        s for o in objects("kuberay/network.yaml") if (s := o["spec"])["policyTypes"] == ["Egress"]
+    ]
     assert "egress" not in policy
     (rule,) = policy["podSelector"]["matchExpressions"]
     images = {}
-    for pod in (pod for found in all_objects() for pod in _templates(found)):
+    for pod in templates():
         images[pod["metadata"]["labels"].get("app")] = pod["spec"]["containers"][0]["image"]
-    databases = {app for app, image in images.items() if "/redis:" in image or "/postgres:" in image}
+    databases = {
+        app for app, image in images.items() if "/redis:" in image or "/postgres:" in image
+    }
     assert databases == set(rule["values"]) != set()
 
 
 def test_secrets_reach_only_who_needs_them():
-    """MLflow's password the driver, the hub's token whoever fetches text. Ray's nodes run what others submit."""
+    """MLflow's password the driver, the hub's token whoever fetches text.
+
+    Ray's nodes run what others submit.
+    """
     groups = the("RayCluster", "gram")["spec"]["workerGroupSpecs"]
     head = {"groupName": "head", **the("RayCluster", "gram")["spec"]["headGroupSpec"]}
     has = {
@@ -191,12 +240,16 @@ def test_secrets_reach_only_who_needs_them():
     assert set().union(*has.values()) == set()
     assert len(has) == 3
     tokens = [found for found in walk(groups) if found.get("name") == "gram-hub"]
-    assert [token["optional"] for token in tokens] == [True] * 2, "a cluster without the secret does not start"
+    assert [token["optional"] for token in tokens] == [True] * 2, (
+        "a cluster without the secret does not start"
+    )
 
 
-def _templates(found: dict) -> list[dict]:
-    return [inner for inner in walk(found) if "containers" in inner.get("spec", {})]
-
-
-def _selectors(policy: dict) -> list[dict]:
-    return [inner["matchLabels"] for inner in walk(policy) if "matchLabels" in inner]
+def templates() -> list[dict]:
+    """Of every pod."""
+    return [
+        inner
+        for found in all_objects()
+        for inner in walk(found)
+        if "containers" in inner.get("spec", {})
+    ]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,15 @@ from gram_platform.engine import node
 from gram_platform.engine.execution import Division, Execution, Placement
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import Setting, plan
+from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
+from gram_platform.train.loop import training_steps
 
 
 def on_ranks(*numbers: int) -> Placement:
-    """Returns the placement of a run that may have these numbers of ranks, the most first, each in one pass."""
+    """Returns the placement of a run that may have these numbers of ranks, the most first, each in
+    one pass.
+    """
     return Placement(tuple(map(Division, numbers)))
 
 
@@ -27,9 +33,12 @@ TINY = dataclasses.replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 
 @pytest.fixture(scope="session")
 def packed_root(tmp_path_factory):
-    """(recipe, folder of the packed corpus), which all modules that take this fixture over share."""
+    """(recipe, folder of the packed corpus), which all modules that take this fixture over
+    share."""
     root = tmp_path_factory.getbasetemp() / "packed-stories-smoke"
-    recipe = resolve("stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000)
+    recipe = resolve(
+        "stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000
+    )
     prepare(recipe, root)
     return recipe, root
 
@@ -39,6 +48,18 @@ def execution_in(storage: Path, packed_root) -> Execution:
     store = Store(storage).open_for_writing()
     shutil.copytree(packed_root[1], store.data_root)
     return Execution(store.root, checkpoint_every_s=0.0)
+
+
+def elsewhere(execution: Execution, folder: Path, name: str) -> Execution:
+    """The same data, another storage."""
+    store = Store(folder / name).open_for_writing()
+    shutil.copytree(Store(execution.storage).data_root, store.data_root)
+    return dataclasses.replace(execution, storage=store.root)
+
+
+def result_files(execution: Execution, nodes: Iterable[Node]) -> dict[str, bytes]:
+    store = Store(execution.storage)
+    return {node.id: store.node(node.kind, node.id).folder.read("result.json") for node in nodes}
 
 
 @pytest.fixture
@@ -68,14 +89,40 @@ def setting(packed_root):
     return setting_of(packed_root[0])
 
 
+def baselines(setting: Setting, number: int) -> list[Node]:
+    """A run of the baseline for each of so many seeds."""
+    return [
+        method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0]
+        for seed in range(number)
+    ]
+
+
 NUM_TRAIN_RECORDS = 4
+
+
+def longer(run: RunConfig, times: int) -> RunConfig:
+    """The run with so many times its steps."""
+    domains = tuple(
+        dataclasses.replace(budget, num_draws=times * budget.num_draws)
+        for budget in run.data.domains
+    )
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, domains=domains))
+
+
+def slow_steps(step_s: float):
+    """Returns a `training_steps` whose steps take longer."""
+
+    def slowly(*args):
+        for record in training_steps(*args):
+            time.sleep(step_s)
+            yield record
+
+    return slowly
 
 
 def longer_run(setting: Setting) -> RunConfig:
     """66 steps, 16 to a record of training metrics."""
-    found = plan("gram", setting).runs["all"]
-    longer = tuple(dataclasses.replace(b, num_draws=6 * b.num_draws) for b in found.data.domains)
-    found = dataclasses.replace(found, data=dataclasses.replace(found.data, domains=longer))
+    found = longer(plan("gram", setting).runs["all"], 6)
     assert node.record_interval(found) > 10
     return found
 

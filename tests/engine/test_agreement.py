@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from gram_platform.engine import node
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.ranks import LEFT, ShardedExecution, train_rank
+from gram_platform.engine.ranks import LEFT, train_rank
 from gram_platform.methods import plan
 from gram_platform.store import Store, attempts
 from gram_platform.store.checkpoints import list_checkpoints
-from tests.engine.test_ranks import create, elsewhere, train
+from tests.engine.conftest import elsewhere
+from tests.engine.test_ranks import create, train, train_to_a_checkpoint
 from tests.ranks import Ranks, run_ranks
 
 LIMIT_S = 5.0  # of a collective; a busy machine needs some of it
@@ -59,26 +60,14 @@ def set_limit(seconds):
 def test_checkpoints_follow_the_clock(execution, run):
     """Not the intervals of the metrics: here one record has all steps."""
     directory = create(execution, run)
-    run_ranks(2, train_to_step, run, execution, 5)
+    run_ranks(2, train_to_a_fifth_step, run, execution)
     assert [step for step, _ in list_checkpoints(directory.attempts)] == [4, 5]
 
 
-def train_to_step(rank, num_ranks, run, execution, last):
-    """Ends without a result as soon as the checkpoint of step `last` exists."""
+def train_to_a_fifth_step(rank, num_ranks, run, execution):
+    """One record of metrics has all steps, and each step has a checkpoint."""
     node.NUM_TRAIN_RECORDS = 1
-
-    class Stopped(Exception):
-        pass
-
-    def commit(self, step):
-        original(self, step)
-        if step == last:
-            self.background.wait()
-            raise Stopped
-
-    original, ShardedExecution.commit = ShardedExecution.commit, commit
-    with pytest.raises(Stopped):
-        train_rank(run, execution)
+    train_to_a_checkpoint(rank, num_ranks, run, execution, 5)
 
 
 @pytest.mark.slow
@@ -101,7 +90,9 @@ def test_a_stop_request_to_one_rank_is_one_to_all(execution, run, tmp_path, aske
     assert said == [[LEFT, f"left after step {committed}"]] * 2
     assert directory.status() == "interrupted"
     run_ranks(2, train, run, seldom)
-    results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)]
+    results = [
+        Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)
+    ]
     assert results[0] == results[1]
     assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
 

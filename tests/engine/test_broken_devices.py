@@ -1,4 +1,5 @@
-"""GPUs that fail once in a while, and machines whose GPU is broken: what is lost, and what executes nothing.
+"""GPUs that fail once in a while, and machines whose GPU is broken: what is lost, and what executes
+nothing.
 
 The machines are pretended on this one, their GPUs by `tests/engine/pretended/sitecustomize.py`.
 """
@@ -20,7 +21,7 @@ from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.store import Store
+from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_drained import in_own_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,16 +30,25 @@ PLACES = (str(ROOT), str(Path(__file__).with_name("pretended")))
 
 @contextlib.contextmanager
 def machines(folder: Path, good: int, broken: int) -> Iterator:
-    """A Ray of pretended machines: `good0`, ... of one CPU and `broken0`, ... of two. Yields them by name."""
+    """A Ray of pretended machines: `good0`, ... of one CPU and `broken0`, ... of two.
+
+    Yields them by name.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
     os.environ.update(PRETENDED=str(folder), PYTHONPATH=os.pathsep.join(PLACES))
-    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True,
+        connect=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False},
+    )
     try:
         plan_for(folder)
         found = {}
-        for name in [f"good{number}" for number in range(good)] + [f"broken{number}" for number in range(broken)]:
+        for name in [f"good{number}" for number in range(good)] + [
+            f"broken{number}" for number in range(broken)
+        ]:
             is_broken = "broken" in name
             flags = {"MACHINE": name} | ({"BROKEN": "1"} if is_broken else {})
             found[name] = cluster.add_node(num_cpus=1 + is_broken, env_vars=flags)
@@ -56,24 +66,14 @@ def plan_for(folder: Path, **plan) -> None:
 
 
 def events(folder: Path) -> list[dict]:
-    found = [json.loads(line) for path in folder.glob("log-*") for line in path.read_text().splitlines()]
+    found = [
+        json.loads(line) for path in folder.glob("log-*") for line in path.read_text().splitlines()
+    ]
     return sorted(found, key=lambda event: event["time"])
 
 
-def result_files(execution: Execution, nodes: list[Node]) -> dict[str, bytes]:
-    store = Store(execution.storage)
-    return {node.id: store.node(node.kind, node.id).folder.read("result.json") for node in nodes}
-
-
-def copied(execution: Execution, storage: Path) -> Execution:
-    """Another storage with the same data."""
-    other = Store(storage).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, other.data_root)
-    return dataclasses.replace(execution, storage=str(storage))
-
-
 def undisturbed(execution: Execution, nodes: list[Node], folder: Path) -> dict[str, bytes]:
-    straight = copied(execution, folder)
+    straight = elsewhere(execution, folder, "straight")
     assert not run_in_process(nodes, straight).failed
     return result_files(straight, nodes)
 
@@ -91,22 +91,39 @@ def assert_little_is_trained_twice(happened: list[dict]) -> None:
 def seeds(setting, number: int) -> list[Node]:
     """The baseline with several seeds, and its evaluations."""
     return [
-        node for seed in range(number) for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))
+        node
+        for seed in range(number)
+        for node in method_nodes("baseline", dataclasses.replace(setting, seed=seed))
     ]
 
 
 def execute_on_a_broken_machine(execution: Execution, nodes: list[Node], folder: Path) -> None:
-    """One of three machines is broken; a run and an evaluation meet an error, another run finds too little memory."""
+    """One of three machines is broken; a run and an evaluation meet an error, another run finds too
+    little memory.
+    """
     run, _, evaluation, unfit = runs_and_evaluations(nodes)
-    planned = [[run.id, 3, "device", 1], [evaluation.id, 0, "device", 1], [unfit.id, 2, "memory", 9]]
+    planned = [
+        [run.id, 3, "device", 1],
+        [evaluation.id, 0, "device", 1],
+        [unfit.id, 2, "memory", 9],
+    ]
     with machines(folder, good=2, broken=1) as names:
         plan_for(folder, errors=planned)
         reports = []
-        progress = run_graph(nodes, execution, Resources(), ALL_ON_ONE_RANK, cordon=Cordon(Resources(), reports.append))
+        progress = run_graph(
+            nodes,
+            execution,
+            Resources(),
+            ALL_ON_ONE_RANK,
+            cordon=Cordon(Resources(), reports.append),
+        )
         assert list(progress.failed) == [unfit.id]
         assert [report.machine for report in reports] == [names["broken0"].node_id]
         happened = events(folder)
-        assert Counter(e["event"] for e in happened if e["event"] in ("device", "memory")) == {"device": 2, "memory": 2}
+        assert Counter(e["event"] for e in happened if e["event"] in ("device", "memory")) == {
+            "device": 2,
+            "memory": 2,
+        }
         assert {event["machine"] for event in happened} == {"good0", "good1"}
         assert len({event["machine"] for event in happened if event["event"] == "memory"}) == 2
         failure = execution.store().run(run.id).failure()
@@ -130,7 +147,7 @@ def runs_and_evaluations(nodes: list[Node]) -> tuple[Node, Node, Node, Node]:
 def test_a_broken_machine_executes_nothing_and_costs_no_run(execution, setting, tmp_path):
     nodes, folder = seeds(setting, 3), tmp_path / "pretended"
     nodes = [node for node in nodes if not node.is_attack]
-    expected = undisturbed(execution, nodes, tmp_path / "straight")
+    expected = undisturbed(execution, nodes, tmp_path)
     in_own_process(execute_on_a_broken_machine, execution, nodes, folder)
     failed = json.loads((folder / "failed.json").read_text())
     done = [node for node in nodes if node.id not in failed]
@@ -141,13 +158,21 @@ SEEDS = 20
 MEAN_S = 10.0  # between two errors of a process: six times as many as one a minute
 
 
-def execute_under_errors(execution: Execution, nodes: list[Node], folder: Path, expected: dict[str, bytes]) -> None:
+def execute_under_errors(
+    execution: Execution, nodes: list[Node], folder: Path, expected: dict[str, bytes]
+) -> None:
     num_errors = 0
     with machines(folder, good=2, broken=1):
         for seed in range(SEEDS):
             plan_for(folder, seed=seed, mean_s=MEAN_S)
-            mine, reports = copied(execution, folder.with_name(f"seed{seed}")), []
-            progress = run_graph(nodes, mine, Resources(), ALL_ON_ONE_RANK, cordon=Cordon(Resources(), reports.append))
+            mine, reports = elsewhere(execution, folder.parent, f"seed{seed}"), []
+            progress = run_graph(
+                nodes,
+                mine,
+                Resources(),
+                ALL_ON_ONE_RANK,
+                cordon=Cordon(Resources(), reports.append),
+            )
             assert not progress.failed, progress.failed
             assert result_files(mine, nodes) == expected
             happened = events(folder)
@@ -164,7 +189,9 @@ def execute_under_errors(execution: Execution, nodes: list[Node], folder: Path, 
 @pytest.mark.ray
 @pytest.mark.timeout(3600)
 def test_a_study_under_errors_of_devices_ends_with_the_same_bytes(execution, setting, tmp_path):
-    nodes = [node for node in (*seeds(setting, 2), *method_nodes("gram", setting)) if not node.is_attack]
+    nodes = [
+        node for node in (*seeds(setting, 2), *method_nodes("gram", setting)) if not node.is_attack
+    ]
     often = dataclasses.replace(execution, checkpoint_every_s=0.1)
-    expected = undisturbed(often, nodes, tmp_path / "straight")
+    expected = undisturbed(often, nodes, tmp_path)
     in_own_process(execute_under_errors, often, nodes, tmp_path / "pretended", expected)

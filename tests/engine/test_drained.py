@@ -1,4 +1,6 @@
-"""Ray drains a machine that will be taken away: what works there leaves with a checkpoint, and goes on elsewhere."""
+"""Ray drains a machine that will be taken away: what works there leaves with a checkpoint, and goes
+on elsewhere.
+"""
 
 import dataclasses
 import multiprocessing
@@ -13,8 +15,7 @@ from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.store import Store
-from gram_platform.train.loop import training_steps
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, longer, slow_steps
 from tests.engine.test_node import result_bytes, strip_clock
 
 pytestmark = pytest.mark.ray
@@ -38,7 +39,9 @@ class Machines:
         from ray.cluster_utils import Cluster
 
         self.cluster = Cluster(
-            initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+            initialize_head=True,
+            connect=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False},
         )
         return self
 
@@ -56,7 +59,10 @@ class Machines:
         from ray._private.state import state
 
         reasons = ray.core.generated.autoscaler_pb2.DrainNodeReason
-        gcs, deadline_ms = ray._private.worker.global_worker.gcs_client, int(1000 * (time.time() + WARNING_S))
+        gcs, deadline_ms = (
+            ray._private.worker.global_worker.gcs_client,
+            int(1000 * (time.time() + WARNING_S)),
+        )
         preempted = reasons.Value("DRAIN_NODE_REASON_PREEMPTION")
         accepted, why = gcs.drain_node(machine.node_id, preempted, "taken away", deadline_ms)
         assert accepted, why
@@ -103,27 +109,25 @@ def drain_one_process(run, execution) -> None:
 def execute_slowly(run, execution, step_s: float = 0.1) -> None:
     """The run in a process of Ray, which it asks every half second."""
     node.NUM_TRAIN_RECORDS, process.POLL_S = 4, 0.5
-
-    def slowly(*args):
-        for record in training_steps(*args):
-            time.sleep(step_s)
-            yield record
-
-    node.training_steps = slowly
+    node.training_steps = slow_steps(step_s)
     execute_run(run, {}, execution)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_ranks_leave_together_when_one_of_their_machines_is_drained(execution, setting):
-    run = plan("gram", setting).runs["all"]
-    longer = tuple(dataclasses.replace(b, num_draws=100 * b.num_draws) for b in run.data.domains)
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, domains=longer))
-    in_own_process(drain_one_rank, run, dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9))
+    run = longer(plan("gram", setting).runs["all"], 100)
+    in_own_process(
+        drain_one_rank,
+        run,
+        dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=1e9),
+    )
 
 
 def drain_one_rank(run, execution) -> None:
-    """Nothing but the request commits; the second group works on the machine that stays and on a new one."""
+    """Nothing but the request commits; the second group works on the machine that stays and on a
+    new one.
+    """
     import ray
 
     directory = Store(execution.storage).run(run.run_id)

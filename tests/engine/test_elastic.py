@@ -1,4 +1,6 @@
-"""A run of two to three ranks: when its machine is killed it goes on with two, when one comes with three."""
+"""A run of two to three ranks: when its machine is killed it goes on with two, when one comes with
+three.
+"""
 
 import contextlib
 import dataclasses
@@ -17,9 +19,9 @@ from gram_platform.methods.nodes import Node
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
 from gram_platform.studies.submission import placement_of
-from gram_platform.train.loop import training_steps
+from tests.engine.conftest import elsewhere, longer, slow_steps
 from tests.engine.test_drained import Machines, in_own_process
-from tests.engine.test_ranks import TOLERANCE, elsewhere, num_shards
+from tests.engine.test_ranks import TOLERANCE, num_shards
 
 STEP_S = 0.1
 DEADLINE_S = 300.0
@@ -29,18 +31,21 @@ DEADLINE_S = 300.0
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_with_fewer_ranks_and_then_with_more(execution, setting, tmp_path):
-    """Every step is trained once in the history, and the losses are one process's up to rounding."""
-    run = plan("gram", setting).runs["all"]
-    domains = tuple(dataclasses.replace(budget, num_draws=3 * budget.num_draws) for budget in run.data.domains)
-    data = dataclasses.replace(run.data, domains=domains)
-    run = dataclasses.replace(run, data=data, batch_size=6, micro_batch=6)
+    """Every step is trained once in the history, and the losses are one process's up to
+    rounding."""
+    run = longer(plan("gram", setting).runs["all"], 3)
+    run = dataclasses.replace(run, batch_size=6, micro_batch=6)
     placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(2, most=(("", 3),)), "cpu")
     often = dataclasses.replace(execution, placement=placement, checkpoint_every_s=0.5)
     in_own_process(lose_and_gain_a_machine, run, often)
     found = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in found.records()] == list(range(1, run.num_steps + 1))
     assert found.timing()["num_ranks"] == 3
-    alone = execute_run(run, {}, elsewhere(dataclasses.replace(execution, checkpoint_every_s=1e9), tmp_path, "alone"))
+    alone = execute_run(
+        run,
+        {},
+        elsewhere(dataclasses.replace(execution, checkpoint_every_s=1e9), tmp_path, "alone"),
+    )
     assert found.result()["plan_sha256"] == alone["plan_sha256"]
     assert found.result()["final"] == pytest.approx(alone["final"], abs=10 * TOLERANCE)
 
@@ -83,13 +88,7 @@ def execute_there(run, execution) -> dict:
 
 def train_slowly(config) -> RanksStopped | None:
     node.NUM_TRAIN_RECORDS = 10_000  # one for each step
-
-    def slowly(*args):
-        for record in training_steps(*args):
-            time.sleep(STEP_S)
-            yield record
-
-    node.training_steps = slowly
+    node.training_steps = slow_steps(STEP_S)
     return dispatch.train_rank(
         dispatch.run_from_plain(config["run"]), config["execution"], dispatch.report_to_ray_train
     )

@@ -11,7 +11,15 @@ from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacked_view, attacks
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
-from gram_platform.methods.setting import GRADDIFF, RMU, Branching, Demix, Elicitation, Options, Unlearning
+from gram_platform.methods.setting import (
+    GRADDIFF,
+    RMU,
+    Branching,
+    Demix,
+    Elicitation,
+    Options,
+    Unlearning,
+)
 from gram_platform.store import Store
 from gram_platform.store.views import load_view, model_of
 from tests.tiny import materialised
@@ -28,10 +36,18 @@ OPTIONS = Options(
 
 
 @pytest.fixture
+def execution(execution):
+    """Without checkpoints: nothing interrupts these runs."""
+    return dataclasses.replace(execution, checkpoint_every_s=1e9)
+
+
+@pytest.fixture
 def cell(setting):
     """Two compared profiles, so that views can hold modules of several runs."""
     first, second = setting.auxiliary[:2]
-    return dataclasses.replace(setting, profiles=((), (first,), (second,), (first, second)), options=OPTIONS)
+    return dataclasses.replace(
+        setting, profiles=((), (first,), (second,), (first, second)), options=OPTIONS
+    )
 
 
 def execute(nodes, execution):
@@ -52,7 +68,8 @@ def mild(method, cell):
     return dataclasses.replace(cell, profiles=singles) if method in ("ft_full",) else cell
 
 
-# Of each way to train and to view one: no module, routed modules, branches, unlearning from a view, experts.
+# Of each way to train and to view one: no module, routed modules, branches, unlearning from a view,
+# experts.
 QUICK = ("baseline", "gram", "ft_full", "ft_lora", "maxent", "demix")
 CASES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 
@@ -72,7 +89,9 @@ def test_runs_views_and_attacks(method, cell, execution):
     execute(nodes, execution)
     for run_id, bytes_before in before.items():  # an attack never touches its parent
         assert store.run(run_id).folder.read("result.json") == bytes_before
-        assert all(torch.equal(w, weights[run_id][n]) for n, w in store.run(run_id).weights().items())
+        assert all(
+            torch.equal(w, weights[run_id][n]) for n, w in store.run(run_id).weights().items()
+        )
     attacked = [n for n in nodes if n.is_attack]
     assert bool(attacked) == (method != "baseline")
     for node in attacked:
@@ -87,12 +106,16 @@ def _check_views(store, views, cell):
     """A view's routed logits on every domain equal its dense model's, at weight 1 and at 0.5."""
     tokens = torch.arange(24)[None]
     for view in views:
-        halved = tuple((d, 0.5) for d, _ in view.weights) if view.rule == "constant" else view.weights
+        halved = (
+            tuple((d, 0.5) for d, _ in view.weights) if view.rule == "constant" else view.weights
+        )
         for weighted in {view, dataclasses.replace(view, weights=halved)}:
             _, model = load_view(store, weighted)
             for domain in (CORE, *cell.auxiliary):
                 dense = model_of(*materialised(store, attacked_view(weighted, domain)))
-                assert torch.allclose(model(tokens, weighted.active(domain)), dense(tokens), atol=1e-4)
+                assert torch.allclose(
+                    model(tokens, weighted.active(domain)), dense(tokens), atol=1e-4
+                )
 
 
 def test_attacks_use_the_same_sample_of_the_training_split_for_all(cell):
@@ -103,12 +126,16 @@ def test_attacks_use_the_same_sample_of_the_training_split_for_all(cell):
             for domain, run in attacks(cell, profile, view, plans.runs.values()).items():
                 assert isinstance(run, RunConfig)
                 assert [d.name for d in run.data.domains] == [domain]
-                samples.add((domain, run.data.domains[0].pool, run.num_steps, run.optimizer.peak_lr))
+                samples.add(
+                    (domain, run.data.domains[0].pool, run.num_steps, run.optimizer.peak_lr)
+                )
     assert len(samples) == len(cell.auxiliary)
 
 
 def test_an_attack_by_adapters_trains_them_alone(cell, execution):
-    cell = cell.with_options(elicitation=dataclasses.replace(OPTIONS.elicitation, rank=2, patience=0))
+    cell = cell.with_options(
+        elicitation=dataclasses.replace(OPTIONS.elicitation, rank=2, patience=0)
+    )
     base = plan("filtering", cell)
     (profile, view), run = next(iter(base.views.items())), next(iter(base.runs.values()))
     execute_run(run, {}, execution)
@@ -117,29 +144,46 @@ def test_an_attack_by_adapters_trains_them_alone(cell, execution):
     before, after = (Store(execution.storage).run(r.run_id).weights() for r in (run, attack))
     assert all(torch.equal(after.pop(name), weight) for name, weight in before.items())
     assert all(f".aux.{domain}." in name for name in after)
-    assert all(weight.abs().max() > 0 for name, weight in after.items() if name.endswith("_b.weight"))
+    assert all(
+        weight.abs().max() > 0 for name, weight in after.items() if name.endswith("_b.weight")
+    )
 
 
 def test_early_stopping_ends_with_the_best_loss(cell, execution):
-    """A rate that only harms: the run ends after `patience` evaluations, and resumed it ends the same."""
+    """A rate that only harms: the run ends after `patience` evaluations, and resumed it ends the
+    same.
+    """
     base = plan("filtering", cell)
     run = next(iter(base.runs.values()))
     execute_run(run, {}, execution)
     view = next(iter(base.views.values()))
     domain, attack = next(iter(attacks(cell, (), view, base.runs.values()).items()))
-    harmful = dataclasses.replace(attack, optimizer=dataclasses.replace(attack.optimizer, peak_lr=3.0))
+    harmful = dataclasses.replace(
+        attack, optimizer=dataclasses.replace(attack.optimizer, peak_lr=3.0)
+    )
     result = execute_run(harmful, {}, execution)
     assert result["num_steps"] < harmful.num_steps
     curve = [
-        r["metrics"].get(f"validation/loss/{domain}") for r in Store(execution.storage).run(harmful.run_id).records()
+        r["metrics"].get(f"validation/loss/{domain}")
+        for r in Store(execution.storage).run(harmful.run_id).records()
     ]
     assert result["final"][f"best/loss/{domain}"] == min(loss for loss in curve if loss is not None)
 
 
-@pytest.mark.parametrize("method", ["gram", "filtering", pytest.param("ft_lora", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["gram", "filtering", pytest.param("ft_lora", marks=pytest.mark.slow)]
+)
 def test_partial_labels(method, cell, execution):
-    cell = dataclasses.replace(cell, profiles=((cell.auxiliary[0],),), options=Options(unlabelled_share=0.5))
+    cell = dataclasses.replace(
+        cell, profiles=((cell.auxiliary[0],),), options=Options(unlabelled_share=0.5)
+    )
     plans = plan(method, cell)
-    hidden = {part for run in plans.runs.values() for d in run.data.domains for part in d.slices if part.first}
+    hidden = {
+        part
+        for run in plans.runs.values()
+        for d in run.data.domains
+        for part in d.slices
+        if part.first
+    }
     assert {part.domain for part in hidden} >= {CORE, *cell.auxiliary}
     execute(method_nodes(method, cell), execution)

@@ -1,4 +1,6 @@
-"""What one node's process does when it is asked to stop, and when memory is short; how the graph counts crashes."""
+"""What one node's process does when it is asked to stop, and when memory is short; how the graph
+counts crashes.
+"""
 
 import dataclasses
 import errno
@@ -10,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, WorkerCrashedError
+from ray.exceptions import LocalRayletDiedError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
 from gram_platform.engine.capacity import Cordon
@@ -26,7 +28,7 @@ from gram_platform.store import LeaseHeld, Store, attempts
 from gram_platform.store.attempts import Attempt
 from gram_platform.studies.submission import division_of, placement_of
 from tests.engine.conftest import TWO_RANKS
-from tests.engine.test_node import result_bytes, strip_clock
+from tests.engine.test_node import Stopped, result_bytes, stop_after, strip_clock
 
 
 def in_fork(target, *args) -> multiprocessing.Process:
@@ -35,17 +37,24 @@ def in_fork(target, *args) -> multiprocessing.Process:
     return process
 
 
-def test_a_stop_request_leaves_a_checkpoint_and_the_run_continues(run, execution, undisturbed, monkeypatch):
-    """SIGTERM commits the step at work, wherever it lies in the interval of a record; the result is the same."""
+def test_a_stop_request_leaves_a_checkpoint_and_the_run_continues(
+    run, execution, undisturbed, monkeypatch
+):
+    """SIGTERM commits the step at work, wherever it lies in the interval of a record; the result is
+    the same.
+    """
     straight, records = undisturbed
     monkeypatch.setattr(attempts, "HEARTBEAT_INTERVAL_S", 0.001)  # every step can be seen
-    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)  # nothing but the request commits
+    # Nothing but the request commits.
+    seldom = dataclasses.replace(execution, checkpoint_every_s=1e9)
     directory = Store(execution.storage).run(run.run_id)
     steps = [0]
     while len(steps) < 4:
         process = in_fork(execute_run, run, {}, seldom)
         deadline = time.monotonic() + 60
-        while (directory.progress() or {}).get("pid") != process.pid or directory.progress()["step"] < steps[-1] + 3:
+        while (directory.progress() or {}).get("pid") != process.pid or directory.progress()[
+            "step"
+        ] < steps[-1] + 3:
             assert process.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.005)
@@ -60,7 +69,9 @@ def test_a_stop_request_leaves_a_checkpoint_and_the_run_continues(run, execution
     assert strip_clock(directory.records()) == strip_clock(records)
 
 
-def test_a_checkpoint_that_could_not_be_written_is_an_error_of_a_run_that_shall_stop(run, execution, monkeypatch):
+def test_a_checkpoint_that_could_not_be_written_is_an_error_of_a_run_that_shall_stop(
+    run, execution, monkeypatch
+):
     def refuse(*_) -> None:
         raise OSError(errno.ENOSPC, "no space")
 
@@ -92,20 +103,13 @@ def test_ray_is_asked_again_whether_it_drains_the_machine_after_any_error(monkey
 
 def test_checkpoints_between_two_records_change_nothing(run, execution, undisturbed, monkeypatch):
     straight, records = undisturbed
-    commit, directory = RunExecution.commit, Store(execution.storage).run(run.run_id)
-
-    class Stopped(BaseException):
-        """As a kill would: nothing may catch it."""
-
-    def stopping(self, step):
-        commit(self, step)
-        raise Stopped
-
+    directory = Store(execution.storage).run(run.run_id)
     for last in (5, 23, 40):
-        monkeypatch.setattr(RunExecution, "_should_commit", lambda _, step: step == last)  # noqa: B023
-        monkeypatch.setattr(RunExecution, "commit", stopping)
-        with pytest.raises(Stopped):
-            execute_run(run, {}, execution)
+        with monkeypatch.context() as patch:
+            patch.setattr(RunExecution, "_should_commit", lambda _, step: step == last)  # noqa: B023
+            stop_after(patch, 1)
+            with pytest.raises(Stopped):
+                execute_run(run, {}, execution)
         assert directory.committed_step() == last
     monkeypatch.setattr(RunExecution, "_should_commit", lambda *_: False)
     execute_run(run, {}, execution)
@@ -114,7 +118,9 @@ def test_checkpoints_between_two_records_change_nothing(run, execution, undistur
 
 
 def test_a_run_that_another_driver_has_just_finished(run, execution, undisturbed, monkeypatch):
-    """Between the look for a result and the lease lies the look for the data: nothing is trained again."""
+    """Between the look for a result and the lease lies the look for the data: nothing is trained
+    again.
+    """
     straight, _ = undisturbed
     corpus = Execution.corpus
 
@@ -141,7 +147,7 @@ def test_ranks_are_not_started_for_a_run_at_work(run, execution):
     assert not (Path(execution.storage) / "ray_train").exists()
 
 
-# ----------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def execute_in_little_memory(run, execution) -> None:
@@ -175,7 +181,10 @@ def test_a_run_that_does_not_fit_says_what_it_needs(setting, execution):
 
 def test_memory_advice_offers_nothing_that_is_in_use(setting):
     run = dataclasses.replace(plan("baseline", setting).runs["all"], micro_batch=1)
-    divisions = [division_of(run, 1, MACHINES["cpu"], "cpu", checkpointing) for checkpointing in (False, True)]
+    divisions = [
+        division_of(run, 1, MACHINES["cpu"], "cpu", checkpointing)
+        for checkpointing in (False, True)
+    ]
     said = [memory_advice(MemoryError(), division) for division in divisions]
     assert ["--activation-checkpointing" in message for message in said] == [True, False]
 
@@ -192,7 +201,7 @@ def test_errors_of_allocators():
     assert not is_out_of_memory(RuntimeError("size mismatch"))
 
 
-# ------------------------------------------------------------------------------------------------------ graph
+# -------------------------------------------------------------------------------------------- graph
 
 
 def empty_graph(execution, nodes):
@@ -204,7 +213,9 @@ def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
     """A run that commits between its crashes may lose any number of machines."""
     found = method_nodes("baseline", setting)[0]
     study, committed = empty_graph(execution, [found]), 0
-    monkeypatch.setattr(execution.store().run(found.id).__class__, "committed_step", lambda _: committed)
+    monkeypatch.setattr(
+        execution.store().run(found.id).__class__, "committed_step", lambda _: committed
+    )
     for committed in range(3 * MAX_CRASHES):  # noqa: B007
         assert not study._record_crash(found, WorkerCrashedError())
     for _ in range(MAX_CRASHES - 2):
@@ -225,11 +236,15 @@ def test_a_crash_after_a_stall_is_not_called_a_stall(setting, execution):
     assert "stall" not in study.waiting.failed.call_args.args[1]
 
 
-def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then_says_so(execution, monkeypatch):
+def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then_says_so(
+    execution, monkeypatch
+):
     study, now, starts = empty_graph(execution, []), [100.0], []
     monkeypatch.setattr(slots, "Slot", mock.MagicMock())
     slots.Slot.options.return_value.remote.side_effect = mock.MagicMock
-    ray_fails = mock.MagicMock(get=mock.MagicMock(side_effect=RayError("its machine has no disk left")))
+    ray_fails = mock.MagicMock(
+        get=mock.MagicMock(side_effect=RayError("its machine has no disk left"))
+    )
     monkeypatch.setattr(slots, "ray", ray_fails)
     monkeypatch.setattr(slots, "time", mock.MagicMock(monotonic=lambda: now[0]))
 
@@ -246,13 +261,17 @@ def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then
     assert starts == [0, 0, 1, 1, 3, 3, 7, 7]
 
 
-def test_a_task_without_rays_process_on_this_machine_ends_the_study(setting, execution, monkeypatch):
+def test_a_task_without_rays_process_on_this_machine_ends_the_study(
+    setting, execution, monkeypatch
+):
     """It is no crash of the node: after four of them the node would count as failed."""
     task = (method_nodes("baseline", setting)[0],)
     study = empty_graph(execution, task)
     study.waiting = mock.MagicMock()
     study._note("a gang", task)
-    monkeypatch.setattr(graph, "ray", mock.MagicMock(get=mock.MagicMock(side_effect=LocalRayletDiedError())))
+    monkeypatch.setattr(
+        graph, "ray", mock.MagicMock(get=mock.MagicMock(side_effect=LocalRayletDiedError()))
+    )
     with pytest.raises(graph.ClusterLost):
         study._take_back("a gang")
     study.waiting.again.assert_not_called()
@@ -263,12 +282,3 @@ def test_a_study_looks_whether_its_ray_is_alive(execution, monkeypatch):
     monkeypatch.setattr(graph, "require_ray", mock.MagicMock(side_effect=graph.ClusterLost("gone")))
     with pytest.raises(graph.ClusterLost):
         study.advance()
-
-
-def test_killed_for_its_memory(setting, execution):
-    """As by Ray's memory monitor."""
-    found = method_nodes("baseline", setting)[0]
-    study = empty_graph(execution, [found])
-    for _ in range(MAX_CRASHES):
-        study._record_crash(found, OutOfMemoryError("node memory 98%"))
-    assert found.id in study.progress.failed

@@ -1,4 +1,6 @@
-"""Ray dies under a run: without its head the process that trains goes on to the result; a driver ends."""
+"""Ray dies under a run: without its head the process that trains goes on to the result; a driver
+ends.
+"""
 
 import dataclasses
 import time
@@ -8,8 +10,8 @@ import pytest
 
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import ClusterLost, run_graph
-from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
+from tests.engine.conftest import baselines
 from tests.engine.test_drained import execute_slowly, in_own_process
 from tests.engine.test_node import result_bytes, strip_clock
 
@@ -40,7 +42,9 @@ def lose_the_head(run, execution) -> None:
         ray._private.worker._global_node.kill_gcs_server()
         deadline = time.monotonic() + HEAD_AWAY_S
         while directory.result() is None:
-            assert time.monotonic() < deadline, f"step {directory.committed_step()} of {run.num_steps}"
+            assert time.monotonic() < deadline, (
+                f"step {directory.committed_step()} of {run.num_steps}"
+            )
             time.sleep(0.05)
     finally:
         for child in psutil.Process().children(recursive=True):
@@ -51,8 +55,7 @@ def lose_the_head(run, execution) -> None:
 @pytest.mark.timeout(120)
 def test_a_driver_ends_without_rays_process_on_its_machine(execution, setting):
     """Else it would wait for ever: no task is in flight, and no process starts."""
-    seeds = [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(4)]
-    in_own_process(lose_this_machine, execution, seeds)
+    in_own_process(lose_this_machine, execution, baselines(setting, 4))
 
 
 def lose_this_machine(execution, nodes) -> None:
@@ -69,7 +72,9 @@ def lose_this_machine(execution, nodes) -> None:
     try:
         with pytest.raises(ClusterLost):
             run_graph(nodes, execution, Resources(), ALL_ON_ONE_RANK, kill_it_once, poll_s=0.05)
-        assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(nodes)
+        assert sum(execution.store().run(node.id).result() is not None for node in nodes) < len(
+            nodes
+        )
     finally:
         for process in [*processes, *psutil.Process().children(recursive=True)]:
             if process.is_running():

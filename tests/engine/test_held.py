@@ -41,9 +41,13 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
 
     study = graph._Graph(Progress([node]), execution, Cordon(Resources()), retry_diverged, {})
     monkeypatch.setattr(graph.ray, "get", get)
-    monkeypatch.setattr(study, "_fitting", lambda: [task for _, tasks in study.waiting.tasks() for task in tasks])
     monkeypatch.setattr(
-        study, "_start", lambda tasks: [study._note(f"again {k}", task) for k, task in enumerate(tasks)]
+        study, "_fitting", lambda: [task for _, tasks in study.waiting.tasks() for task in tasks]
+    )
+    monkeypatch.setattr(
+        study,
+        "_start",
+        lambda tasks: [study._note(f"again {k}", task) for k, task in enumerate(tasks)],
     )
     study.waiting.start((node,))
     assert not study._settle(node, "first", (node,))
@@ -53,7 +57,9 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
     return study
 
 
-def test_a_study_takes_over_the_end_that_another_driver_brought_about(node, execution, other, monkeypatch):
+def test_a_study_takes_over_the_end_that_another_driver_brought_about(
+    node, execution, other, monkeypatch
+):
     study = held_graph(node, execution, monkeypatch)
     other.fail(*DIVERGED)
     assert study.advance()
@@ -62,24 +68,28 @@ def test_a_study_takes_over_the_end_that_another_driver_brought_about(node, exec
     assert not study.advance()
 
 
-def test_another_end_than_a_divergence_is_tried_again(node, execution, other, monkeypatch):
-    study = held_graph(node, execution, monkeypatch)
-    other.fail("OSError: the disk went away", {"kind": "error"})
-    assert study.advance()
-    assert list(study.in_flight.values()) == [(node,)]
-
-
-def test_a_divergence_is_tried_again_when_that_is_asked_for(node, execution, other, monkeypatch):
-    study = held_graph(node, execution, monkeypatch, retry_diverged=True)
-    other.fail(*DIVERGED)
+@pytest.mark.parametrize(
+    ("end", "retry_diverged"),
+    [(("OSError: the disk went away", {"kind": "error"}), False), (DIVERGED, True)],
+)
+def test_another_end_or_a_divergence_when_that_is_asked_for_is_tried_again(
+    node, execution, other, monkeypatch, end, retry_diverged
+):
+    study = held_graph(node, execution, monkeypatch, retry_diverged)
+    other.fail(*end)
     assert study.advance()
     assert list(study.in_flight.values()) == [(node,)]
 
 
 def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other, monkeypatch):
-    """The trial meets the lease itself: nothing stands in for the store here. The other ends while the trial waits."""
+    """The trial meets the lease itself: nothing stands in for the store here.
+
+    The other ends while the trial waits.
+    """
     waits = []
-    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: (waits.append(s), other.fail(*DIVERGED)))
+    clock = SimpleNamespace(
+        monotonic=time.monotonic, sleep=lambda s: (waits.append(s), other.fail(*DIVERGED))
+    )
     monkeypatch.setattr(trials, "time", clock)
     with pytest.raises(TrainingDiverged):
         trials._NodeRunner(execution, Resources(), False, {}).result(node)

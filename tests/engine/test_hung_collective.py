@@ -1,4 +1,6 @@
-"""A rank that stops answering: the others give up after a time limit, and the run continues from its checkpoint."""
+"""A rank that stops answering: the others give up after a time limit, and the run continues from
+its checkpoint.
+"""
 
 import contextlib
 import dataclasses
@@ -9,12 +11,12 @@ import time
 import psutil
 import pytest
 
-from gram_platform.config.identity import to_plain
 from gram_platform.engine import graph
 from gram_platform.engine.execution import Resources
 from gram_platform.methods import plan
+from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, longer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -23,12 +25,12 @@ TIMEOUT_S = 15.0
 
 @pytest.mark.timeout(900)
 def test_a_rank_that_hangs(ray_cluster, execution, setting):
-    run = plan("gram", setting).runs["all"]
-    longer = tuple(dataclasses.replace(b, num_draws=20 * b.num_draws) for b in run.data.domains)
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, domains=longer))
-    two = dataclasses.replace(execution, placement=TWO_RANKS, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S)
+    run = longer(plan("gram", setting).runs["all"], 20)
+    two = dataclasses.replace(
+        execution, placement=TWO_RANKS, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S
+    )
     directory = Store(execution.storage).run(run.run_id)
-    task = graph._execute_gang.options(num_cpus=0).remote([("run", to_plain(run), {})], two, Resources())
+    task = graph._execute_gang.options(num_cpus=0).remote((Node(run, ()),), two, Resources())
     deadline = time.monotonic() + 120
     while directory.committed_step() == 0:
         assert time.monotonic() < deadline, "no checkpoint"
@@ -39,7 +41,9 @@ def test_a_rank_that_hangs(ray_cluster, execution, setting):
     stopped = time.monotonic()
     try:
         ray_cluster.get(task, timeout=600)
-        print(f"continued from step {first}, {time.monotonic() - stopped:.0f} s after the rank hung")
+        print(
+            f"continued from step {first}, {time.monotonic() - stopped:.0f} s after the rank hung"
+        )
         assert directory.result()["num_steps"] == run.num_steps
         assert [r["step"] for r in directory.records()][-1] == run.num_steps
         assert len(directory.attempts.list()) == 2

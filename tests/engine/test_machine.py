@@ -1,4 +1,6 @@
-"""What a process may use of its machine, which is what a Ray of its own and a study in one process take."""
+"""What a process may use of its machine, which is what a Ray of its own and a study in one process
+take.
+"""
 
 import subprocess
 import sys
@@ -18,7 +20,9 @@ print(num_cpus())
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux binds processes to CPUs")
 def test_a_process_that_is_bound_to_one_cpu_counts_one():
     """As by taskset, or by Slurm's --cpus-per-task."""
-    done = subprocess.run([sys.executable, "-c", ON_ONE_CPU], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ON_ONE_CPU], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "1\n"
 
 

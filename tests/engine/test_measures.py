@@ -1,4 +1,6 @@
-"""What is measured of a view beside its losses: losses of tokens, continuations, and how they are stored."""
+"""What is measured of a view beside its losses: losses of tokens, continuations, and how they are
+stored.
+"""
 
 import dataclasses
 
@@ -25,6 +27,12 @@ NUM_SEQUENCES = 5
 
 
 @pytest.fixture
+def execution(execution):
+    """Without checkpoints: nothing interrupts these runs."""
+    return dataclasses.replace(execution, checkpoint_every_s=1e9)
+
+
+@pytest.fixture
 def view(setting, execution):
     """A trained GRAM with one module on."""
     plans = plan("gram", setting)
@@ -33,7 +41,9 @@ def view(setting, execution):
 
 
 def test_losses_of_tokens_add_up_to_the_domains(view, setting, execution):
-    evaluation = Evaluation(view, setting.data_id, setting.domains, NUM_SEQUENCES, precision="float32")
+    evaluation = Evaluation(
+        view, setting.data_id, setting.domains, NUM_SEQUENCES, precision="float32"
+    )
     tokens = TokenLosses(view, setting.data_id, setting.auxiliary, NUM_SEQUENCES, "float32")
     losses = execute_evaluation(evaluation, {}, execution)["losses"]
     result = execute_evaluation(tokens, {"measure": "tokens"}, execution)
@@ -67,14 +77,21 @@ def test_corrupted_tensors_are_made_again(view, setting, execution):
 
 
 def test_continuations_of_documents(view, setting, execution):
-    asked = Continuations(view, setting.data_id, setting.auxiliary[:2], (0, 2), 6, 20, precision="float32")
+    asked = Continuations(
+        view, setting.data_id, setting.auxiliary[:2], (0, 2), 6, 20, precision="float32"
+    )
     result = execute_evaluation(asked, {}, execution)
     corpus = execution.corpus(setting.data_id)
     end_of_text = end_of_text_id(load_tokenizer(corpus.tokenizer_path))
     for domain in asked.domains:
-        documents = [d for d in packed_documents(corpus.validation(domain), end_of_text) if len(d) > 6]
+        documents = [
+            d for d in packed_documents(corpus.validation(domain), end_of_text) if len(d) > 6
+        ]
         assert result["prompts"][domain] == [documents[0][:6].tolist(), documents[2][:6].tolist()]
-        assert result["truths"][domain] == [documents[0][6:26].tolist(), documents[2][6:26].tolist()]
+        assert result["truths"][domain] == [
+            documents[0][6:26].tolist(),
+            documents[2][6:26].tolist(),
+        ]
         drawn = result["continuations"][domain]
         assert all(0 < len(tokens) <= 20 and end_of_text not in tokens[:-1] for tokens in drawn)
         assert result["num_tokens"][domain] == sum(map(len, drawn))
@@ -89,7 +106,9 @@ def test_continuations_of_documents(view, setting, execution):
 def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, execution):
     """From trained views to the table and the page: core is kept by both, the domain by one."""
     kept = setting.auxiliary[0]
-    nodes = Samples(6, 20, (0,), compared_only=True).nodes("gram", dataclasses.replace(setting, profiles=((kept,),)))
+    nodes = Samples(6, 20, (0,), compared_only=True).nodes(
+        "gram", dataclasses.replace(setting, profiles=((kept,),))
+    )
     for node in nodes:
         execute = execute_run if node.kind == "run" else execute_evaluation
         execute(node.config, node.names, execution)
@@ -105,11 +124,16 @@ def test_a_page_of_continuations_has_a_row_of_core_for_every_profile(setting, ex
     assert list(of_core.columns) == ["method", "profile", "continuation"]
     assert sorted(of_core["profile"]) == sorted(profiles)
     assert of_core["continuation"].str.len().min() > 0
-    assert list(sections[f"{kept}, document 0"].table.columns) == ["method", "topic kept", "topic removed"]
+    assert list(sections[f"{kept}, document 0"].table.columns) == [
+        "method",
+        "topic kept",
+        "topic removed",
+    ]
 
 
 def test_documents_of_packed_rows():
-    stream = np.array([5, 6, 0, 7, 0, 8, 9, 10, 0, 11, 12], np.uint16)  # 0 ends a document; the last one is cut
+    # 0 ends a document; the last one is cut.
+    stream = np.array([5, 6, 0, 7, 0, 8, 9, 10, 0, 11, 12], np.uint16)
     rows = np.stack([stream[:6], stream[5:]])
     assert [d.tolist() for d in packed_documents(rows, 0)] == [[5, 6], [7], [8, 9, 10]]
     assert prompts_and_truths(rows, 0, (0, 1), 1, 1) == [([5], [6]), ([8], [9])]
@@ -124,5 +148,7 @@ def test_evaluations_of_every_kind_have_one_rank(setting):
     kinds = (Evaluation, TokenLosses)
     asked = [kind(View("abc"), setting.data_id, (CORE,), 4) for kind in kinds]
     asked.append(Continuations(View("abc"), setting.data_id, (CORE,), (0,), 4, 8))
-    placed = [placement_of(Node.of(evaluation, {"size": "tiny"}), Ranks(4), "cpu") for evaluation in asked]
+    placed = [
+        placement_of(Node.of(evaluation, {"size": "tiny"}), Ranks(4), "cpu") for evaluation in asked
+    ]
     assert [placement.fewest.num_ranks for placement in placed] == [1, 1, 1]

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import shutil
 
 import pytest
 import torch
@@ -37,6 +36,7 @@ from gram_platform.train.compilation import Compilation
 from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
+from tests.engine.conftest import elsewhere
 
 
 def result_bytes(execution, run_id):
@@ -64,7 +64,14 @@ def stop_after(monkeypatch, num_commits):
 def strip_clock(records):
     """Leaves out what depends on the machine and the hour."""
     kept = [
-        (r["step"], {k: v for k, v in r["metrics"].items() if "per_second" not in k and not k.startswith(SYSTEM)})
+        (
+            r["step"],
+            {
+                k: v
+                for k, v in r["metrics"].items()
+                if "per_second" not in k and not k.startswith(SYSTEM)
+            },
+        )
         for r in records
     ]
     return json.loads(json.dumps(kept))
@@ -73,8 +80,7 @@ def strip_clock(records):
 def test_the_machine_is_measured_beside_the_metrics(execution, setting, tmp_path, monkeypatch):
     """Under MLflow's names, and not in the result."""
     run = plan("baseline", setting).runs["all"]
-    other = dataclasses.replace(execution, storage=str(tmp_path / "other"))
-    shutil.copytree(Store(execution.storage).data_root, Store(other.storage).open_for_writing().data_root)
+    other = elsewhere(execution, tmp_path, "other")
     execute_run(run, {}, other)
     monkeypatch.setattr(process, "SYSTEM_EVERY_S", 0.0)
     execute_run(run, {}, execution)
@@ -87,12 +93,10 @@ def test_the_machine_is_measured_beside_the_metrics(execution, setting, tmp_path
     assert result_bytes(execution, run.run_id) == result_bytes(other, run.run_id)
 
 
-@pytest.mark.parametrize("method", ["baseline", "gram"])
-def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_path, monkeypatch, method):
-    run = plan(method, setting).runs["all"]
-    straight = dataclasses.replace(execution, storage=str(tmp_path / "other"), checkpoint_every_s=1e9)
-    other = Store(straight.storage).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, other.data_root)
+def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_path, monkeypatch):
+    """Its checkpoints have the losses of evaluations too."""
+    run = plan("baseline", setting).runs["all"]
+    straight = dataclasses.replace(elsewhere(execution, tmp_path, "other"), checkpoint_every_s=1e9)
     execute_run(run, {}, straight)
     with monkeypatch.context() as patch:
         stop_after(patch, 3)
@@ -102,7 +106,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_pat
     assert directory.status() in ("interrupted", "running")
     execute_run(run, {}, execution)
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
-    records, uninterrupted = directory.records(), other.run(run.run_id).records()
+    records, uninterrupted = directory.records(), Store(straight.storage).run(run.run_id).records()
     assert strip_clock(records) == strip_clock(uninterrupted)
     assert [r["step"] for r in records] == list(range(1, run.num_steps + 1))
 
@@ -114,9 +118,13 @@ def test_a_finished_run_is_not_trained_again(execution, setting, monkeypatch):
     assert execute_run(run, {}, execution) == first
 
 
-def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(execution, setting, tmp_path):
+def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(
+    execution, setting, tmp_path
+):
     """Else each submission would find their run complete, and fail alike."""
-    options = dataclasses.replace(setting.options, maxent=Unlearning(num_steps=2, peak_lr=5e-4, retain_weight=0.1))
+    options = dataclasses.replace(
+        setting.options, maxent=Unlearning(num_steps=2, peak_lr=5e-4, retain_weight=0.1)
+    )
     runs = plan("maxent", dataclasses.replace(setting, options=options)).runs
     unlearning = next(run for run in runs.values() if run.start is not None)
     result = execute_run(runs["all"], {}, execution)
@@ -133,7 +141,9 @@ def test_corrupted_weights_of_a_runs_start_are_set_aside_and_made_again(executio
     assert execute_run(unlearning, {}, execution)["run_id"] == unlearning.run_id
 
 
-def test_a_run_whose_lease_was_lost_has_not_failed_and_is_continued(execution, setting, monkeypatch):
+def test_a_run_whose_lease_was_lost_has_not_failed_and_is_continued(
+    execution, setting, monkeypatch
+):
     run = plan("baseline", setting).runs["all"]
     monkeypatch.setattr("gram_platform.store.leases.SHORTEST_LEASE_S", 0.0)
     with pytest.raises(LeaseHeld):
@@ -150,7 +160,9 @@ def test_the_baselines_curve_ends_with_what_its_evaluation_finds(execution, sett
     losses = execute_evaluation(eval_node.config, {}, execution)["losses"]
     assert losses == {d: result["final"][f"validation/loss/{d}"] for d in losses}
     curve = [
-        r["step"] for r in Store(execution.storage).run(run_node.id).records() if "validation/loss/core" in r["metrics"]
+        r["step"]
+        for r in Store(execution.storage).run(run_node.id).records()
+        if "validation/loss/core" in r["metrics"]
     ]
     assert curve == sorted(evaluation_steps(run_node.config))
     assert curve[-1] == run_node.config.num_steps
@@ -164,7 +176,8 @@ def test_views_differ_where_their_modules_act(execution, setting):
     _, core = load_view(store, View(run.run_id))
     _, full = load_view(store, View.of(run.run_id, {domain: 1.0}))
     _, half = load_view(store, View.of(run.run_id, {domain: 0.5}))
-    assert not any(".aux." in name for name, _ in core.named_parameters())  # absent, not switched off
+    # Absent, not switched off.
+    assert not any(".aux." in name for name, _ in core.named_parameters())
     tokens = torch.arange(16)[None]
     with torch.no_grad():
         without, present = core(tokens), full(tokens, {domain: 1.0})
@@ -179,7 +192,9 @@ def test_views_differ_where_their_modules_act(execution, setting):
 
 @pytest.mark.parametrize("num_steps", [1, 4])
 def test_a_diverged_run_is_recorded(execution, setting, num_steps):
-    """Also one whose last step left weights without finite losses: it is not an error of the platform."""
+    """Also one whose last step left weights without finite losses: it is not an error of the
+    platform.
+    """
     run = plan("baseline", setting).runs["all"]
     batch_size = run.num_steps * run.batch_size // num_steps
     optimizer = dataclasses.replace(run.optimizer, peak_lr=1e30)
@@ -234,7 +249,11 @@ def test_norms_of_sets_are_recorded_beside_the_result(run, undisturbed):
     assert "norm/gradient/shared" in trained <= {f"norm/gradient/{name}" for name in sets}
     assert not any("norm/" in name for name in directory.result()["final"])
     timing = directory.timing()
-    assert (timing["device"], timing["num_ranks"], timing["num_threads"]) == ("cpu", 1, execution.num_threads)
+    assert (timing["device"], timing["num_ranks"], timing["num_threads"]) == (
+        "cpu",
+        1,
+        execution.num_threads,
+    )
     assert timing["attention"] == ON_CPU
     assert 10e6 < timing["peak_memory_bytes"] < 10e9
 
@@ -254,17 +273,27 @@ def test_passes_of_several_micro_batches_are_the_planners(execution, undisturbed
     straight, _ = undisturbed
     node, ranks = Node.of(run, {"size": "tiny"}), Ranks(machine=MACHINES["h100"])
     divided = [placement_of(node, ranks, device).fewest for device in ("cuda", "cpu")]
-    assert [(one.num_passes, one.num_merged) for one in divided] == [(1, run.micro_batches_per_step), (1, 1)]
-    merging = dataclasses.replace(execution, placement=Placement((divided[0],)), checkpoint_every_s=1e9)
+    assert [(one.num_passes, one.num_merged) for one in divided] == [
+        (1, run.micro_batches_per_step),
+        (1, 1),
+    ]
+    merging = dataclasses.replace(
+        execution, placement=Placement((divided[0],)), checkpoint_every_s=1e9
+    )
     result = execute_run(run, {}, merging)
     expected = Store(straight.storage).run(run.run_id).result()["final"]
     assert result["final"] == pytest.approx(expected, abs=1e-3)
-    assert Store(execution.storage).run(run.run_id).timing()["num_merged"] == run.micro_batches_per_step > 1
+    assert (
+        Store(execution.storage).run(run.run_id).timing()["num_merged"]
+        == run.micro_batches_per_step
+        > 1
+    )
 
 
 @pytest.mark.slow
 def test_a_compiled_run_counts_its_graphs(execution, setting, capsys, monkeypatch):
-    """As many graphs in a process that has compiled another run before: each run starts from none."""
+    """As many graphs in a process that has compiled another run before: each run starts from
+    none."""
     monkeypatch.setattr(learner, "Compilation", functools.partial(Compilation, "eager"))
     run = plan("gram", setting).runs["all"]
     compiled = dataclasses.replace(execution, compiled=True, checkpoint_every_s=1e9)
@@ -273,7 +302,9 @@ def test_a_compiled_run_counts_its_graphs(execution, setting, capsys, monkeypatc
         again = dataclasses.replace(run, seed=seed)
         execute_run(again, {}, compiled)
         timing = Store(execution.storage).run(again.run_id).timing()
-        assert f"run {again.run_id}: {timing['num_graphs']} compiled graphs" in capsys.readouterr().out
+        assert (
+            f"run {again.run_id}: {timing['num_graphs']} compiled graphs" in capsys.readouterr().out
+        )
         counts.append(timing["num_graphs"])
     assert min(counts) >= 2
     assert counts[0] == counts[1]
@@ -281,7 +312,9 @@ def test_a_compiled_run_counts_its_graphs(execution, setting, capsys, monkeypatc
 
 
 def test_a_run_that_cannot_be_compiled_says_so(execution, undisturbed, run, monkeypatch):
-    """It has the bytes of one that was not to be compiled, and its timing does not call it compiled."""
+    """It has the bytes of one that was not to be compiled, and its timing does not call it
+    compiled.
+    """
     straight, _ = undisturbed
     monkeypatch.setattr(learner, "Compilation", functools.partial(Compilation, "no_such_backend"))
     with pytest.warns(RuntimeWarning):
@@ -293,8 +326,12 @@ def test_a_run_that_cannot_be_compiled_says_so(execution, undisturbed, run, monk
 
 
 def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, monkeypatch):
-    """The run ends after the first step whose ME is at most the bound, from a checkpoint too, and counts its steps."""
-    options = dataclasses.replace(setting.options, maxent=Unlearning(num_steps=30, peak_lr=5e-4, retain_weight=0.1))
+    """The run ends after the first step whose ME is at most the bound, from a checkpoint too, and
+    counts its steps.
+    """
+    options = dataclasses.replace(
+        setting.options, maxent=Unlearning(num_steps=30, peak_lr=5e-4, retain_weight=0.1)
+    )
     cell = dataclasses.replace(setting, options=options)
     runs = plan("maxent", cell).runs
     execute_run(runs["all"], {}, execution)
@@ -305,9 +342,12 @@ def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, 
     plan_of_run = Plan(unlearning)
     reader = PlanReader(unlearning, {d: corpus.train(d) for d in corpus.domains})
     course = [record.forgetting for record in training_steps(learner, plan_of_run, reader)]
-    expected = next(step for step in range(5, 30) if course[step - 1] < min(course[: step - 1]))  # a new lowest
+    # A new lowest.
+    expected = next(step for step in range(5, 30) if course[step - 1] < min(course[: step - 1]))
     bound = course[expected - 1]
-    stopping = dataclasses.replace(unlearning, objective=dataclasses.replace(unlearning.objective, stop_below=bound))
+    stopping = dataclasses.replace(
+        unlearning, objective=dataclasses.replace(unlearning.objective, stop_below=bound)
+    )
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
         with pytest.raises(Stopped):
@@ -319,7 +359,9 @@ def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, 
 
 
 def test_probes_add_their_own_records_and_change_nothing_else(execution, setting, monkeypatch):
-    """Interrupted and continued, with the losses, weights and final numbers of the run without probes."""
+    """Interrupted and continued, with the losses, weights and final numbers of the run without
+    probes.
+    """
     half = dataclasses.replace(setting, options=Options(unlabelled_share=0.5, probes=True))
     run = plan("gram", half).runs["all"]
     assert run.eval_points.num_probes == setting.num_eval_points
@@ -331,10 +373,17 @@ def test_probes_add_their_own_records_and_change_nothing_else(execution, setting
     result, expected = execute_run(run, {}, execution), execute_run(plain, {}, execution)
     differ = {name for name in expected if result[name] != expected[name]}
     assert differ == {"run_id", "sha256"}
-    found, plain_records = (Store(execution.storage).run(each.run_id).records() for each in (run, plain))
-    others = [{**r, "metrics": {n: v for n, v in r["metrics"].items() if not n.startswith(PROBE)}} for r in found]
+    found, plain_records = (
+        Store(execution.storage).run(each.run_id).records() for each in (run, plain)
+    )
+    others = [
+        {**r, "metrics": {n: v for n, v in r["metrics"].items() if not n.startswith(PROBE)}}
+        for r in found
+    ]
     assert strip_clock(others) == strip_clock(plain_records)
-    probes = {r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(PROBE)} for r in found}
+    probes = {
+        r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(PROBE)} for r in found
+    }
     names = {f"{PROBE}{domain}/{module}" for domain in half.domains for module in half.auxiliary}
     assert {step for step, metrics in probes.items() if metrics} == probe_steps(run)
     assert all(set(metrics) in (set(), names) for metrics in probes.values())

@@ -1,4 +1,6 @@
-"""The Ray that a command starts for itself: it is no other one, answers nobody else, and nothing of it stays."""
+"""The Ray that a command starts for itself: it is no other one, answers nobody else, and nothing of
+it stays.
+"""
 
 import contextlib
 import http.client
@@ -88,12 +90,19 @@ def running_driver(what: str, **variables: str) -> Iterator[Driver]:
     place, mark = Path(tempfile.mkdtemp(prefix="gram-own-", dir="/tmp")), uuid.uuid4().hex
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Otherwise the titles of processes overwrite their environment.
-    environment |= {MARK: mark, "SPT_NOENV": "1", "PYTHONPATH": str(ROOT), "HOME": str(place.with_suffix(".home"))}
+    environment |= {
+        MARK: mark,
+        "SPT_NOENV": "1",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(place.with_suffix(".home")),
+    }
     environment |= {"RAY_ADDRESS": "local", "RAY_TMPDIR": str(place), **STACKS, **variables}
     errors = place.with_suffix(".txt")
     with errors.open("w") as output:
         command = [sys.executable, "-c", DRIVER, what]
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=output, text=True)
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=output, text=True
+        )
     driver = Driver(process, place, errors, mark)
     try:
         yield driver
@@ -162,8 +171,12 @@ def is_page(connection) -> bool:
     if connection.status != psutil.CONN_LISTEN:
         return False
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{connection.laddr.port}/api/jobs/", timeout=5) as answer:
-            assert answer.read().startswith(b"# HELP"), f"port {connection.laddr.port} answers a stranger"
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{connection.laddr.port}/api/jobs/", timeout=5
+        ) as answer:
+            assert answer.read().startswith(b"# HELP"), (
+                f"port {connection.laddr.port} answers a stranger"
+            )
     except urllib.error.HTTPError as error:
         return error.code == 401
     except (OSError, http.client.HTTPException):

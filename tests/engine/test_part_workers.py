@@ -1,4 +1,6 @@
-"""Parts of a corpus as Ray tasks: the bytes of one process, and a killed worker loses its part alone."""
+"""Parts of a corpus as Ray tasks: the bytes of one process, and a killed worker loses its part
+alone.
+"""
 
 import json
 import os
@@ -22,13 +24,21 @@ from gram_platform.engine.part_workers import STARTS_PACK_MACHINES, part_workers
 from tests.corpora.conftest import make_records, write_jsonl
 
 pytestmark = pytest.mark.ray
-SETTINGS = {"core_label": "core", "seq_len": 16, "vocab_size": 300, "validation_sequences": 20, "sample_bytes": 50_000}
+SETTINGS = {
+    "core_label": "core",
+    "seq_len": 16,
+    "vocab_size": 300,
+    "validation_sequences": 20,
+    "sample_bytes": 50_000,
+}
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("anywhere", [True, False])
 def test_tasks_pack_the_bytes_of_one_process(ray_cluster, tmp_path, monkeypatch, anywhere):
-    """A piece of a file, whole files and several files a part, where the keys of all decide the split."""
+    """A piece of a file, whole files and several files a part, where the keys of all decide the
+    split.
+    """
     draw, folder = random.Random(0), tmp_path / "text"
     write_jsonl(folder / "large.jsonl", make_records(0, 200))
     for seed in range(1, 12):
@@ -61,8 +71,12 @@ def test_a_killed_worker_loses_its_part_alone(ray_cluster, tmp_path):
     parts = [(Unit((), span=(number, number + 1, 0)),) for number in range(12)]
     files = PartFiles(tmp_path / "parts", part_workers(lambda: None, True), lambda *report: None, 0)
     folders = files.write("packing", partial(logged, tmp_path / "log", 5), parts)
-    assert [(folder / "number").read_text() for folder in folders] == [str(number) for number in range(12)]
-    assert Counter((tmp_path / "log").read_text().split()) == {str(n): 1 + (n == 5) for n in range(12)}
+    assert [(folder / "number").read_text() for folder in folders] == [
+        str(number) for number in range(12)
+    ]
+    assert Counter((tmp_path / "log").read_text().split()) == {
+        str(n): 1 + (n == 5) for n in range(12)
+    }
     again = files.write("packing", partial(logged, tmp_path / "log", 5), parts)
     assert again == folders
     assert len((tmp_path / "log").read_text().split()) == 13
@@ -98,12 +112,14 @@ from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.part_workers import part_workers, placement
 
 small = {"object_store_memory": 100 * 2**20}
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **small})
+head = {"num_cpus": 0, "include_dashboard": False, **small}
+cluster = Cluster(initialize_head=True, head_node_args=head)
 cluster.add_node(num_cpus=4, num_gpus=1, **small)
 cluster.add_node(num_cpus=0, resources={"pack": 2}, **small)
 ray.init(address=cluster.address, log_to_driver=False)
 shapes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}
-kinds = {i: next((k for k in ("GPU", "pack") if k in shape), "driver") for i, shape in shapes.items()}
+kind_of = lambda shape: next((kind for kind in ("GPU", "pack") if kind in shape), "driver")
+kinds = {node: kind_of(shape) for node, shape in shapes.items()}
 
 def work(task):
     time.sleep(0.3)
@@ -112,8 +128,9 @@ def work(task):
 seen = {"cores": num_cpus()}
 for name, anywhere in (("anywhere", True), ("here", False)):
     found = [place for _, place in part_workers(lambda: None, anywhere)(work, range(8))]
+    places, processes = ({place[k] for place in found} for k in (0, 1))
     at_once = placement(anywhere).at_once
-    seen[name] = [sorted({kinds[node] for node, _ in found}), len({process for _, process in found}), at_once]
+    seen[name] = [sorted({kinds[node] for node in places}), len(processes), at_once]
 print("SEEN", json.dumps(seen))
 """
 
@@ -121,23 +138,32 @@ print("SEEN", json.dumps(seen))
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_machines_for_packing_are_used_and_no_machine_with_a_gpu():
-    """And a driver's machine, without CPUs in Ray, does on all its cores what must be done there."""
-    environment = {name: value for name, value in os.environ.items() if name != STARTS_PACK_MACHINES}
+    """And a driver's machine, without CPUs in Ray, does on all its cores what must be done
+    there."""
+    environment = {
+        name: value for name, value in os.environ.items() if name != STARTS_PACK_MACHINES
+    }
     command = [sys.executable, "-c", PLACES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=150)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=150
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout.split("SEEN ", 1)[1].splitlines()[0])
     assert seen["anywhere"][:2] == [["pack"], 2]
     assert seen["here"] == [["driver"], min(seen["cores"], 8), seen["cores"]]
 
 
-def test_a_cluster_that_starts_machines_for_packing_is_asked_for_them_alone(ray_cluster, monkeypatch):
+def test_a_cluster_that_starts_machines_for_packing_is_asked_for_them_alone(
+    ray_cluster, monkeypatch
+):
     assert placement(anywhere=True).options["num_cpus"] == 1
     monkeypatch.setenv(STARTS_PACK_MACHINES, "1")
     monkeypatch.setattr(part_workers_module, "has_fixed_size", lambda: False)
     asked = placement(anywhere=True).options
     assert (asked["num_cpus"], asked["resources"]) == (0, {"pack": 1})
-    assert placement(anywhere=False).options["num_cpus"] == 1, "the text is on this machine, which has CPUs"
+    assert placement(anywhere=False).options["num_cpus"] == 1, (
+        "the text is on this machine, which has CPUs"
+    )
 
 
 def test_a_cluster_of_fixed_size_waits_for_no_machine_for_packing(ray_cluster, monkeypatch):

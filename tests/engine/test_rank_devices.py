@@ -1,4 +1,6 @@
-"""Errors of devices under Ray Train: a group is started again, and not on a machine whose device does not work."""
+"""Errors of devices under Ray Train: a group is started again, and not on a machine whose device
+does not work.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +18,11 @@ from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, elsewhere
 from tests.engine.test_broken_devices import events, machines, plan_for
 from tests.engine.test_drained import in_own_process
 from tests.engine.test_node import result_bytes
-from tests.engine.test_ranks import create, elsewhere, train
+from tests.engine.test_ranks import create, train
 from tests.ranks import run_ranks
 from tests.studies.processes import num_trained_twice
 
@@ -37,14 +39,19 @@ def test_a_failed_probe_leaves_the_group_and_a_passed_one_does_not(execution, se
     directory = execution.store().run(run.run_id)
     directory.ensure_config(run)
     directory.start_attempt("rank 0").release()
-    consequence, passed, failed = RuntimeError("Connection closed by peer"), device_error(""), device_error("no answer")
+    consequence, passed, failed = (
+        RuntimeError("Connection closed by peer"),
+        device_error(""),
+        device_error("no answer"),
+    )
     _raise_for_device([consequence, passed, None])
     _raise_permanent([consequence, passed], directory)
     with pytest.raises(DeviceError) as found:
         _raise_for_device([consequence, passed, failed])
     assert found.value.probe.machine == "m1"
     assert directory.failure() is None
-    assert not is_device_error(ray.train.WorkerGroupError(ILLEGAL, {0: passed}))  # four crashes are a failure
+    # Four crashes are a failure.
+    assert not is_device_error(ray.train.WorkerGroupError(ILLEGAL, {0: passed}))
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,18 @@ class OneRun:
         return {"steps": results[self.run.run_id]["num_steps"]}
 
 
-def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: RunConfig, folder: Path) -> None:
+def ranks_beside_a_broken_machine(
+    execution: Execution, others: Execution, run: RunConfig, folder: Path
+) -> None:
     with machines(folder, good=2, broken=1) as names:
         for where in (execution, others):
             plan_for(folder, errors=[[run.run_id, 3, "device", 1]])
             reports, outcomes = [], []
             if where is execution:
                 cordon, placements = Cordon(Resources(), reports.append), {run.run_id: TWO_RANKS}
-                assert not run_graph([Node.of(run, TAGS)], where, Resources(), placements, cordon=cordon).failed
+                assert not run_graph(
+                    [Node.of(run, TAGS)], where, Resources(), placements, cordon=cordon
+                ).failed
                 assert [report.machine for report in reports] == [names["broken0"].node_id], reports
             else:
                 source, tuning = PointList([("a", {})]), Tuning("planted")
@@ -82,8 +93,13 @@ def ranks_beside_a_broken_machine(execution: Execution, others: Execution, run: 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(900)
-def test_ranks_go_on_after_an_error_of_a_device_beside_a_broken_machine(execution, setting, tmp_path):
-    """In a study and in a search: as two ranks that nothing disturbs. The machine for both ranks is broken."""
+def test_ranks_go_on_after_an_error_of_a_device_beside_a_broken_machine(
+    execution, setting, tmp_path
+):
+    """In a study and in a search: as two ranks that nothing disturbs.
+
+    The machine for both ranks is broken.
+    """
     run = plan("gram", setting).runs["all"]
     two = execution.placed(TWO_RANKS)
     straight, others = (elsewhere(two, tmp_path, name) for name in ("straight", "others"))

@@ -1,4 +1,6 @@
-"""Runs of several ranks through checkpoints: continued on other numbers of ranks, and killed at random steps."""
+"""Runs of several ranks through checkpoints: continued on other numbers of ranks, and killed at
+random steps.
+"""
 
 import dataclasses
 import errno
@@ -24,6 +26,7 @@ from gram_platform.store.checkpoints import list_checkpoints
 from gram_platform.store.tensors import DiskTensors
 from gram_platform.store.views import view_weights
 from gram_platform.train.sharding import ShardedLearner
+from tests.engine.conftest import elsewhere
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
 
@@ -32,7 +35,8 @@ TOLERANCE = 1e-4
 
 
 def train(rank, num_ranks, run, execution):
-    attempts.HEARTBEAT_INTERVAL_S = 0.001  # every step is reported, so that what a kill loses can be counted
+    # Every step is reported, so that what a kill loses can be counted.
+    attempts.HEARTBEAT_INTERVAL_S = 0.001
     assert train_rank(run, execution) is None
 
 
@@ -51,7 +55,10 @@ def on_two_machines(rank, num_ranks, worker, *args):
 
 def train_after_a_failed_read(rank, num_ranks, run, execution):
     """The last rank cannot read the first checkpoint that is tried."""
-    read, errors = ranks.read_checkpoint, iter([OSError(errno.EIO, "Input/output error")] * (rank == num_ranks - 1))
+    read, errors = (
+        ranks.read_checkpoint,
+        iter([OSError(errno.EIO, "Input/output error")] * (rank == num_ranks - 1)),
+    )
 
     def reading(*args):
         for error in errors:
@@ -62,16 +69,17 @@ def train_after_a_failed_read(rank, num_ranks, run, execution):
     train(rank, num_ranks, run, execution)
 
 
-def train_to_a_checkpoint(rank, num_ranks, run, execution):
-    """Ends without a result as soon as one more checkpoint exists."""
+def train_to_a_checkpoint(rank, num_ranks, run, execution, first_step=0):
+    """Ends without a result as soon as one more checkpoint exists, of this step or a later one."""
 
     class Stopped(Exception):
         pass
 
     def stop_after_commit(self, step):
         commit(self, step)
-        self.background.wait()
-        raise Stopped
+        if step >= first_step:
+            self.background.wait()
+            raise Stopped
 
     commit = ranks.ShardedExecution.commit
     ranks.ShardedExecution.commit = stop_after_commit
@@ -82,13 +90,6 @@ def train_to_a_checkpoint(rank, num_ranks, run, execution):
     raise AssertionError("the run ended before its checkpoint")
 
 
-def elsewhere(execution, tmp_path, name):
-    """The same data, another storage."""
-    store = Store(str(tmp_path / name)).open_for_writing()
-    shutil.copytree(Store(execution.storage).data_root, store.data_root)
-    return dataclasses.replace(execution, storage=store.root)
-
-
 def copied(execution, tmp_path, name):
     """All that the storage has, in another one."""
     shutil.copytree(execution.storage, tmp_path / name, symlinks=True)
@@ -97,7 +98,9 @@ def copied(execution, tmp_path, name):
 
 @pytest.fixture
 def run(setting):
-    """GRAM in float32: windows of two micro-batches, each with its own route; more than forty steps."""
+    """GRAM in float32: windows of two micro-batches, each with its own route; more than forty
+    steps.
+    """
     run = plan("gram", setting).runs["all"]
     return dataclasses.replace(run, precision="float32", batch_size=4, micro_batch=2)
 
@@ -136,7 +139,9 @@ def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, 
         found = Store(continued.storage).run(run.run_id)
         assert found.result()["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
         weights = found.weights()
-        assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
+        assert (
+            max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
+        )
         assert [r["step"] for r in found.records()] == list(range(1, run.num_steps + 1))
 
 
@@ -156,7 +161,9 @@ def test_machines_with_a_copy_each_write_one(execution, run, tmp_path):
     assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
 
 
-def test_ranks_agree_on_an_older_checkpoint_when_one_cannot_read_the_newest(execution, run, tmp_path):
+def test_ranks_agree_on_an_older_checkpoint_when_one_cannot_read_the_newest(
+    execution, run, tmp_path
+):
     directory = create(execution, run)
     run_ranks(2, train_to_a_checkpoint, run, execution)
     run_ranks(2, train_to_a_checkpoint, run, execution)
@@ -166,12 +173,15 @@ def test_ranks_agree_on_an_older_checkpoint_when_one_cannot_read_the_newest(exec
     assert not list(tmp_path.rglob("*.corrupt-*")), "nothing is damaged"
 
 
-@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    "num_kills", [1, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
+)
 def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kills):
-    """kill -9 of a random rank: bit for bit, and at most what one checkpoint interval holds is trained again.
+    """kill -9 of a random rank: bit for bit, and at most what one checkpoint interval holds is
+    trained again.
 
-    Checkpoints are wanted after every step here, and the one of step s is written while s + 1 is trained. How the final
-    weights are written changes nothing either.
+    Checkpoints are wanted after every step here, and the one of step s is written while s + 1 is
+    trained. How the final weights are written changes nothing either.
     """
     straight = elsewhere(execution, tmp_path, "straight")
     create(straight, run)
@@ -179,7 +189,9 @@ def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kill
     dice, directory = random.Random(num_kills), create(execution, run)
     lost = [kill_once(directory, run, execution, dice, left) for left in range(num_kills, 0, -1)]
     run_ranks(2, train_to_shards, run, execution)
-    results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)]
+    results = [
+        Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)
+    ]
     assert results[0] == results[1]
     assert directory.weights().keys() == Store(straight.storage).run(run.run_id).weights().keys()
     assert len(list(tmp_path.glob("storage/runs/*/attempts/*/weights/*.safetensors"))) == 2
@@ -191,11 +203,14 @@ def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kill
 def kill_once(directory, run, execution, dice, kills_left) -> int:
     """Starts two ranks, kills one at a random step; how many steps must be trained again."""
     before = max(directory.last_step(), 0)
-    share = (run.num_steps - before) // (kills_left + 1)  # what is trained until the kill is seen comes on top
+    # what is trained until the kill is seen comes on top.
+    share = (run.num_steps - before) // (kills_left + 1)
     target = before + dice.randint(1, max(1, share // 2))
     tried = len(directory.attempts.list())
     with Ranks(2, train, run, execution) as started:
-        while started.at_work and (len(directory.attempts.list()) == tried or trained(directory) < target):
+        while started.at_work and (
+            len(directory.attempts.list()) == tried or trained(directory) < target
+        ):
             time.sleep(0.002)
         assert started.at_work, "the ranks ended before they were killed"
         started.kill(dice.randrange(2))
@@ -270,10 +285,13 @@ def train_on_a_full_disk(rank, num_ranks, run, execution):
 
 
 @pytest.mark.parametrize(
-    "is_large", [pytest.param(False, id="one file", marks=pytest.mark.slow), pytest.param(True, id="shards")]
+    "is_large",
+    [pytest.param(False, id="one file", marks=pytest.mark.slow), pytest.param(True, id="shards")],
 )
 def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_rank, is_large):  # noqa: F811
-    """Merged with a module, from one file and from two ranks' shards; no rank reads, or holds, much more."""
+    """Merged with a module, from one file and from two ranks' shards; no rank reads, or holds, much
+    more.
+    """
     create(execution, run)
     run_ranks(2, train_to_shards if is_large else train, run, execution)
     view = View.of(run.run_id, {run.model.module_domains[0]: 0.5})
@@ -298,4 +316,6 @@ def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_ra
         assert sum(num_read) < 0.4 * whole
         assert max(num_read) < 0.4 * max(tensor.numel() for tensor in expected.values())
         for name, piece in learner.weight_pieces().items():
-            assert torch.equal(piece.rows, expected[name][piece.first_row : piece.first_row + len(piece.rows)]), name
+            assert torch.equal(
+                piece.rows, expected[name][piece.first_row : piece.first_row + len(piece.rows)]
+            ), name

@@ -1,9 +1,10 @@
-"""A run of two ranks under Ray Train: against one process, killed, asked to stop, and without enough memory."""
+"""A run of two ranks under Ray Train: against one process, killed, asked to stop, and without
+enough memory.
+"""
 
 import dataclasses
 import json
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE, PROGRESS
 from gram_platform.store.leases import new_lease
 from gram_platform.studies.submission import placement_of
-from tests.engine.conftest import TWO_RANKS
+from tests.engine.conftest import TWO_RANKS, elsewhere, longer
 
 pytestmark = pytest.mark.ray
 
@@ -36,18 +37,26 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     half = dataclasses.replace(setting, options=Options(unlabelled_share=0.5, probes=True))
     run = plan("gram", half).runs["all"]
     run = dataclasses.replace(run, eval_points=dataclasses.replace(run.eval_points, num_points=2))
-    alone = dataclasses.replace(execution, storage=str(tmp_path / "alone"), checkpoint_every_s=1e9)
-    shutil.copytree(Store(execution.storage).data_root, Store(alone.storage).open_for_writing().data_root)
+    alone = dataclasses.replace(elsewhere(execution, tmp_path, "alone"), checkpoint_every_s=1e9)
     expected = execute_run(run, {}, alone)
     result = execute_sharded_run(run, {"method": "gram"}, execution.placed(TWO_RANKS), Resources())
-    exact = ("plan_sha256", "data_fingerprint", "num_steps", "num_tokens", "compute_units", "parameters")
+    exact = (
+        "plan_sha256",
+        "data_fingerprint",
+        "num_steps",
+        "num_tokens",
+        "compute_units",
+        "parameters",
+    )
     assert {name: result[name] for name in exact} == {name: expected[name] for name in exact}
     assert result["final"] == pytest.approx(expected["final"], abs=1e-4)
     directory = Store(execution.storage).run(run.run_id)
     assert [record["step"] for record in directory.records()] == list(range(1, run.num_steps + 1))
     assert directory.status() == "complete"
     started = [actor["name"] for actor in list_named_actors(all_namespaces=True)]
-    assert "AutoscalingCoordinator" not in started, "Ray Train asked the autoscaler itself, beside its placement group"
+    assert "AutoscalingCoordinator" not in started, (
+        "Ray Train asked the autoscaler itself, beside its placement group"
+    )
     there, here = (_probes(Store(each.storage).run(run.run_id)) for each in (execution, alone))
     assert len(there) == run.eval_points.num_probes
     assert there.keys() == here.keys()
@@ -56,18 +65,22 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
 
 def _probes(directory, prefix: str = PROBE) -> dict[int, dict[str, float]]:
     """The norms of every probe by its step; with another prefix, other metrics."""
-    found = {r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(prefix)} for r in directory.records()}
+    found = {
+        r["step"]: {n: v for n, v in r["metrics"].items() if n.startswith(prefix)}
+        for r in directory.records()
+    }
     return {step: norms for step, norms in found.items() if norms}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, setting, tmp_path):
-    """kill -9 of rank 0, then SIGTERM to it: each time all ranks go on from one step, and the bytes are the same."""
+    """kill -9 of rank 0, then SIGTERM to it: each time all ranks go on from one step, and the bytes
+    are the same.
+    """
     run = longer(plan("gram", setting).runs["all"], 10)
     two = execution.placed(TWO_RANKS)
-    straight = dataclasses.replace(two, storage=str(tmp_path / "straight"), checkpoint_every_s=1e9)
-    shutil.copytree(Store(execution.storage).data_root, Store(straight.storage).open_for_writing().data_root)
+    straight = dataclasses.replace(elsewhere(two, tmp_path, "straight"), checkpoint_every_s=1e9)
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
     ray_cluster.get(train.remote(run, straight))
     directory = Store(execution.storage).run(run.run_id)
@@ -83,7 +96,9 @@ def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, s
             ray_cluster.wait([task], timeout=0.1)
     ray_cluster.get(task)
     assert len(directory.attempts.list()) == 3
-    results = [Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, often)]
+    results = [
+        Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, often)
+    ]
     assert results[0] == results[1]
     assert [record["step"] for record in directory.records()][-1] == run.num_steps
     progress = _probes(directory, PROGRESS)
@@ -92,7 +107,9 @@ def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, s
 
 
 class Heard(ray.train.UserCallback):
-    """Writes what all ranks report, a line each time; Ray Train calls it in the process that watches the ranks."""
+    """Writes what all ranks report, a line each time; Ray Train calls it in the process that
+    watches the ranks.
+    """
 
     def __init__(self, file: Path):
         self.file = file
@@ -105,12 +122,19 @@ class Heard(ray.train.UserCallback):
 
 def worker_that_reports_often(config) -> ranks.RanksStopped | None:
     ranks.REPORT_EVERY_S = 0.2
-    return ranks.train_rank(dispatch.run_from_plain(config["run"]), config["execution"], dispatch.report_to_ray_train)
+    return ranks.train_rank(
+        dispatch.run_from_plain(config["run"]), config["execution"], dispatch.report_to_ray_train
+    )
 
 
 @pytest.mark.slow
-def test_ranks_report_their_progress_to_ray_train(ray_cluster, execution, setting, tmp_path, monkeypatch):
-    """All of them the same step and loss. Ray Train takes a report every two seconds, and training waits for none."""
+def test_ranks_report_their_progress_to_ray_train(
+    ray_cluster, execution, setting, tmp_path, monkeypatch
+):
+    """All of them the same step and loss.
+
+    Ray Train takes a report every two seconds, and training waits for none.
+    """
     run, file = longer(plan("baseline", setting).runs["all"], 30), tmp_path / "heard.jsonl"
     monkeypatch.setattr(dispatch, "_train_worker", worker_that_reports_often)
     plain = dispatch._trainer
@@ -131,11 +155,6 @@ def test_ranks_report_their_progress_to_ray_train(ray_cluster, execution, settin
         assert first["num_steps"] == run.num_steps
         assert min(each["tokens_per_second"] for each in (first, second)) > 0
         assert (first["step"], first["loss"]) == (second["step"], second["loss"])
-
-
-def longer(run, times):
-    budgets = tuple(dataclasses.replace(b, num_draws=times * b.num_draws) for b in run.data.domains)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, domains=budgets))
 
 
 def execute_there(run, execution):
@@ -159,7 +178,9 @@ def test_ranks_without_enough_memory_say_what_they_need(ray_cluster, execution, 
 
 
 def test_what_a_restart_would_not_change_ends_a_run(execution, setting):
-    """A rank's lack of memory comes before what the others say of it; another process's lease is no failure."""
+    """A rank's lack of memory comes before what the others say of it; another process's lease is no
+    failure.
+    """
     from ray.train import WorkerGroupError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
 
@@ -170,13 +191,20 @@ def test_what_a_restart_would_not_change_ends_a_run(execution, setting):
     directory.ensure_config(run)
     directory.start_attempt("rank 0").release()
     lost = WorkerHealthCheckFailedError("no answer", OutOfMemoryError("node memory 98%"))
-    error = WorkerGroupError("", {0: RuntimeError("Connection closed by peer"), 1: OutOfMemory("too large"), 2: lost})
+    error = WorkerGroupError(
+        "", {0: RuntimeError("Connection closed by peer"), 1: OutOfMemory("too large"), 2: lost}
+    )
     assert isinstance(_failures(error)[2], OutOfMemoryError)
     with pytest.raises(OutOfMemory):
         _raise_permanent(_failures(error), directory)
     assert directory.failure()["message"] == "too large"
-    _raise_permanent([RuntimeError("Connection closed by peer"), OutOfMemoryError("node memory 98%")], directory)
+    _raise_permanent(
+        [RuntimeError("Connection closed by peer"), OutOfMemoryError("node memory 98%")], directory
+    )
     directory.start_attempt("rank 0").release()
     with pytest.raises(LeaseHeld):
-        _raise_permanent([ValueError("a consequence"), LeaseHeld(run.run_id, new_lease("another", 30.0))], directory)
+        _raise_permanent(
+            [ValueError("a consequence"), LeaseHeld(run.run_id, new_lease("another", 30.0))],
+            directory,
+        )
     assert directory.failure() is None

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.engine import capacity
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.graph import run_graph
 from gram_platform.methods.nodes import Node, method_nodes
+from tests.engine.conftest import baselines
 from tests.engine.test_drained import in_own_process
 
 pytestmark = pytest.mark.ray
@@ -21,34 +21,28 @@ pytestmark = pytest.mark.ray
 
 def processes(execution, nodes) -> dict[str, int]:
     """The process that trained each run."""
-    return {node.id: execution.store().run(node.id).progress()["pid"] for node in nodes if node.is_run}
-
-
-def seeds(setting, number: int) -> list[Node]:
-    return [method_nodes("baseline", dataclasses.replace(setting, seed=seed))[0] for seed in range(number)]
+    return {
+        node.id: execution.store().run(node.id).progress()["pid"] for node in nodes if node.is_run
+    }
 
 
 def test_one_process_executes_one_node_after_another(ray_cluster, execution, setting):
-    nodes = seeds(setting, 3)
+    nodes = baselines(setting, 3)
     progress = run_graph(nodes, execution, Resources(max_gpus=1), ALL_ON_ONE_RANK)
     assert progress.done == {node.id for node in nodes}
     assert len(set(processes(execution, nodes).values())) == 1
 
 
-def test_bad_input_of_a_task_has_its_data_where_the_task_was_started(ray_cluster):
-    @ray_cluster.remote
-    def refuse() -> None:
-        raise invalid("num_workers", 3, "a divisor of 4")
-
-    with pytest.raises(InvalidField) as caught:
-        ray_cluster.get(refuse.remote())
-    assert (caught.value.field, caught.value.value, caught.value.expected) == ("num_workers", 3, "a divisor of 4")
-
-
 def share_a_pretended_gpu(execution, nodes) -> None:
     import ray
 
-    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=1,
+        include_dashboard=False,
+        object_store_memory=100 * 2**20,
+    )
     most = [0]
 
     def on_change(progress, node):
@@ -63,12 +57,15 @@ def share_a_pretended_gpu(execution, nodes) -> None:
 
 @pytest.mark.slow
 def test_two_runs_share_a_gpu(execution, setting):
-    in_own_process(share_a_pretended_gpu, execution, seeds(setting, 4))
+    in_own_process(share_a_pretended_gpu, execution, baselines(setting, 4))
 
 
 def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
     """Its process is stopped: no error, no end, and no step."""
-    node, hung = Node(run, (("method", "gram"), ("size", "tiny"), ("seed", "0"), ("profile", "all"))), []
+    node, hung = (
+        Node(run, (("method", "gram"), ("size", "tiny"), ("seed", "0"), ("profile", "all"))),
+        [],
+    )
     directory = execution.store().run(node.id)
 
     def stop_it_once(progress, ended):
@@ -80,7 +77,9 @@ def test_a_run_that_hangs_is_started_again(ray_cluster, execution, run):
     impatient = dataclasses.replace(execution, stall_timeout_s=4.0, lease_s=2.0)
     try:
         started = time.monotonic()
-        progress = run_graph([node], impatient, Resources(), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01)
+        progress = run_graph(
+            [node], impatient, Resources(), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01
+        )
         assert time.monotonic() - started >= 4.0
     finally:
         for pid in hung:
@@ -103,7 +102,9 @@ def test_an_evaluation_that_hangs_is_started_again(ray_cluster, execution, setti
 
     impatient = dataclasses.replace(execution, stall_timeout_s=4.0)
     try:
-        progress = run_graph(nodes, impatient, Resources(max_gpus=1), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01)
+        progress = run_graph(
+            nodes, impatient, Resources(max_gpus=1), ALL_ON_ONE_RANK, stop_it_once, poll_s=0.01
+        )
     finally:
         for pid in hung:
             with contextlib.suppress(ProcessLookupError):
@@ -120,12 +121,17 @@ def test_a_machine_is_reserved_for_ranks_that_wait_long(monkeypatch):
         "b": {"state": "PENDING", "strategy": "PACK", "bundles": pair},
     }
     gpus, now = {"x": 4.0, "y": 4.0, "small": 1.0}, [1000.0]
-    machines = lambda: [{"NodeID": name, "Alive": True, "Resources": {"GPU": n}} for name, n in gpus.items()]
+    machines = lambda: [
+        {"NodeID": name, "Alive": True, "Resources": {"GPU": n}} for name, n in gpus.items()
+    ]
     monkeypatch.setattr(capacity, "placement_group_table", lambda: groups)
     monkeypatch.setattr(capacity, "machine_types", lambda: {f"node_{name}" for name in gpus})
     monkeypatch.setattr(capacity.ray, "nodes", machines)
     monkeypatch.setattr(capacity.time, "monotonic", lambda: now[0])
-    admission, busy = Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)), {"x": 3, "y": 1, "small": 0}
+    admission, busy = (
+        Admission(Resources(gpus_per_rank=1.0, gpus_per_run=1.0)),
+        {"x": 3, "y": 1, "small": 0},
+    )
 
     def reserved_after(seconds: float) -> str:
         now[0] += seconds
@@ -138,7 +144,8 @@ def test_a_machine_is_reserved_for_ranks_that_wait_long(monkeypatch):
     busy["y"] = 4
     assert reserved_after(10.0) == "y"  # it stays with one machine
     del busy["y"]
-    assert reserved_after(10.0) == "y"  # also when that has no process left, until the ranks are placed
+    # Also when that has no process left, until the ranks are placed.
+    assert reserved_after(10.0) == "y"
     del gpus["y"]
     assert reserved_after(10.0) == "x"  # it has died
     groups["c"]["state"] = "CREATED"

@@ -1,4 +1,6 @@
-"""Checkpoints into a storage that is slower than the time between them: training waits for none, one is under way."""
+"""Checkpoints into a storage that is slower than the time between them: training waits for none,
+one is under way.
+"""
 
 import dataclasses
 import time
@@ -10,7 +12,7 @@ from gram_platform.engine import node
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.store import Store
 from gram_platform.store.attempts import Attempt
-from gram_platform.train.loop import training_steps
+from tests.engine.conftest import slow_steps
 from tests.engine.test_faults import in_fork
 from tests.engine.test_node import result_bytes, strip_clock
 
@@ -19,20 +21,18 @@ STEP_S, WRITE_S = 0.02, 0.5
 
 @pytest.fixture
 def slow(execution, monkeypatch, tmp_path):
-    """The execution; every step takes `STEP_S` and every checkpoint `WRITE_S`. `writing-<step>` says which began."""
-    commit = Attempt.commit
+    """The execution; every step takes `STEP_S` and every checkpoint `WRITE_S`.
 
-    def slowly(*args):
-        for record in training_steps(*args):
-            time.sleep(STEP_S)
-            yield record
+    `writing-<step>` says which began.
+    """
+    commit = Attempt.commit
 
     def commit_slowly(self, step, *rest):
         (tmp_path / f"writing-{step}").touch()
         time.sleep(WRITE_S)
         commit(self, step, *rest)
 
-    monkeypatch.setattr(node, "training_steps", slowly)
+    monkeypatch.setattr(node, "training_steps", slow_steps(STEP_S))
     monkeypatch.setattr(Attempt, "commit", commit_slowly)
     return dataclasses.replace(execution, checkpoint_every_s=2 * STEP_S)
 
@@ -41,7 +41,9 @@ def begun(tmp_path: Path) -> list[int]:
     return sorted(int(file.name.removeprefix("writing-")) for file in tmp_path.glob("writing-*"))
 
 
-def test_training_does_not_wait_and_the_last_one_is_waited_for(slow, run, undisturbed, tmp_path, monkeypatch):
+def test_training_does_not_wait_and_the_last_one_is_waited_for(
+    slow, run, undisturbed, tmp_path, monkeypatch
+):
     commit, waited_s = RunExecution.commit, []
 
     def timed(self, step):

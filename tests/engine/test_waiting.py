@@ -1,4 +1,6 @@
-"""Nodes that wait: which tasks can start, in which order, and what an end, a failure or another driver changes."""
+"""Nodes that wait: which tasks can start, in which order, and what an end, a failure or another
+driver changes.
+"""
 
 import dataclasses
 
@@ -15,8 +17,13 @@ from tests.engine.conftest import on_ranks
 @pytest.fixture
 def nodes(setting):
     """GRAM on two seeds with three profiles, every forgotten domain attacked on the first seed."""
-    setting = dataclasses.replace(setting, profiles=tuple((domain,) for domain in setting.auxiliary))
-    return [*method_nodes("gram", setting), *method_nodes("gram", dataclasses.replace(setting, seed=1))]
+    setting = dataclasses.replace(
+        setting, profiles=tuple((domain,) for domain in setting.auxiliary)
+    )
+    return [
+        *method_nodes("gram", setting),
+        *method_nodes("gram", dataclasses.replace(setting, seed=1)),
+    ]
 
 
 @pytest.fixture
@@ -42,9 +49,12 @@ def test_a_node_waits_for_what_it_needs_and_profiles_of_one_run_are_one_task(nod
     (first,) = start(waiting)
     waiting.done(first)
     views = tuple(node for node in nodes if node.kind == "evaluation" and first.id in node.needs)
-    others = [(node,) for node in nodes if node.is_run and node.needs <= {first.id} and node != first]
+    others = [
+        (node,) for node in nodes if node.is_run and node.needs <= {first.id} and node != first
+    ]
     assert len(views) > 1
-    assert ready(waiting) == [views, *others]  # evaluations first; then by the place among the nodes, not by the time
+    # Evaluations first; then by the place among the nodes, not by the time.
+    assert ready(waiting) == [views, *others]
 
 
 def test_the_widest_runs_come_first_and_each_number_of_ranks_has_its_queue(nodes, lifecycle):
@@ -55,11 +65,22 @@ def test_the_widest_runs_come_first_and_each_number_of_ranks_has_its_queue(nodes
 
 
 @pytest.mark.parametrize(("adapter_hours", "comes_first"), [(0.6, "ft_lora"), (0.4, "gram")])
-def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(setting, lifecycle, adapter_hours, comes_first):
+def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(
+    setting, lifecycle, adapter_hours, comes_first
+):
     """Half an hour and adapters after it, against a run of one hour."""
-    nodes = [*method_nodes("gram", dataclasses.replace(setting, seed=1)), *method_nodes("ft_lora", setting)]
-    hours = lambda node: (adapter_hours if node.needs else {"gram": 1.0}.get(node.method, 0.5)) if node.is_run else 0.0
-    waiting = WaitingNodes(Progress(nodes), lifecycle, {node.id: Placement(hours=hours(node)) for node in nodes})
+    nodes = [
+        *method_nodes("gram", dataclasses.replace(setting, seed=1)),
+        *method_nodes("ft_lora", setting),
+    ]
+    hours = lambda node: (
+        (adapter_hours if node.needs else {"gram": 1.0}.get(node.method, 0.5))
+        if node.is_run
+        else 0.0
+    )
+    waiting = WaitingNodes(
+        Progress(nodes), lifecycle, {node.id: Placement(hours=hours(node)) for node in nodes}
+    )
     (first,), (second,) = ready(waiting)
     assert (first.method == "gram") == (comes_first == "gram")
     waiting.start((second,))
@@ -96,19 +117,31 @@ def test_a_failure_blocks_what_needs_it_directly_or_not_and_nothing_else(setting
     assert not waiting
 
 
-def test_what_has_ended_before_is_counted_and_what_it_was_waited_for_with_can_start(nodes, lifecycle, monkeypatch):
+def test_what_has_ended_before_is_counted_and_what_it_was_waited_for_with_can_start(
+    nodes, lifecycle, monkeypatch
+):
     first, second = (node for node in nodes if not node.needs)
     ends = {first.id: "", second.id: "loss nan"}
-    monkeypatch.setattr(lifecycle, "ends", lambda nodes: {node.id: ends.get(node.id) for node in nodes})
+    monkeypatch.setattr(
+        lifecycle, "ends", lambda nodes: {node.id: ends.get(node.id) for node in nodes}
+    )
     progress = Progress(nodes)
     waiting = WaitingNodes(progress, lifecycle)
-    assert (progress.done, progress.reused, progress.failed) == ({first.id}, 1, {second.id: "loss nan"})
-    assert {node.id for task in ready(waiting) for node in task} == {n.id for n in nodes if n.needs == {first.id}}
+    assert (progress.done, progress.reused, progress.failed) == (
+        {first.id},
+        1,
+        {second.id: "loss nan"},
+    )
+    assert {node.id for task in ready(waiting) for node in task} == {
+        n.id for n in nodes if n.needs == {first.id}
+    }
 
 
 def test_a_held_node_waits_and_ends_with_the_other_driver(nodes, lifecycle, monkeypatch):
     ends, now = {}, [100.0]
-    monkeypatch.setattr(lifecycle, "end", lambda node: ends.get(node.id))
+    monkeypatch.setattr(
+        lifecycle, "ends", lambda nodes: {node.id: ends.get(node.id) for node in nodes}
+    )
     monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
     waiting = WaitingNodes(Progress(nodes), lifecycle)
     (node,) = start(waiting)

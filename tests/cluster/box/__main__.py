@@ -1,8 +1,10 @@
-"""`make box`: brings a cluster of five hosts up on this machine, runs the smoke study on it, and takes it down.
+"""`make box`: brings a cluster of five hosts up on this machine, runs the smoke study on it, and
+takes it down.
 
     python -m tests.cluster.box [any flags of the study, such as --methods gram]
 
-Needs root, and the extras `dev` and `s3-tests`. Exit code 1 and a sentence where the machine cannot have it.
+Needs root, and the extras `dev` and `s3-tests`. Exit code 1 and a sentence where the machine cannot
+have it.
 """
 
 import sys
@@ -25,7 +27,10 @@ def main(flags: list[str]) -> int:
         print(f"[box {time.monotonic() - began:4.0f} s] {text}", flush=True)
 
     say("starting hosts: storage (S3, PostgreSQL, MLflow), head, worker1, worker2, laptop")
-    with tempfile.TemporaryDirectory(prefix="gram-box-") as logs, running_cluster(Path(logs)) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="gram-box-") as logs,
+        running_cluster(Path(logs)) as cluster,
+    ):
         say(f"Ray has the nodes {', '.join(cluster.nodes())}; on the laptop:")
         for command in (
             ["ray", "job", "submit", "--working-dir", ".", "--", *STUDY, *flags, *cluster.places],

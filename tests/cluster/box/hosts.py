@@ -28,16 +28,24 @@ def why_not() -> str:
     """Why this machine cannot have a box, in one sentence; empty if it can."""
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if sys.platform != "linux" or missing:
-        return f"a cluster in a box needs Linux with iproute2 and util-linux: no {', '.join(missing)}"
+        return (
+            f"a cluster in a box needs Linux with iproute2 and util-linux: no {', '.join(missing)}"
+        )
     if os.geteuid():
         return "a cluster in a box needs root"
     tried = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, check=False)
-    return f"a cluster in a box needs new namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+    return (
+        f"a cluster in a box needs new namespaces: {tried.stderr.strip()}"
+        if tried.returncode
+        else ""
+    )
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a host is made of: its name, folders of this machine that it sees read-only, and the size of its disk."""
+    """What a host is made of: its name, folders of this machine that it sees read-only, and the
+    size of its disk.
+    """
 
     name: str
     sees: Sequence[Path] = ()
@@ -46,7 +54,10 @@ class Machine:
 
 
 class Host:
-    """A machine that is up or down. Commands run as root in its namespaces, with this environment's programs."""
+    """A machine that is up or down.
+
+    Commands run as root in its namespaces, with this environment's programs.
+    """
 
     def __init__(self, machine: Machine, number: int, names: str, switch: Switch) -> None:
         self.machine, self.number, self.names, self.switch = machine, number, names, switch
@@ -86,17 +97,24 @@ class Host:
         self.process = None
 
     def start(self, *command: str | Path, log: Path | None = None, **options) -> subprocess.Popen:
-        """A process on the host; `log`: a file of this machine for its output. Options: `env`, `cwd`, as in `run`."""
+        """A process on the host; `log`: a file of this machine for its output.
+
+        Options: `env`, `cwd`, as in `run`.
+        """
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(log.open("ab")) if log else subprocess.DEVNULL
             return self.popen(command, output, **options)
 
-    def run(self, *command: str | Path, timeout_s: float = 60, check: bool = True, **options) -> str:
-        """The output of a command, errors among it. Options: `env` (added to the host's), `cwd` (on the host).
+    def run(
+        self, *command: str | Path, timeout_s: float = 60, check: bool = True, **options
+    ) -> str:
+        """The output of a command, errors among it.
 
-        Raises AssertionError with the output where the command fails and `check` is set, or when the time is over.
+        Options: `env` (added to the host's), `cwd` (on the host). Raises AssertionError with the
+        output where the command fails and `check` is set, or when the time is over.
         """
-        with tempfile.TemporaryFile() as output:  # no pipe: a daemon that the command leaves would keep it open
+        # No pipe: a daemon that the command leaves would keep it open.
+        with tempfile.TemporaryFile() as output:
             process = self.popen(command, output, **options)
             try:
                 code = process.wait(timeout_s)
@@ -110,7 +128,11 @@ class Host:
         return text
 
     def popen(
-        self, command: Sequence, output: IO | int | None, env: dict[str, str] | None = None, cwd: str | Path = "/root"
+        self,
+        command: Sequence,
+        output: IO | int | None,
+        env: dict[str, str] | None = None,
+        cwd: str | Path = "/root",
     ) -> subprocess.Popen:
         """A process on the host whose output goes where `subprocess` sends it."""
         assert self.process, f"{self.name} is down"
@@ -125,7 +147,8 @@ class Host:
         )
 
     def kill(self, process: subprocess.Popen, number: int = signal.SIGKILL) -> None:
-        """Sends a signal to a process that `start` made and to its session, and waits for its end."""
+        """Sends a signal to a process that `start` made and to its session, and waits for its
+        end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         process.wait(GONE_S)
@@ -150,7 +173,9 @@ class Host:
         self.switch.carry(self.number, True)
 
     def suspend(self) -> None:
-        """Stops every process and answers nobody, as a virtual machine that is paused; clocks go on."""
+        """Stops every process and answers nobody, as a virtual machine that is paused; clocks go
+        on.
+        """
         self.cut()
         self._signal_all("STOP")
 
@@ -160,15 +185,21 @@ class Host:
 
     def fill_disk(self) -> None:
         """Makes the disk as small as what is on it."""
-        shrink = "mount -t tmpfs -o remount,size=$(df --output=used / | tail -n 1 | tr -d ' ')k disk /"
-        self.run("sh", "-c", f"until {shrink}; do sleep 0.1; done")  # fails while something is being written
+        shrink = (
+            "mount -t tmpfs -o remount,size=$(df --output=used / | tail -n 1 | tr -d ' ')k disk /"
+        )
+        # Fails while something is being written.
+        self.run("sh", "-c", f"until {shrink}; do sleep 0.1; done")
 
     def free_disk(self) -> None:
         self.run("mount", "-t", "tmpfs", "-o", f"remount,size={self.machine.disk_mb}m", "disk", "/")
 
 
 class Box:
-    """The hosts and their network. Leaving it ends them, and raises AssertionError if anything stays behind."""
+    """The hosts and their network.
+
+    Leaving it ends them, and raises AssertionError if anything stays behind.
+    """
 
     def __init__(self, *machines: Machine) -> None:
         assert not why_not(), why_not()
@@ -181,7 +212,10 @@ class Box:
         with self.stack:  # whatever fails below, what is up is ended
             switch = Switch()
             self.stack.callback(switch.close)
-            addresses = [f"{NETWORK}.{number} {machine.name}" for number, machine in enumerate(self.machines, 1)]
+            addresses = [
+                f"{NETWORK}.{number} {machine.name}"
+                for number, machine in enumerate(self.machines, 1)
+            ]
             names = "\n".join(["127.0.0.1 localhost", *addresses, ""])
             for number, machine in enumerate(self.machines, 1):
                 host = self.hosts[machine.name] = Host(machine, number, names, switch)
@@ -193,7 +227,9 @@ class Box:
         self.stack.close()
         namespaces = set().union(*(host.namespaces for host in self.hosts.values()))
         deadline = time.monotonic() + GONE_S  # the kernel takes namespaces apart in the background
-        while (left := inhabitants(namespaces) + sorted(_traces() - self.before)) and time.monotonic() < deadline:
+        while (
+            left := inhabitants(namespaces) + sorted(_traces() - self.before)
+        ) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, f"the box left behind: {left}"
 

@@ -1,7 +1,9 @@
-"""A slow and lossy link: forwards frames between two TAP devices, each way after a delay, and drops some.
+"""A slow and lossy link: forwards frames between two TAP devices, each way after a delay, and drops
+some.
 
-Kernels without netem need it, and it works in all of them: `python -I impaired.py TAP TAP DELAY_S LOSS`. It makes the
-devices, prints `ready`, and ends when its standard input closes, which removes the devices.
+Kernels without netem need it, and it works in all of them: `python -I impaired.py TAP TAP DELAY_S
+LOSS`. It makes the devices, prints `ready`, and ends when its standard input closes, which removes
+the devices.
 """
 
 import collections
@@ -25,7 +27,10 @@ def tap(name: str) -> int:
 
 
 def forward(devices: tuple[int, int], delay_s: float, loss: float, chance: random.Random) -> None:
-    """Until standard input closes. One delay for all frames keeps their order, so that a queue suffices."""
+    """Until standard input closes.
+
+    One delay for all frames keeps their order, so that a queue suffices.
+    """
     other = dict(zip(devices, reversed(devices), strict=True))
     waiting: collections.deque[tuple[float, int, bytes]] = collections.deque()
     while True:

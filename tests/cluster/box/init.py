@@ -1,8 +1,10 @@
-"""The first process of a host: builds the host's root, then reaps orphans until its standard input closes.
+"""The first process of a host: builds the host's root, then reaps orphans until its standard input
+closes.
 
-It runs in new namespaces with the standard library alone: `python -I init.py SPEC`, SPEC a JSON of `name`, `hosts` (the
-text of /etc/hosts), `image` (paths to show read-only), `disk_mb` and `shm_mb`. It prints its process id as its maker
-sees it once the root is there. When a first process ends, the kernel kills all others of its namespace.
+It runs in new namespaces with the standard library alone: `python -I init.py SPEC`, SPEC a JSON of
+`name`, `hosts` (the text of /etc/hosts), `image` (paths to show read-only), `disk_mb` and `shm_mb`.
+It prints its process id as its maker sees it once the root is there. When a first process ends, the
+kernel kills all others of its namespace.
 """
 
 import contextlib
@@ -18,7 +20,14 @@ NEW = "/mnt"  # covered in this host's namespace only
 OLD = "/old"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt")
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "net/tun")
-FOLDERS = {"/root": 0o700, "/home": 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777, "/run": 0o755, "/var/log": 0o755}
+FOLDERS = {
+    "/root": 0o700,
+    "/home": 0o755,
+    "/tmp": 0o1777,
+    "/var/tmp": 0o1777,
+    "/run": 0o755,
+    "/var/log": 0o755,
+}
 
 
 def call(*command: str) -> None:
@@ -26,7 +35,9 @@ def call(*command: str) -> None:
 
 
 def show(path: str) -> None:
-    """Makes a path of this machine visible in the new root at the same place, read-only; a link stays a link."""
+    """Makes a path of this machine visible in the new root at the same place, read-only; a link
+    stays a link.
+    """
     target = NEW + path
     if os.path.islink(path):
         os.symlink(os.readlink(path), target)
@@ -45,9 +56,21 @@ def make_devices(shm_mb: int) -> None:
             call("mount", "--bind", f"/dev/{name}", f"{NEW}/dev/{name}")
     for folder in ("pts", "shm"):
         os.mkdir(f"{NEW}/dev/{folder}")
-    call("mount", "-t", "devpts", "-o", "newinstance,ptmxmode=0666,mode=620", "devpts", f"{NEW}/dev/pts")
+    call(
+        "mount",
+        "-t",
+        "devpts",
+        "-o",
+        "newinstance,ptmxmode=0666,mode=620",
+        "devpts",
+        f"{NEW}/dev/pts",
+    )
     call("mount", "-t", "tmpfs", "-o", f"size={shm_mb}m,mode=1777", "shm", f"{NEW}/dev/shm")
-    for name, target in (("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0")):
+    for name, target in (
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+    ):
         os.symlink(target, f"{NEW}/dev/{name}")
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{NEW}/dev/{name}")

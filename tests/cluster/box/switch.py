@@ -41,7 +41,9 @@ def ended(process: subprocess.Popen) -> None:
 
 
 class Switch:
-    """Cables are numbered as their hosts are: cable N has the port `pN` here, and ends at `eth0` of a host."""
+    """Cables are numbered as their hosts are: cable N has the port `pN` here, and ends at `eth0` of
+    a host.
+    """
 
     def __init__(self) -> None:
         self.process, _ = started(["unshare", "--net", "sh", "-c", "echo ready; exec cat"])
@@ -57,12 +59,16 @@ class Switch:
 
     def ip(self, *arguments: str) -> None:
         """Raises RuntimeError with what `ip` says where it fails."""
-        done = subprocess.run([*self.inside, "ip", *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*self.inside, "ip", *arguments], capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr}")
 
     def plug(self, number: int, pid: int) -> None:
-        """Lays a cable to the host whose first process is `pid`; it has the same hardware address each time."""
+        """Lays a cable to the host whose first process is `pid`; it has the same hardware address
+        each time.
+        """
         end = ["peer", "name", "eth0", "address", f"02:00:00:00:00:{number:02x}", "netns", str(pid)]
         self.ip("link", "add", f"p{number}", "type", "veth", *end)
         self.ip("link", "set", f"p{number}", "master", "bridge", "up")
@@ -75,7 +81,9 @@ class Switch:
         self.ip("link", "set", f"p{number}", "up" if is_up else "down")
 
     def impair(self, number: int, delay_s: float, loss: float) -> None:
-        """Puts a forwarder between a cable and the bridge: port - second bridge - TAP - forwarder - TAP - bridge."""
+        """Puts a forwarder between a cable and the bridge: port - second bridge - TAP - forwarder -
+        TAP - bridge.
+        """
         self.direct(number)
         near, far, extra = f"a{number}", f"b{number}", f"x{number}"
         forwarder = [sys.executable, "-I", str(FORWARDER), near, far, str(delay_s), str(loss)]

@@ -40,8 +40,12 @@ for _ in range(int(sys.argv[2])):
 
 
 def knock(box: Box, name: str, num: int = 1) -> list[float]:
-    """The seconds until host `one` heard from another, of those of `num` tries that were answered in half a second."""
-    return [float(line) for line in box["one"].run("python", "-I", "-c", KNOCK, name, num).splitlines()]
+    """The seconds until host `one` heard from another, of those of `num` tries that were answered
+    in half a second.
+    """
+    return [
+        float(line) for line in box["one"].run("python", "-I", "-c", KNOCK, name, num).splitlines()
+    ]
 
 
 def test_a_host_has_its_own_names_processes_and_files(box):
@@ -58,27 +62,28 @@ def test_a_host_has_its_own_names_processes_and_files(box):
     assert "sleep 100" in one.run("ps", "ax")
     assert "sleep 100" not in two.run("ps", "ax")
     one.kill(sleeper)
-    assert one.run("python", "-c", "import sys; print(sys.prefix)").strip() == str(Path(sys.prefix).resolve())
+    assert one.run("python", "-c", "import sys; print(sys.prefix)").strip() == str(
+        Path(sys.prefix).resolve()
+    )
     assert one.run("ls", ROOT).count("pyproject.toml") == 1
-    assert "pyproject.toml" not in two.run("ls", ROOT, check=False)  # the folder may be there, for an environment in it
+    # The folder may be there, for an environment in it.
+    assert "pyproject.toml" not in two.run("ls", ROOT, check=False)
     assert "Read-only" in one.run("touch", ROOT / "x", check=False)
 
 
 def test_nothing_leads_out(box):
     """Not even to an address of this machine."""
     outside = [
-        address.address for some in psutil.net_if_addrs().values() for address in some if address.family == AF_INET
+        address.address
+        for some in psutil.net_if_addrs().values()
+        for address in some
+        if address.family == AF_INET
     ]
-    for address in [*(address for address in outside if not address.startswith("127.")), "192.0.2.1"]:
+    for address in [
+        *(address for address in outside if not address.startswith("127.")),
+        "192.0.2.1",
+    ]:
         assert not knock(box, address)
-
-
-def test_orphans_are_reaped(box):
-    box["one"].run("sh", "-c", "(sleep 0.1 &)")
-    end = time.monotonic() + 10.0
-    while "sleep" in (left := box["one"].run("ps", "ax")) or "defunct" in left:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
 
 
 def test_a_link_is_cut_and_mended(box):
@@ -90,7 +95,9 @@ def test_a_link_is_cut_and_mended(box):
 
 @pytest.mark.slow
 def test_a_slow_link_delays_and_loses(box):
-    """30 ms each way, then half of the frames each way: about a quarter of 12 questions are answered."""
+    """30 ms each way, then half of the frames each way: about a quarter of 12 questions are
+    answered.
+    """
     two = box["two"]
     two.impair(delay_ms=30, loss=0)
     times = knock(box, "two", 3)
@@ -100,25 +107,6 @@ def test_a_slow_link_delays_and_loses(box):
     assert len(knock(box, "two", 12)) < 10
     two.mend()
     assert len(knock(box, "two", 20)) == 20
-
-
-@pytest.mark.slow
-def test_a_stream_through_a_slow_link_arrives_whole(box, tmp_path):
-    """TCP with the kernel's offloads on: what the forwarder sends on has right checksums and sizes."""
-    one, two = box["one"], box["two"]
-    two.impair(delay_ms=2, loss=0.005)
-    two.run("sh", "-c", "head -c 4000000 /dev/urandom > /tmp/file")
-    server = two.start("python", "-m", "http.server", "8000", "--directory", "/tmp", log=tmp_path / "log")
-    fetch = (
-        "import urllib.request as u, hashlib as h; print(h.md5(u.urlopen('http://two:8000/file').read()).hexdigest())"
-    )
-    deadline = time.monotonic() + PATIENCE_S
-    while "Traceback" in (said := one.run("python", "-c", fetch, check=False)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert said.split() == two.run("md5sum", "/tmp/file").split()[:1]
-    two.kill(server)
-    two.run("rm", "/tmp/file")
-    two.mend()
 
 
 @pytest.mark.slow
@@ -140,7 +128,9 @@ def test_a_suspended_host_answers_nobody_and_goes_on(box):
 def test_a_disk_is_full_and_free_again(box):
     two = box["two"]
     two.fill_disk()
-    assert "No space left" in two.run("dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1", check=False)
+    assert "No space left" in two.run(
+        "dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1", check=False
+    )
     two.free_disk()
     two.run("dd", "if=/dev/zero", "of=/tmp/big", "bs=1M", "count=1")
 
@@ -162,14 +152,6 @@ def test_a_host_without_processes_lives_and_one_without_power_is_new(box):
     assert "No such file" in two.run("ls", "/tmp/mine", check=False)
 
 
-def test_a_failed_command_says_what_it_said(box):
-    with pytest.raises(AssertionError, match=r"(?s)two: .* ended with 3:.*alas"):
-        box["two"].run("sh", "-c", "echo alas; exit 3")
-    with pytest.raises(subprocess.TimeoutExpired):
-        box["two"].run("sleep", "77", timeout_s=0.5)
-    assert "sleep 77" not in box["two"].run("ps", "ax")
-
-
 @pytest.mark.slow
 def test_nothing_is_left_of_a_box_whose_maker_was_killed(tmp_path):
     """With daemons on its hosts, one of them suspended."""
@@ -186,7 +168,10 @@ def test_nothing_is_left_of_a_box_whose_maker_was_killed(tmp_path):
     """
     before = set(Path("/tmp").iterdir())
     maker = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     namespaces = set(maker.stdout.readline().split())
     assert sum(line.endswith("sleep") for line in inhabitants(namespaces)) == 2

@@ -1,4 +1,6 @@
-"""What the pages say of a cluster, done from a laptop: a study, a grid, runs across hosts, status, report, stop."""
+"""What the pages say of a cluster, done from a laptop: a study, a grid, runs across hosts, status,
+report, stop.
+"""
 
 import time
 
@@ -30,7 +32,9 @@ def alone(cluster):
 
 def test_hosts_of_the_cluster_do_not_see_the_project(cluster):
     for name in ("head", *cluster.workers):
-        assert "No module named" in cluster[name].run("python", "-c", "import gram_platform", check=False)
+        assert "No module named" in cluster[name].run(
+            "python", "-c", "import gram_platform", check=False
+        )
         assert "No such file" in cluster[name].run("ls", ROOT, check=False)
 
 
@@ -55,7 +59,9 @@ def test_a_study_its_status_its_report_and_again(cluster, alone):
 def test_a_grid(cluster):
     storage = "s3://gram/grid"
     places = ("--storage", storage, "--tracking-uri", cluster.tracking_uri)
-    log = cluster.submit("python", "experiments/lr_bs_grid.py", "--preset", "smoke", *places, timeout_s=800)
+    log = cluster.submit(
+        "python", "experiments/lr_bs_grid.py", "--preset", "smoke", *places, timeout_s=800
+    )
     assert "report.html" in log
     found = seen(cluster, storage)
     assert set(found["attempts"].values()) == {1}
@@ -63,21 +69,29 @@ def test_a_grid(cluster):
 
 
 def test_runs_of_two_ranks_on_two_hosts(cluster, alone):
-    """A worker has one core, so the two ranks of each run are on two hosts, and speak through the network."""
+    """A worker has one core, so the two ranks of each run are on two hosts, and speak through the
+    network.
+    """
     storage = "s3://gram/two"
     places = ("--storage", storage, "--tracking-uri", cluster.tracking_uri)
     cluster.submit(*SMALL, "--num-workers", "2", *places, timeout_s=800)
     for name in cluster.workers:
-        assert "ray-train-app-worker" in cluster[name].run("ls", "/tmp/ray/session_latest/logs/train"), (
-            f"no rank on {name}"
-        )
-    assert dict(leaves(seen(cluster, storage)["results"])) == pytest.approx(dict(leaves(alone)), abs=TOLERANCE)
+        assert "ray-train-app-worker" in cluster[name].run(
+            "ls", "/tmp/ray/session_latest/logs/train"
+        ), f"no rank on {name}"
+    assert dict(leaves(seen(cluster, storage)["results"])) == pytest.approx(
+        dict(leaves(alone)), abs=TOLERANCE
+    )
 
 
 def test_a_job_is_stopped_and_submitted_again(cluster, alone, tmp_path):
     storage = "s3://gram/stopped"
-    log, places = tmp_path / "job.log", ("--storage", storage, "--tracking-uri", cluster.tracking_uri)
-    study = (*SCALING, "--sizes", "tiny")  # long enough to be stopped; the small study is a part of it
+    log, places = (
+        tmp_path / "job.log",
+        ("--storage", storage, "--tracking-uri", cluster.tracking_uri),
+    )
+    # Long enough to be stopped; the small study is a part of it.
+    study = (*SCALING, "--sizes", "tiny")
     job = cluster.start_job(log, *study, *places, options=("--submission-id", "first"))
     deadline = time.monotonic() + 300
     while "trained in" not in log.read_text():
@@ -95,4 +109,6 @@ def test_a_job_is_stopped_and_submitted_again(cluster, alone, tmp_path):
     assert all(after["results"].values())
     assert {node: after["results"][node] for node in alone} == alone
     for run_id in finished & before["attempts"].keys():
-        assert after["attempts"][run_id] == before["attempts"][run_id], f"{run_id} was trained again"
+        assert after["attempts"][run_id] == before["attempts"][run_id], (
+            f"{run_id} was trained again"
+        )

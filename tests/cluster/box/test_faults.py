@@ -1,10 +1,11 @@
-"""What a fault of a machine, a link or a server costs a study: it ends, with the bytes of an undisturbed one.
+"""What a fault costs a study: it ends, with the bytes of an undisturbed one.
 
-`FAULTS` has for each what the time-outs of Ray 2.60 and of ours predict, written before the first run. Ray's head asks
-a node for its health every 3 s, waits 10 s for the answer, and takes the node for dead after five failures: 15 s where
-the connection is refused, 50 to 65 s where nobody answers. A raylet or a driver that does not reach the head for 60 s
-ends. A lease lasts 30 s, ranks wait 600 s for one another, operations of the storage are retried for 300 s. Checkpoints
-are written every 5 s. Each test prints the seconds to the next step, and the steps that were made twice.
+`FAULTS` has for each what the time-outs of Ray 2.60 and of ours predict, written before the first
+run. Ray's head asks a node for its health every 3 s, waits 10 s for the answer, and takes the node
+for dead after five failures: 15 s where the connection is refused, 50 to 65 s where nobody answers.
+A raylet or a driver that does not reach the head for 60 s ends. A lease lasts 30 s, ranks wait 600
+s for one another, operations of the storage are retried for 300 s. Checkpoints are written every 5
+s. Each test prints the seconds to the next step, and the steps that were made twice.
 """
 
 import itertools
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.box.cluster import AS_OWNER, Cluster, no_cluster, running_cluster
+from tests.cluster.box.hosts import Host
 from tests.cluster.box.results import MIRRORED, SCALING, TOLERANCE, leaves, seen
 from tests.cluster.box.watch import Place, Watch
 from tests.tracking.servers import postgres_programs
@@ -26,8 +28,17 @@ pytestmark = [
     pytest.mark.ray,
     pytest.mark.skipif(bool(no_cluster()), reason=no_cluster() or "never"),
 ]
-# five runs, two of them of half a minute, and seven evaluations: deeper than the smoke study, in more and smaller steps
-LONGER = ("--sizes", "tiny", "--seeds", "1", "--set", "sizes[tiny].num_layers=12", "sizes[tiny].batch_size=4")
+# Five runs, two of them of half a minute, and seven evaluations: deeper than the smoke study, in
+# more and smaller steps.
+LONGER = (
+    "--sizes",
+    "tiny",
+    "--seeds",
+    "1",
+    "--set",
+    "sizes[tiny].num_layers=12",
+    "sizes[tiny].batch_size=4",
+)
 STUDY = (*SCALING, *LONGER, "--checkpoint-every", "5", "--methods", "baseline")
 STEP = 60  # of the run that is disturbed
 START_S, STUDY_S = 180, 600
@@ -63,32 +74,16 @@ def mend_workers(cluster: Cluster, host: str) -> None:
         cluster[name].mend()
 
 
-def cut(cluster: Cluster, host: str) -> None:
-    cluster[host].cut()
+def of_host(act: Callable[[Host], None]) -> Act:
+    return lambda cluster, host: act(cluster[host])
 
 
-def mend(cluster: Cluster, host: str) -> None:
-    cluster[host].mend()
-
-
-def die(cluster: Cluster, host: str) -> None:
-    cluster[host].power_off()
+cut, mend, die = map(of_host, (Host.cut, Host.mend, Host.power_off))
+suspend, resume, fill_disk = map(of_host, (Host.suspend, Host.resume, Host.fill_disk))
 
 
 def rejoin(cluster: Cluster, host: str) -> None:
     cluster.rejoin(host)
-
-
-def suspend(cluster: Cluster, host: str) -> None:
-    cluster[host].suspend()
-
-
-def resume(cluster: Cluster, host: str) -> None:
-    cluster[host].resume()
-
-
-def fill_disk(cluster: Cluster, host: str) -> None:
-    cluster[host].fill_disk()
 
 
 def kill_raylet(cluster: Cluster, host: str) -> None:
@@ -120,7 +115,8 @@ class Fault:
     in_a_run: bool = True  # False: before the study is submitted
     num_ranks: int = 1
     may_fail: bool = False  # the documents say to submit again
-    client_s: float | None = None  # after which a person ends `ray job submit`, which does not learn of the end
+    # After which a person ends `ray job submit`, which does not learn of the end.
+    client_s: float | None = None
 
     @property
     def limit_s(self) -> float:
@@ -131,15 +127,24 @@ FAULTS = (
     Fault("link cut 10 s", "TCP repeats what was lost: 0 to 13 s, nothing repeated", cut, mend, 10),
     Fault(
         "link cut 60 s",
-        "lease lost at 30 s; Ray keeps the node if it has not given it up at 50 to 65 s: the run goes on within 60 to "
-        "100 s, there or on the other worker, from its last checkpoint: 5 s of work and the cut repeated",
+        "lease lost at 30 s; Ray keeps the node if it has not given it up at 50 to 65 s: the run"
+        " goes on within 60 to 100 s, there or on the other worker, from its last checkpoint: 5 s"
+        " of work and the cut repeated",
         cut,
         mend,
         60,
     ),
-    Fault("link cut for good", "Ray gives the node up after 50 to 65 s, then 10 s: 5 s of work repeated", cut),
+    Fault(
+        "link cut for good",
+        "Ray gives the node up after 50 to 65 s, then 10 s: 5 s of work repeated",
+        cut,
+    ),
     Fault("host dead", "as a link cut for good: 60 to 80 s, 5 s of work repeated", die),
-    Fault("raylet killed", "its worker ends; the lease lasts 30 s: 30 to 45 s, 5 s of work repeated", kill_raylet),
+    Fault(
+        "raylet killed",
+        "its worker ends; the lease lasts 30 s: 30 to 45 s, 5 s of work repeated",
+        kill_raylet,
+    ),
     Fault(
         "host suspended 120 s",
         "as a link cut for good; it wakes after its lease, ends as held, and publishes nothing",
@@ -149,12 +154,16 @@ FAULTS = (
     ),
     Fault(
         "disk of a worker full",
-        "the run's next checkpoint fails, and every other run there; the study ends with 1: submit again",
+        "the run's next checkpoint fails, and every other run there; the study ends with 1: submit"
+        " again",
         fill_disk,
         may_fail=True,
     ),
     Fault(
-        "20 ms and .5% loss for the whole study", "slower, nothing repeated", impair_workers(20, 0.005), in_a_run=False
+        "20 ms and .5% loss for the whole study",
+        "slower, nothing repeated",
+        impair_workers(20, 0.005),
+        in_a_run=False,
     ),
     Fault(
         "200 ms and 5% loss for 60 s",
@@ -165,8 +174,8 @@ FAULTS = (
     ),
     Fault(
         "storage host away 60 s",
-        "every run ends as held when its lease of 30 s is lost, and starts again from its last checkpoint 60 to 100 s "
-        "after the cut",
+        "every run ends as held when its lease of 30 s is lost, and starts again from its last"
+        " checkpoint 60 to 100 s after the cut",
         cut,
         mend,
         60,
@@ -181,19 +190,55 @@ FAULTS = (
         "storage",
         may_fail=True,
     ),
-    Fault("PostgreSQL away 10 s", "MLflow refuses for 10 s, the driver asks again after 60 s: 0 s", stop_postgres,
-          start_postgres, 10, "storage"),
-    Fault("MLflow away for the whole study", "0 s; `gram sync` sends everything", stop_mlflow, host="storage",
-          in_a_run=False),
-    Fault("head dead", "the driver is there: submit again, to a new head", die, host="head", may_fail=True,
-          client_s=20),
-    Fault("driver's host dead", "Ray gives the node up after 50 to 65 s and the job has failed: submit again", die,
-          host=DRIVER, may_fail=True, client_s=90),
-    Fault("link cut 10 s, two ranks", "gloo waits, TCP repeats what was lost: 0 to 13 s, nothing repeated", cut, mend,
-          10, num_ranks=2),
-    Fault("host dead and replaced, two ranks", "Ray gives the node up after 50 to 65 s; 30 s for a new group once the "
-          "node is back: 5 s of work repeated", die, rejoin, 30, num_ranks=2),
-)  # fmt: skip
+    Fault(
+        "PostgreSQL away 10 s",
+        "MLflow refuses for 10 s, the driver asks again after 60 s: 0 s",
+        stop_postgres,
+        start_postgres,
+        10,
+        "storage",
+    ),
+    Fault(
+        "MLflow away for the whole study",
+        "0 s; `gram sync` sends everything",
+        stop_mlflow,
+        host="storage",
+        in_a_run=False,
+    ),
+    Fault(
+        "head dead",
+        "the driver is there: submit again, to a new head",
+        die,
+        host="head",
+        may_fail=True,
+        client_s=20,
+    ),
+    Fault(
+        "driver's host dead",
+        "Ray gives the node up after 50 to 65 s and the job has failed: submit again",
+        die,
+        host=DRIVER,
+        may_fail=True,
+        client_s=90,
+    ),
+    Fault(
+        "link cut 10 s, two ranks",
+        "gloo waits, TCP repeats what was lost: 0 to 13 s, nothing repeated",
+        cut,
+        mend,
+        10,
+        num_ranks=2,
+    ),
+    Fault(
+        "host dead and replaced, two ranks",
+        "Ray gives the node up after 50 to 65 s; 30 s for a new group once the "
+        "node is back: 5 s of work repeated",
+        die,
+        rejoin,
+        30,
+        num_ranks=2,
+    ),
+)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +261,9 @@ def storage(cluster) -> Iterator[str]:
     name = f"fault{next(NUMBERS)}"
     yield f"s3://gram/{name}"
     restore(cluster)
-    cluster["storage"].run("python", "-c", FORGET, cluster.tracking_uri, name, env=cluster.variables)
+    cluster["storage"].run(
+        "python", "-c", FORGET, cluster.tracking_uri, name, env=cluster.variables
+    )
 
 
 def restore(cluster: Cluster) -> None:
@@ -230,7 +277,11 @@ def restore(cluster: Cluster) -> None:
     for server, start in (("postgres", cluster.start_postgres), ("mlflow", cluster.start_mlflow)):
         if cluster.servers[server].poll() is not None:
             start()
-    lost = {"head", *cluster.workers} if not cluster["head"].is_up else set(cluster.workers) - set(cluster.nodes())
+    lost = (
+        {"head", *cluster.workers}
+        if not cluster["head"].is_up
+        else set(cluster.workers) - set(cluster.nodes())
+    )
     for name in sorted(lost):  # the head comes first
         cluster.rejoin(name)
 
@@ -252,11 +303,17 @@ def host_of(fault: Fault, cluster: Cluster, place: Place | None) -> str:
         return place.host if place else ""
     if fault.host != DRIVER:
         return fault.host
-    (driver,) = (n for n in cluster.workers if cluster[n].run("pgrep", "-f", "experiments/scaling.py", check=False))
+    (driver,) = (
+        n
+        for n in cluster.workers
+        if cluster[n].run("pgrep", "-f", "experiments/scaling.py", check=False)
+    )
     return driver
 
 
-@pytest.mark.parametrize("fault", [pytest.param(f, id=f.name, marks=pytest.mark.timeout(f.limit_s)) for f in FAULTS])
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, id=f.name, marks=pytest.mark.timeout(f.limit_s)) for f in FAULTS]
+)
 def test_a_study_survives(fault, cluster, alone, storage, tmp_path, capsys):
     methods = ("gram",) if fault.num_ranks == 1 else ("--num-workers", str(fault.num_ranks))
     study = (*STUDY, *methods, *places_of(cluster, storage))
@@ -291,12 +348,24 @@ def test_a_study_survives(fault, cluster, alone, storage, tmp_path, capsys):
         found = seen(cluster, storage)
         with capsys.disabled():
             print(f"\n{fault.name} on {host}: predicted {fault.predicted}")
-            print(f"  job ended with {code} after {ended - began:.0f} s, all after {time.time() - began:.0f} s")
+            print(
+                f"  job ended with {code} after {ended - began:.0f} s, all after"
+                f" {time.time() - began:.0f} s"
+            )
             if place:
-                print(f"  next step after {watch.next_step_s(place, found['winners'][place.run_id], since):.0f} s")
-            print(f"  steps made twice: {[watch.repeated_steps(run_id) for run_id in found['attempts']]}", flush=True)
+                print(
+                    "  next step after"
+                    f" {watch.next_step_s(place, found['winners'][place.run_id], since):.0f} s"
+                )
+            print(
+                "  steps made twice:"
+                f" {[watch.repeated_steps(run_id) for run_id in found['attempts']]}",
+                flush=True,
+            )
     check(cluster, storage, found, alone, fault.num_ranks)
-    assert {run_id: found["attempts"][run_id] for run_id in finished} == finished, "a finished run was trained again"
+    assert {run_id: found["attempts"][run_id] for run_id in finished} == finished, (
+        "a finished run was trained again"
+    )
     if fault.begin is suspend:
         assert found["winners"][place.run_id] != place.attempt, "a process that woke published"
 
@@ -308,13 +377,17 @@ def check(cluster: Cluster, storage: str, found: dict, alone: dict, num_ranks: i
         assert found["table"] == alone["table"]
     else:
         expected = {node: alone["results"][node] for node in found["results"]}
-        assert dict(leaves(found["results"])) == pytest.approx(dict(leaves(expected)), abs=TOLERANCE)
+        assert dict(leaves(found["results"])) == pytest.approx(
+            dict(leaves(expected)), abs=TOLERANCE
+        )
     cluster.on_laptop("python", "-c", MIRRORED, storage, cluster.tracking_uri)
 
 
 @pytest.mark.timeout(START_S + 2 * STUDY_S)
 def test_two_laptops_submit_the_same_study(cluster, alone, storage, tmp_path):
-    """Predicted: each run is trained once, because leases last 30 s; both jobs end, the second one idle a little."""
+    """Predicted: each run is trained once, because leases last 30 s; both jobs end, the second one
+    idle a little.
+    """
     study = (*STUDY, "gram", *places_of(cluster, storage))
     logs = {host: tmp_path / f"{host}.log" for host in ("laptop", "laptop2")}
     jobs = {host: cluster.start_job(log, *study, host=host) for host, log in logs.items()}

@@ -1,6 +1,7 @@
 """`cluster/onprem.yaml` executed over a real sshd: `ray up`, jobs, `ray down`, as the guide has it.
 
-Its commands run unchanged. What the guide asks of a machine is in its `~/.bashrc`, with the host's share of this one.
+Its commands run unchanged. What the guide asks of a machine is in its `~/.bashrc`, with the host's
+share of this one.
 """
 
 import importlib.util
@@ -72,41 +73,66 @@ class Lab(Cluster):
         laptop.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/gram")
         self.write(laptop, ".ray/auth_token", self._token)
         config = onprem(*(machine.address for machine in self.machines))
-        self.write(laptop, "onprem.yaml", config.replace("idle_timeout_minutes: 5", "idle_timeout_minutes: 0.2"))
+        self.write(
+            laptop,
+            "onprem.yaml",
+            config.replace("idle_timeout_minutes: 5", "idle_timeout_minutes: 0.2"),
+        )
         for machine in self.machines:
             self.prepare(machine, laptop.run("cat", ".ssh/gram.pub"))
 
     @property
     def variables(self) -> dict[str, str]:
-        """The dashboard listens on the head's loopback, and `ray dashboard` forwards it to the laptop's."""
+        """The dashboard listens on the head's loopback, and `ray dashboard` forwards it to the
+        laptop's.
+        """
         return super().variables | {"RAY_API_SERVER_ADDRESS": f"http://localhost:{JOBS_PORT}"}
 
     def write(self, host: Host, path: str, content: str) -> None:
         host.run("sh", "-c", 'umask 077 && printf %s "$1" > $0', path, content)
 
     def prepare(self, machine: Host, key: str) -> None:
-        """An SSH server that knows the key; the programs and the host's share of this machine in every shell."""
-        share = {"CPU": int(machine.name != "head"), "memory": 3 * 2**30, "object_store_memory": 100 * 2**20}
-        variables = {name: value for name, value in self.variables.items() if not name.startswith("RAY_A")}
+        """An SSH server that knows the key; the programs and the host's share of this machine in
+        every shell.
+        """
+        share = {
+            "CPU": int(machine.name != "head"),
+            "memory": 3 * 2**30,
+            "object_store_memory": 100 * 2**20,
+        }
+        variables = {
+            name: value for name, value in self.variables.items() if not name.startswith("RAY_A")
+        }
         programs = f"{Path(sys.prefix).resolve()}/bin"
         variables |= {"PATH": f"/root/bin:{programs}:$PATH"}
         variables |= {"RAY_OVERRIDE_RESOURCES": f"'{json.dumps(share)}'"}
         # All hosts share two cores, so that Ray's own processes start slowly.
         variables |= {"RAY_raylet_start_wait_time_s": "240"}
         machine.run("mkdir", "-p", "-m", "700", ".ssh", "/run/sshd", "bin")
-        self.write(machine, "bin/ray", START_WITH_PORTS.format(programs=programs, ports=" ".join(AGENT_PORTS)))
+        self.write(
+            machine,
+            "bin/ray",
+            START_WITH_PORTS.format(programs=programs, ports=" ".join(AGENT_PORTS)),
+        )
         machine.run("chmod", "700", "bin/ray")
         self.write(machine, ".ssh/authorized_keys", key)
-        self.write(machine, ".bashrc", "".join(f"export {name}={value}\n" for name, value in variables.items()))
+        self.write(
+            machine,
+            ".bashrc",
+            "".join(f"export {name}={value}\n" for name, value in variables.items()),
+        )
         machine.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ".ssh/host_key")
         self.serve(machine.name, "sshd", 22, SSHD, "-D", "-e", "-o", "HostKey=/root/.ssh/host_key")
 
     def up(self) -> None:
         laptop, log = self["laptop"], self.logs / "dashboard.log"
-        laptop.kill_processes()  # an earlier `ray dashboard`, whose port ssh's shared connection holds for 10 s more
+        # An earlier `ray dashboard`, whose port ssh's shared connection holds for 10 s more.
+        laptop.kill_processes()
         self.on_laptop("ray", "up", "-y", "/root/onprem.yaml", timeout_s=UP_S)
         laptop.start("ray", "dashboard", "/root/onprem.yaml", log=log, env=self.variables)
-        laptop.run("python", "-I", "-c", LISTENS, "localhost", JOBS_PORT, START_S, timeout_s=START_S + 10)
+        laptop.run(
+            "python", "-I", "-c", LISTENS, "localhost", JOBS_PORT, START_S, timeout_s=START_S + 10
+        )
 
     def down(self) -> None:
         """Ray ends on the workers too, once they have lost the head."""
@@ -115,7 +141,9 @@ class Lab(Cluster):
 
     def job(self, *command: str | Path, timeout_s: float) -> str:
         """The log of a job whose driver a worker runs."""
-        return self.submit(*command, options=("--entrypoint-resources", '{"driver": 1}'), timeout_s=timeout_s)
+        return self.submit(
+            *command, options=("--entrypoint-resources", '{"driver": 1}'), timeout_s=timeout_s
+        )
 
     def with_ray(self) -> list[str]:
         """The machines with a raylet, or with another process that belongs to one."""
@@ -137,7 +165,9 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
 
 
 def test_workers_start_on_demand_and_stop_when_idle(lab):
-    """Twice on the same machines; `ray down` ends Ray on the workers too, after they have lost the head."""
+    """Twice on the same machines; `ray down` ends Ray on the workers too, after they have lost the
+    head.
+    """
     lab.up()
     assert lab.with_ray() == ["head"], "a worker was started for nothing"
     for _ in range(2):
@@ -152,14 +182,33 @@ def test_workers_start_on_demand_and_stop_when_idle(lab):
 
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("moto", "s3fs"))),
-    reason="an object store needs pip install -c constraints.txt -c cluster/requirements.txt -e '.[dev,s3-tests]'",
+    reason=(
+        "an object store needs pip install -c constraints.txt -c cluster/requirements.txt -e"
+        " '.[dev,s3-tests]'"
+    ),
 )
 def test_a_study(lab):
     """The checkout is only on the laptop, and the workers share nothing but a bucket."""
     lab.start_s3()
     lab.up()
-    study = ["python", "experiments/scaling.py", "--preset", "smoke", "--sizes", "tiny", "--seeds", "1"]
-    study += ["--methods", "baseline", "--storage", lab.storage, "--tracking-uri", "sqlite:////tmp/mlflow.db"]
+    study = [
+        "python",
+        "experiments/scaling.py",
+        "--preset",
+        "smoke",
+        "--sizes",
+        "tiny",
+        "--seeds",
+        "1",
+    ]
+    study += [
+        "--methods",
+        "baseline",
+        "--storage",
+        lab.storage,
+        "--tracking-uri",
+        "sqlite:////tmp/mlflow.db",
+    ]
     said = lab.job(*study, timeout_s=STUDY_S)
     assert f"{lab.storage}/studies/scaling/report.html" in said
     results = lab.on_laptop("python", "-c", RESULTS, lab.storage).split("RESULTS", 1)[1].split()

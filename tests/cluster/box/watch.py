@@ -1,4 +1,6 @@
-"""Watches a study's runs in the bucket, twice a second, from the storage's own host: no cut link hides them."""
+"""Watches a study's runs in the bucket, twice a second, from the storage's own host: no cut link
+hides them.
+"""
 
 import itertools
 import json
@@ -16,15 +18,18 @@ import boto3, json, sys, time
 s3 = boto3.client("s3", endpoint_url=f"http://localhost:{sys.argv[2]}")
 before = None
 while True:
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="gram", Prefix=f"{sys.argv[1]}/runs/")
+    prefix = f"{sys.argv[1]}/runs/"
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket="gram", Prefix=prefix)
     keys = [entry["Key"].split("/")[2:] for page in pages for entry in page.get("Contents", ())]
     runs = {key[0]: {"attempts": {}, "step": 0, "done": False} for key in keys}
     for key in keys:
         run = runs[key[0]]
         run["done"] |= key[1] == "result.json"
         if key[1] == "attempts" and key[3] == "lease.json":
-            body = s3.get_object(Bucket="gram", Key="/".join((sys.argv[1], "runs", *key)))["Body"].read()
-            run["attempts"][key[2]] = {name: json.loads(body)[name] for name in ("step", "host", "released", "time")}
+            found = s3.get_object(Bucket="gram", Key=prefix + "/".join(key))
+            lease = json.loads(found["Body"].read())
+            shown = ("step", "host", "released", "time")
+            run["attempts"][key[2]] = {name: lease[name] for name in shown}
         if key[1] == "attempts" and key[3] == "checkpoints" and key[-1] == "manifest.json":
             run["step"] = max(run["step"], int(key[4]))
     if runs != before:
@@ -37,7 +42,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run was at a moment: its newest attempt, that one's host and step, and the newest checkpoint's step."""
+    """Where a run was at a moment: its newest attempt, that one's host and step, and the newest
+    checkpoint's step.
+    """
 
     run_id: str
     attempt: str
@@ -47,9 +54,11 @@ class Place:
 
 
 class Watch:
-    """What the bucket showed of one storage's runs; each look is {"time": Unix time, "runs": {run id: ...}}.
+    """What the bucket showed of one storage's runs; each look is {"time": Unix time, "runs": {run
+    id: ...}}.
 
-    A run has `attempts` (by id: step, host, released, time of the lease), `step` (of the newest checkpoint) and `done`.
+    A run has `attempts` (by id: step, host, released, time of the lease), `step` (of the newest
+    checkpoint) and `done`.
     """
 
     def __init__(self, cluster: Cluster, storage: str, log: Path) -> None:
@@ -82,20 +91,29 @@ class Watch:
         def find(runs: dict) -> Place | None:
             for run_id, run in runs.items():
                 for attempt, lease in sorted(run["attempts"].items())[-1:]:
-                    if lease["step"] >= step and run["step"] and not (run["done"] or lease["released"]):
+                    if (
+                        lease["step"] >= step
+                        and run["step"]
+                        and not (run["done"] or lease["released"])
+                    ):
                         return Place(run_id, attempt, lease["host"], lease["step"], run["step"])
             return None
 
         return self.wait_for(find, timeout_s)
 
     def next_step_s(self, place: Place, winner: str, since: float) -> float:
-        """Seconds from `since` until the bucket showed another step of the run by the attempt that won in the end.
+        """Seconds from `since` until the bucket showed another step of the run by the attempt that
+        won in the end.
 
         A heartbeat that was under way at that time does not count.
         """
         last = place.step if winner == place.attempt else 0
         for look in self.looks():
-            step = look["runs"].get(place.run_id, {"attempts": {}})["attempts"].get(winner, {"step": 0})["step"]
+            step = (
+                look["runs"]
+                .get(place.run_id, {"attempts": {}})["attempts"]
+                .get(winner, {"step": 0})["step"]
+            )
             if look["time"] < since + 2 * POLL_S:
                 last = max(last, step)
             elif step > last:
@@ -103,7 +121,9 @@ class Watch:
         raise AssertionError(f"{winner} made no step of {place.run_id}")
 
     def repeated_steps(self, run_id: str) -> int:
-        """Steps that more than one attempt made: of each attempt those beyond the checkpoint that the next began at."""
+        """Steps that more than one attempt made: of each attempt those beyond the checkpoint that
+        the next began at.
+        """
         began: dict[str, int] = {}  # attempt -> step of the checkpoint when it was first seen
         made: dict[str, int] = {}
         for look in self.looks():
@@ -111,7 +131,9 @@ class Watch:
             for name, lease in run["attempts"].items():
                 began.setdefault(name, run["step"])
                 made[name] = max(made.get(name, 0), lease["step"])
-        return sum(max(0, made[name] - began[after]) for name, after in itertools.pairwise(sorted(began)))
+        return sum(
+            max(0, made[name] - began[after]) for name, after in itertools.pairwise(sorted(began))
+        )
 
     def finished(self, before: float) -> dict[str, int]:
         """The runs that had a result at a time, with the number of their attempts then."""

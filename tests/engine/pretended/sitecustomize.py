@@ -1,7 +1,9 @@
-"""Pretended GPUs that fail; Python imports this file in every process that has its folder on PYTHONPATH.
+"""Pretended GPUs that fail; Python imports this file in every process that has its folder on
+PYTHONPATH.
 
-`$PRETENDED` names a folder with `plan.json`, and gets what happens in `log-<pid>.jsonl`. After its first pretended
-error a process is of no use any more, as after a real one; on a machine with `$BROKEN` no process is of any.
+`$PRETENDED` names a folder with `plan.json`, and gets what happens in `log-<pid>.jsonl`. After its
+first pretended error a process is of no use any more, as after a real one; on a machine with
+`$BROKEN` no process is of any.
 """
 
 import importlib.util
@@ -14,7 +16,10 @@ from pathlib import Path
 
 FOLDER = os.environ.get("PRETENDED", "")
 MOST = 3  # errors of a run between two checkpoints, and of an evaluation
-TEXT = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported asynchronously"
+TEXT = (
+    "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported"
+    " asynchronously"
+)
 
 
 class Device:
@@ -27,10 +32,14 @@ class Device:
 
     def log(self, **facts) -> None:
         with open(Path(FOLDER, f"log-{os.getpid()}.jsonl"), "a") as file:
-            file.write(json.dumps({"machine": os.environ["MACHINE"], "time": time.time(), **facts}) + "\n")
+            file.write(
+                json.dumps({"machine": os.environ["MACHINE"], "time": time.time(), **facts}) + "\n"
+            )
 
     def use(self, node_id: str, step: int, committed: int = 0) -> None:
-        """Uses the device for a step of a run, or for an evaluation; may raise the error of a device."""
+        """Uses the device for a step of a run, or for an evaluation; may raise the error of a
+        device.
+        """
         if not self.is_poisoned:
             kind = self._planned(node_id, step) or self._by_chance(node_id, committed)
             if kind:
@@ -47,15 +56,21 @@ class Device:
     def _planned(self, node_id: str, step: int) -> str:
         """`errors` of the plan: [id, step, kind, how often]."""
         for planned_id, planned_step, kind, number in self.plan.get("errors", ()):
-            if (planned_id, planned_step) == (node_id, step) and counted(f"{node_id}-{step}", number):
+            if (planned_id, planned_step) == (node_id, step) and counted(
+                f"{node_id}-{step}", number
+            ):
                 return kind
         return ""
 
     def _by_chance(self, node_id: str, committed: int) -> str:
-        """One error in `mean_s` of a process's work, at most `MOST` for a run between two checkpoints."""
+        """One error in `mean_s` of a process's work, at most `MOST` for a run between two
+        checkpoints.
+        """
         now = time.monotonic()
         elapsed_s, self.before = now - (self.before or now), now
-        is_due = "mean_s" in self.plan and self.dice.expovariate(1.0 / self.plan["mean_s"]) < elapsed_s
+        is_due = (
+            "mean_s" in self.plan and self.dice.expovariate(1.0 / self.plan["mean_s"]) < elapsed_s
+        )
         return "device" if is_due and counted(f"{node_id}-{committed}", MOST) else ""
 
 
@@ -90,7 +105,9 @@ def change_node(node) -> None:
         DEVICE.require()
         for record in original(self, first_step):
             DEVICE.log(event="step", id=run_id, step=record.step)
-            DEVICE.use(run_id, record.step, self.attempt.run.committed_step() if self.attempt else 0)
+            DEVICE.use(
+                run_id, record.step, self.attempt.run.committed_step() if self.attempt else 0
+            )
             yield record
 
     node.RunExecution._steps = steps
