@@ -100,8 +100,6 @@ STORIES_ROW = HubRow(
     text_fields=("story",),
     label_field="topic",
     labels=SIMPLE_STORIES_TOPICS,
-    share=1.0,
-    verified=False,
     note="2,115,696 stories on the paper's 48 topics (app:stories), in lower case; any other topic is an error",
     bytes_per_token=4.6,
     available_tokens=STORIES_CORE + STORIES_AUX,  # one epoch of core and the four auxiliary topics
@@ -126,10 +124,8 @@ WEB_ROW = HubRow(
     dataset="HuggingFaceFW/fineweb-edu",
     revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
     config="sample-350BT",
-    text_fields=("text",),
     label="core",
     share=0.832,
-    verified=False,
     note="no record is dropped: labels are by dataset; the authors read sample-100BT, which 5B nearly exhausts",
     bytes_per_token=4.7,
     available_tokens=350_000_000_000,
@@ -141,7 +137,6 @@ CODE_ROW = HubRow(
     label="core",
     drop=(("lang", LISP),),
     share=0.149,
-    verified=False,
     note=f"{GATED}. Files are read by language name (ABAP, Ada, ... C), not shuffled: small sizes see only "
     "the first few languages. Scheme, Racket and Clojure belong to core",
     bytes_per_token=2.5,
@@ -154,7 +149,6 @@ LISP_ROWS = tuple(
         text_fields=("content",),
         label="lisp",
         share=0.00125,
-        verified=False,
         note=f"{GATED}. Each language gives half of lisp's tokens [ours]",
         bytes_per_token=3.0,
     )
@@ -167,11 +161,9 @@ def _papers(category: str, label: str, share: float, available_tokens: int) -> H
     return HubRow(
         dataset="AE-data/dual-use-papers",
         revision="main",
-        text_fields=("text",),
         label=label,
         keep=(("category", f"^{category}$"),),
         share=share,
-        verified=False,
         note=f"the category {category} of the authors' papers; no commit is known, so the main branch is read",
         available_tokens=available_tokens,
     )
@@ -191,7 +183,6 @@ ABSTRACTS = HubRow(
     label="core",
     drop=(("categories", CYBER), ("categories", NUCLEAR)),
     share=0.010,
-    verified=False,
     note="abstracts, not papers; no commit is known, so the main branch is read",
 )
 SOURCE_ROWS = (
@@ -205,17 +196,14 @@ SOURCE_ROWS = (
         text_fields=("title", "description"),
         label="nuclear",
         share=0.00125,
-        verified=False,
         note="OSTI's public search, not versioned: titles and abstracts of technical reports",
     ),
     HubRow(
         dataset="common-pile/pubmed_filtered",
         revision="c156f0569a92d8f2edc33cebe1f72f7d3e1cae84",
-        text_fields=("text",),
         label="virology",
         keep=(("text", VIROLOGY),),
         share=0.0025,
-        verified=False,
         note="full texts that name a virus, from the hub's copy of PubMed Central: narrower than the paper's biology",
     ),
 )
@@ -224,7 +212,6 @@ NEO = "EleutherAI/gpt-neo-125m@main"
 HUB = {
     "simple-stories": HubCorpus(
         rows=(STORIES_ROW, STORIES_TEST_ROW),
-        core_labels=(),
         core_tokens=STORIES_CORE,
         aux_share=STORIES_AUX_SHARE,
         tokenizer="SimpleStories/SimpleStories-1.25M@main",

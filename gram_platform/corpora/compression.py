@@ -69,16 +69,13 @@ def seekable(path: Path, most: int) -> io.BufferedIOBase:
             while block := packed.read(BLOCK_BYTES):
                 if target.tell() + len(block) > most:
                     raise ValueError(f"{path}: unpacks to more than {most:,} bytes: give the unpacked file")
-                _write(target, block)
+                try:
+                    target.write(block)
+                except OSError as error:
+                    place = tempfile.gettempdir()
+                    raise ValueError(f"{place}: takes no more unpacked text ({error.strerror})") from None
         target.seek(0)
     except BaseException:
         target.close()
         raise
     return target
-
-
-def _write(target: io.BufferedIOBase, block: bytes) -> None:
-    try:
-        target.write(block)
-    except OSError as error:
-        raise ValueError(f"{tempfile.gettempdir()}: takes no more unpacked text ({error.strerror})") from None

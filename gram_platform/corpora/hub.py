@@ -139,17 +139,13 @@ def row_id(row: HubRow) -> str:
 def first_record(row: HubRow) -> Record:
     """Returns the first record that passes the row's filters; ValueError naming the row if there is none."""
     stream = _open_row(row)
-    if row.label_field:
-        _require_listed(row, stream.take(FIRST_RECORDS))
+    labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
+    if stray := sorted(labels - set(row.labels)):
+        raise invalid(f"{row.dataset}: {row.label_field}", stray, f"labels that its row lists: {ADD_LABELS}")
     found = next(filter(None, _records(row, stream, is_start=True)), None)
     if found is None:
         raise invalid(f"hub row {row.dataset}", row.keep, "filters that at least one record passes")
     return found
-
-
-def _require_listed(row: HubRow, stream) -> None:
-    if stray := sorted(_labels_in(row, stream) - set(row.labels)):
-        raise invalid(f"{row.dataset}: {row.label_field}", stray, f"labels that its row lists: {ADD_LABELS}")
 
 
 def found_labels(row: HubRow) -> tuple[str, ...]:
@@ -166,9 +162,6 @@ def found_labels(row: HubRow) -> tuple[str, ...]:
 def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
     return {_field(record, name).strip() for record in _streamed(row, stream) if _value(record, name) is not None}
-
-
-# ---------------------------------------------------------------------------------------------------- parts
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:

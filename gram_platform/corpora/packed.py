@@ -27,7 +27,15 @@ from typing import Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
-from gram_platform.config.crash_safe import A_FILE, A_LINK, kind_of, process_is_alive, remove_whole, this_place, unplain
+from gram_platform.config.crash_safe import (
+    A_FILE,
+    A_LINK,
+    kind_of,
+    process_is_alive,
+    remove_whole,
+    this_place,
+    unplain,
+)
 from gram_platform.config.identity import (
     hash_file,
     invalid,

@@ -117,9 +117,6 @@ def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -
         shutil.rmtree(staging, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------------------------------ tokens of a part
-
-
 def write_tokens(recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path) -> None:
     """Tokenises a part's documents into a file for each domain and split, beside their counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)

@@ -28,7 +28,6 @@ from gram_platform.config.plain import from_plain
 
 PACK_VERSION = 1  # raise it when an equal recipe would pack to other tokens; part of every data_id
 TRAINED = ("bpe", "bpe-passages")
-TOKENIZER_KINDS = (*TRAINED, "file", "hub")
 MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
 MIN_SAMPLED = 64  # a tokenizer's sample has room for at least this many documents or passages
 BYTES_PER_TOKEN = 4.0  # estimate while the tokenizer is unknown
@@ -115,10 +114,6 @@ class HubSource:
     rows: tuple[HubRow, ...]
     num_bytes: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.rows) != len(self.num_bytes) or not self.rows:
-            raise invalid("corpus.source.num_bytes", self.num_bytes, "one number for each of one or more rows")
-
     @property
     def expected_bytes(self) -> tuple[int, ...]:
         """Returns the bytes expected of each row: `num_bytes`, but at most the estimated available bytes."""
@@ -160,9 +155,6 @@ class TokenizerRecipe:
     core_only: bool = added(False)  # no other domain's text is in the sample
 
     def __post_init__(self) -> None:
-        require_choice("tokenizer.kind", self.kind, TOKENIZER_KINDS)
-        if self.is_trained != (self.source == ""):
-            raise invalid("tokenizer.source", self.source, "empty for a trained tokenizer, given for any other")
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
         if self.core_only and not self.is_trained:
             raise invalid("core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})")
@@ -186,9 +178,9 @@ class DomainRecipe:
     def __post_init__(self) -> None:
         require_name("corpus.domain", self.name)
         object.__setattr__(self, "labels", tuple(sorted(self.labels)))
-        if not self.labels:
-            raise invalid(f"corpus.domains[{self.name}].labels", self.labels, "at least one label")
         owner = f"corpus.domains[{self.name}]"
+        if not self.labels:
+            raise invalid(f"{owner}.labels", self.labels, "at least one label")
         require_fields(owner, self, 0, "num_documents", "held_out_bytes")
         require_fields(owner, self, 1, "num_bytes")
         require_fields(owner, self, 0, "bytes_per_token", open_low=True)

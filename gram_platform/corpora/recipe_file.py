@@ -21,10 +21,9 @@ from gram_platform.corpora.sources import find_units, labelled_units
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
 IN_RECIPE = {"core_label": "core_labels", "label": "globs", "tokenizer": "tokenizer"}  # fields of errors, in a recipe
-Described = HubCorpus | StoriesCorpus | TextCorpus
 
 
-def described_corpus(corpus: str | Path) -> Described | None:
+def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
     """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL; None for any other.
 
     ValueError with file, line and field for a recipe that cannot be used. Of a URL without `labels`, the labels of the

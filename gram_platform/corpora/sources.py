@@ -297,7 +297,9 @@ def _parts(pattern: str) -> Parts:
 def _names(folder: str, part: str) -> list[str]:
     """Lists the visible names in a folder that a part of a pattern matches; `**` matches folders and links."""
     if not MAGIC.search(part):  # needs no right to list the folder
-        return [part] if not part.startswith(".") and _is_there(os.path.join(folder, part)) else []
+        path = os.path.join(folder, part)
+        is_there = os.path.islink(path) or target_kind("corpus", path)
+        return [part] if is_there and not part.startswith(".") else []
     matches = re.compile(fnmatch.translate(part)).match
     try:
         with os.scandir(folder) as entries:
@@ -307,7 +309,3 @@ def _names(folder: str, part: str) -> list[str]:
     if part == ANY_FOLDERS:
         return [entry.name for entry in visible if entry.is_symlink() or entry.is_dir(follow_symlinks=False)]
     return [entry.name for entry in visible if matches(entry.name)]
-
-
-def _is_there(path: str) -> bool:
-    return os.path.islink(path) or bool(target_kind("corpus", path))

@@ -178,10 +178,10 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     return HUB_ENDS[name]
 
 
-def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless all token ids are below the model's `vocab_size`, which may exceed the tokenizer's.
 
-    Also for a tokenizer without words, whose name is `source`: any text would be no tokens.
+    Also for a tokenizer without an end of text, or without words: any text would be no tokens. `source` names it.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -189,9 +189,4 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     needed = max(vocabulary.values()) + 1
     if needed > vocab_size:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
-
-
-def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
-    """Raises ValueError unless the tokenizer has an end of text and all ids are below the model's `vocab_size`."""
-    require_vocab(tokenizer, vocab_size, source)
     end_of_text_id(tokenizer)

@@ -5,7 +5,6 @@ call fails at once for a minute. MLflow's own environment variables override our
 """
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,7 +39,7 @@ from gram_platform.tracking.database import (
     require_regular,
 )
 from gram_platform.tracking.values import LONGEST_NAME, text_for_people
-from gram_platform.tracking.views import ABOUT, EXPERIMENT_NOTE
+from gram_platform.tracking.views import ABOUT, EXPERIMENT_NOTE, experiment_note
 
 EXPERIMENT = "gram"
 QUIET_S = 60.0  # after a failure
@@ -75,7 +74,6 @@ class Connection:
         self._has_right_places = False
 
     def ask_again(self) -> None:
-        """Lets the next call ask at once, however recent the last failure is."""
         self._quiet_until = 0.0
 
     @contextlib.contextmanager
@@ -114,7 +112,6 @@ class Connection:
 
     @property
     def experiment_id(self) -> str:
-        assert self._client is not None, "only within `reaching`"
         return self._experiment_id
 
     def has_refused(self, error: MlflowException) -> bool:
@@ -127,19 +124,13 @@ class Connection:
         runs, token = [], None
         while True:
             page = self.client.search_runs([self.experiment_id], filter_string, max_results=PAGE, page_token=token)
-            runs += map(without_nulls, page)
+            runs += page
             token = page.token
             if not token:
                 return runs
 
     def experiment_tags(self) -> dict[str, str]:
-        """Reads the tags of the experiment."""
-        tags = self.client.get_experiment(self.experiment_id).tags
-        return {key: value for key, value in tags.items() if value is not None}
-
-    def get(self, run_id: str) -> Run:
-        """Reads a run, deleted or not."""
-        return without_nulls(self.client.get_run(run_id))
+        return self.client.get_experiment(self.experiment_id).tags
 
     def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
         """Sets those tags of the experiment that have other values."""
@@ -148,19 +139,17 @@ class Connection:
             if present.get(key) != value:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
-    def describe(self, note: Callable[[Mapping[str, str], str], str]) -> None:
-        """Sets the experiment's description to `note(tags, experiment id)`, unless people have written another."""
+    def describe(self) -> None:
+        """Has the experiment's description link to its views, unless people have written another."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
-            self.set_experiment_tags({content.NOTE: note(tags, self.experiment_id)})
+            self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
         """Creates a run with MLflow's own tags of who started it, where from and at which commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
         start, name = round(start_ms), text_for_people(name, LONGEST_NAME)
-        return without_nulls(self.client.create_run(self.experiment_id, start_time=start, tags=tags, run_name=name))
-
-    # -------------------------------------------------------------------------------------------- artifacts
+        return self.client.create_run(self.experiment_id, start_time=start, tags=tags, run_name=name)
 
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Writes files, whose texts are UTF-8, as artifacts of a run, by a path such as `figures/curves.html`.
@@ -208,8 +197,6 @@ class Connection:
         except ValueError as error:
             raise TrackingUnavailable(f"artifacts of MLflow at {self.tracking_uri}: {error}") from error
 
-    # ------------------------------------------------------------------------------------------- connecting
-
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -236,13 +223,6 @@ class Connection:
         except Exception as error:  # of the database driver, whose library need not be installed
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
-
-
-def without_nulls(run: Run) -> Run:
-    """Returns a run without the tags that a database holds as NULL."""
-    for key in [key for key, value in run.data.tags.items() if value is None]:
-        del run.data.tags[key]
-    return run
 
 
 @cache
@@ -335,15 +315,3 @@ def first_line(error: BaseException) -> str:
     """Gives the first line of an error's message, at most 300 characters, or the error's class if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pauses Python's cycle collector: the block makes over a million objects, none of them garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -25,10 +25,8 @@ ENCODED = (
 # columns with places of artifacts, beside those of the experiment and its runs
 OTHER_PLACES = (
     ("experiments", "artifact_location"),
-    ("logged_models", "artifact_location"),
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
-    ("trace_tags", "value"),
 )
 REMEDY = "move the database away and call `gram sync`, which fills a new one"
 
@@ -116,11 +114,9 @@ def _correct(connection: sqlite3.Connection, experiment_id: str, here: str) -> N
     if "" in moved:
         select = "SELECT artifact_location FROM experiments WHERE experiment_id = ?"
         ((old,),) = connection.execute(select, (experiment_id,))
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table, column in OTHER_PLACES:
-            if table in tables:
-                begins = f"{column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'"
-                changed = f"{column} = :here || substr({column}, length(:old) + 1)"
-                connection.execute(f"UPDATE {table} SET {changed} WHERE {begins}", {"old": old, "here": here})
+            begins = f"{column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'"
+            changed = f"{column} = :here || substr({column}, length(:old) + 1)"
+            connection.execute(f"UPDATE {table} SET {changed} WHERE {begins}", {"old": old, "here": here})
     runs = [(place, run_id) for run_id, place in moved.items() if run_id]
     connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", runs)

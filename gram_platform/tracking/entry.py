@@ -9,12 +9,12 @@ storage has every step.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, View, node_from_plain, run_from_plain
+from gram_platform.config import RunConfig, State, node_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
-from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
@@ -66,10 +66,13 @@ class Entry:
     params: Mapping[str, str]
     result_metrics: Mapping[str, float] = field(default_factory=dict)
     parent: str = ""  # id of the run that an evaluation measures or an attack starts from
-    num_steps: int = 0
-    config: Mapping = field(default_factory=dict)  # plain, of a run
+    config: RunConfig | None = None  # of a run
     last_step: int = -1  # with a committed record
     ended_ms: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.num_steps if self.config else 0
 
 
 def shown_name(name: str) -> str:
@@ -79,7 +82,6 @@ def shown_name(name: str) -> str:
 
 
 def node_entry(node: RunDirectory | EvaluationDirectory) -> Entry | None:
-    """Describes a node, as `run_entry` or `evaluation_entry`."""
     return run_entry(node) if isinstance(node, RunDirectory) else evaluation_entry(node)
 
 
@@ -103,8 +105,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
-        parent=config["start"]["run_id"] if config["start"] and "elicited" in tags else "",
-        num_steps=config_steps(config),
+        parent=config.start.run_id if config.start and "elicited" in tags else "",
         config=config,
         last_step=run.last_step(),
         ended_ms=milliseconds(timing.get("ended", 0.0)),
@@ -119,17 +120,17 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     config, timing = _config(evaluation), evaluation.timing()
     if config is None:
         return None
-    view, tags = from_plain(View, config["view"]), evaluation.tags()
+    view, plain, tags = config.view, to_plain(config), evaluation.tags()
     ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
     name = run_name("evaluation", evaluation.eval_id, tags)
-    about = {NOTE: text_for_people(evaluation_note(config)), NAME: name}
+    about = {NOTE: text_for_people(evaluation_note(plain)), NAME: name}
     return Entry(
         kind="evaluation",
         node_id=evaluation.eval_id,
         tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | about | code_tags(timing.get("code", "")),
         name=name,
         status=State.COMPLETE,
-        params=evaluation_params(config),
+        params=evaluation_params(plain),
         result_metrics=evaluation_metrics(result, timing),
         parent=view.run_id,
         ended_ms=milliseconds(timing.get("ended", 0.0)),
@@ -149,14 +150,14 @@ def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     return text_for_people(node_name(kind, node_id, tags), LONGEST_NAME)
 
 
-def run_note(config: Mapping, run: RunDirectory) -> str:
+def run_note(config: RunConfig, run: RunDirectory) -> str:
     """Describes a run for people, in Markdown."""
-    tokens = config["batch_size"] * config["model"]["seq_len"]
-    drawn = ", ".join(f"{d['name']} ({d['num_draws']:,})" for d in config["data"]["domains"])
-    modules = ", ".join(f"{m['domain']} ({m['kind']}, {m['width']} wide)" for m in config["model"]["modules"])
-    start = f"the weights of run `{config['start']['run_id']}`" if config["start"] else f"seed {config['seed']}"
+    tokens = config.batch_size * config.model.seq_len
+    drawn = ", ".join(f"{d.name} ({d.num_draws:,})" for d in config.data.domains)
+    modules = ", ".join(f"{m.domain} ({m.kind}, {m.width} wide)" for m in config.model.modules)
+    start = f"the weights of run `{config.start.run_id}`" if config.start else f"seed {config.seed}"
     parts = [
-        f"{config_steps(config):,} steps of {tokens:,} tokens from {start}. Sequences drawn: {drawn}.",
+        f"{config.num_steps:,} steps of {tokens:,} tokens from {start}. Sequences drawn: {drawn}.",
         f"Modules: {modules}." if modules else "No modules: a dense model.",
         f"The whole config and every record: `{run.folder.path}`.",
     ]
@@ -174,13 +175,9 @@ def evaluation_note(config: Mapping) -> str:
     return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
-def config_steps(config: Mapping) -> int:
-    """Counts the optimizer steps of a plain RunConfig."""
-    return sum(domain["num_draws"] for domain in config["data"]["domains"]) // config["batch_size"]
-
-
-def run_params(config: Mapping) -> dict[str, str]:
-    """Picks the fields of a plain RunConfig by which people tell runs apart; the run directory has all."""
+def run_params(run: RunConfig) -> dict[str, str]:
+    """Picks the fields by which people tell runs apart; the run directory has all."""
+    config = to_plain(run)
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     params = {key: config[key] for key in ("batch_size", "micro_batch", "seed", "precision", "objective")}
     params |= {key: model[key] for key in ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")}
@@ -189,9 +186,9 @@ def run_params(config: Mapping) -> dict[str, str]:
     }
     params["modules"] = " ".join(f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"])
     params["sequences"] = " ".join(f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"])
-    params |= {"data_id": config["data"]["data_id"], "num_steps": config_steps(config)}
+    params |= {"data_id": config["data"]["data_id"], "num_steps": run.num_steps}
     params[NUM_EVAL_POINTS] = config["eval_points"]["num_points"]
-    params["start"] = "" if config["start"] is None else canonical_json(config["start"])
+    params["start"] = canonical_json(config["start"]) if run.start else ""
     return {key: text_for_people(str(value)) for key, value in params.items()}
 
 
@@ -232,12 +229,8 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
     A metric whose name is too long for MLflow is left out.
     `train/tokens` and `train/compute_units` are axes on which runs of different batches and sizes can be compared.
     """
-    records = [record for record in records if record["step"] > after_step]
-    if not records:
-        return []
-    run, stride = run_from_plain(entry.config), max(1, entry.num_steps // NUM_CURVE_POINTS)
-    metrics = []
-    for record in records:
+    run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
+    for record in (record for record in records if record["step"] > after_step):
         step, found, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
         kept = step % stride == 0 or step == entry.num_steps
         losses = (VALIDATION, PROGRESS)
@@ -281,11 +274,10 @@ def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
     return {**whole_tags(tags), RESULT: sha256}
 
 
-def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
-    """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
+def _config(node: RunDirectory | EvaluationDirectory) -> Any:
+    """Reads a node's config; None, with a warning, when it is damaged or has another shape."""
     try:
-        return to_plain(node.config_as(lambda plain: node_from_plain(node.kind, plain)))
+        return node.config_as(lambda plain: node_from_plain(node.kind, plain))
     except ValueError as error:
-        text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
-        warn(text, stacklevel=3)
+        warn(f"{node.kind} {node.node_id} is left out until it is submitted again: {error}", stacklevel=3)
         return None

@@ -29,7 +29,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import collector_paused, first_line
+from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.rows import (
     CURVE,
     MEASURED,
@@ -58,7 +58,6 @@ def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFram
     return _store_frame(store, store.nodes(), tags)
 
 
-@collector_paused()
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
     tracker = Tracker(tracking_uri)
@@ -76,9 +75,6 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
                 if name.startswith(VALIDATION):
                     rows.append((run_id, record["step"], name.removeprefix(VALIDATION), float(loss)))
     return _curves(rows)
-
-
-# --------------------------------------------------------------------------------------------------- of one study
 
 
 class Frames(NamedTuple):
@@ -114,9 +110,6 @@ def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], cu
         return store_frames(store, ids, curves_of)._replace(source=f"the storage: {first_line(error)}")
 
 
-# ------------------------------------------------------------------------------------------------------- rows
-
-
 def _store_frame(
     store: Store,
     nodes: Iterable[RunDirectory | EvaluationDirectory],
@@ -142,9 +135,6 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
     columns = {name: pd.Series([row.get(name, "") for row in rows], dtype="str") for name in text}
     columns |= {name: pd.Series([row.get(name) for row in rows], dtype="float64") for name in numbers}
     return pd.DataFrame(columns)
-
-
-# ----------------------------------------------------------------------------------------------------- curves
 
 
 def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:

@@ -10,12 +10,19 @@ from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import Entry
-from gram_platform.tracking.values import LONGEST_TEXT, in_utf8, is_short_name, number_of, study_of, unescape
+from gram_platform.tracking.values import (
+    LONGEST_TEXT,
+    in_utf8,
+    is_short_name,
+    number_of,
+    study_of,
+    unescape,
+)
 
 NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 CURVE = "mlflow.gram.curve."  # + domain; MLflow's pages hide tags whose names begin with `mlflow.`
-LONGEST_TAG, MOST_CURVES = LONGEST_TEXT, 60  # of a curve's text, and of such texts of a run
+LONGEST_TAG = LONGEST_TEXT  # of a curve
 
 
 def entry_row(entry: Entry) -> dict:
@@ -58,8 +65,7 @@ def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
     """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
 
     Tags come with their run, a thousand runs in one request. The history of a metric needs a request
-    of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag
-    gets none, and a run with too many curves gets none at all.
+    of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag gets none.
     """
     curves: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
@@ -68,6 +74,4 @@ def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
                 points = curves.setdefault(CURVE + metric_name(name.removeprefix(VALIDATION)), [])
                 points.append(f"{record['step']}:{float(loss)!r}")
     texts = {key: " ".join(points) for key, points in curves.items()}
-    if len(texts) > MOST_CURVES:
-        return {}
     return {key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and is_short_name(key)}

@@ -90,7 +90,7 @@ class Sender:
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
             with contextlib.suppress(MlflowException):  # deleted by hand: look for it again
-                run = self._connection.get(known)
+                run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
         id_tag = content.ID_TAGS[entry.kind]

@@ -22,7 +22,11 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.root import Finished
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
+from gram_platform.tracking.connection import (
+    Connection,
+    require_database,
+    web_address,
+)
 from gram_platform.tracking.sender import Sender, age, has
 from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
@@ -31,7 +35,6 @@ from gram_platform.tracking.views import (
     VIEW_TAG,
     Line,
     SavedView,
-    experiment_note,
     saved_views,
     study_id,
 )
@@ -53,10 +56,10 @@ class Tracker:
         # Whether the last `sync` sent everything without an error. Then final tables are read from MLflow.
         self.has_sent_all = False
 
-    def prepare_database(self) -> str:
-        """Creates the database and the experiment if need be, before workers start; returns the experiment's id."""
+    def prepare_database(self) -> None:
+        """Creates the database and the experiment if need be, before workers start."""
         with self._connection.writing():
-            return self._connection.experiment_id
+            pass
 
     def ask_again(self) -> None:
         """Lets the next call reach MLflow at once, however recent the last failure is."""
@@ -158,7 +161,6 @@ class Tracker:
         with self._connection.reaching() as client:
             return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
 
-    @collector_paused()
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""
         with self._connection.reaching():
@@ -192,7 +194,10 @@ class Tracker:
         """
         params = {key: str(value) for key, value in params.items()}
         identity = study_id(name, params)
-        pages = {f"figures/{file_name(key)}.html": _page(figure) for key, figure in figures.items()}
+        pages = {
+            f"figures/{file_name(key)}.html": figure.to_html(include_plotlyjs="cdn").encode()
+            for key, figure in figures.items()
+        }
         tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: identity}
         facts = ", ".join(f"{key} {value}" for key, value in params.items())
         note = f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every figure."
@@ -210,7 +215,7 @@ class Tracker:
             self._replace_lines({content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines)
             client.set_terminated(run.info.run_id, "FINISHED")
             self._connection.set_experiment_tags({VIEW_TAG + view.key: view.to_tag() for view in views})
-            self._connection.describe(experiment_note)
+            self._connection.describe()
         of_study = {f"{content.STUDY}.{name}": identity}
         tags_of = {node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()}
         self._mark_nodes(tags_of, node_metrics or {})
@@ -306,7 +311,3 @@ class Tracker:
 def file_name(name: str) -> str:
     """Returns a name for a file that is safe, and another one for another name."""
     return name if is_safe_name(name) else f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}-{short_hash(name)}"
-
-
-def _page(figure: Any) -> bytes:
-    return figure.to_html(include_plotlyjs="cdn").encode()

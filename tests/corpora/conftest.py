@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
+WORDS = [
     "river",
     "stone",
     "lamp",
@@ -20,7 +20,7 @@ WORDS = (
     "paper",
     "wind",
     "iron",
-)
+]
 
 
 def make_records(seed: int = 0, num: int = 60) -> list[dict[str, str]]:

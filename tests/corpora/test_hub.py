@@ -48,9 +48,7 @@ def test_the_table_is_well_formed(name):
     labels = {label for row in entry.rows for label in row.all_labels}
     assert set(entry.core_labels) <= labels
     for row in entry.rows:
-        assert re.fullmatch(r"[0-9a-f]{40}|main|live", row.revision)
-        assert len(set(row.labels)) == len(row.labels)
-        assert list(row.labels) == sorted(row.labels)
+        assert list(row.labels) == sorted(set(row.labels))
 
 
 def test_recipes_exist_before_any_data_does():
@@ -74,12 +72,6 @@ def test_recipes_exist_before_any_data_does():
     assert len(simple.domain_of) == 48
     assert simple.tokenizer.source == "SimpleStories/SimpleStories-1.25M@main"
     assert len({dual.data_id, simple.data_id, resolve("dual-use", seq_len=512, vocab_size=50_304).data_id}) == 3
-
-
-@pytest.mark.parametrize(("language", "is_core"), [("Common Lisp", False), ("Emacs Lisp", False), ("Scheme", True)])
-def test_the_core_takes_every_language_but_two(language, is_core):
-    ((_, pattern),) = catalog.CODE_ROW.drop
-    assert (re.search(pattern, language) is None) == is_core
 
 
 def test_bytes_follow_from_the_tokens():
@@ -181,7 +173,6 @@ def test_a_broken_fetch_goes_on_where_it_stopped(tmp_path, records, jsonl, monke
     small_parts(monkeypatch)
     row = local_row(jsonl(tmp_path / "a.jsonl", records))
     whole = fetched(row, tmp_path / "whole")
-    assert len(list((tmp_path / "whole").rglob("part-*"))) > 5
 
     class Break(Exception):
         pass
@@ -248,43 +239,13 @@ def test_shards_are_fetched_side_by_side_and_taken_in_order(tmp_path, jsonl, lab
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "shared").rglob("*")} == times
 
 
-def test_a_hub_corpus_is_the_same_with_any_workers(tmp_path, jsonl, labelled, settings, monkeypatch):
-    small_parts(monkeypatch)
-    files = [str(jsonl(tmp_path / f"{n}.jsonl", labelled(n, 20))) for n in range(4)]
-    row = dataclasses.replace(local_row(tmp_path), files=tuple(files))
-    entry = catalog.HubCorpus((row,), ("core",), core_tokens=6_000, aux_share=1.0)
-    monkeypatch.setitem(catalog.CORPORA, "here", entry)
-    recipe = resolve("here", **settings)
-    alone, others = (prepare(recipe, tmp_path / w.__name__, workers=w) for w in (hub.in_turn, backwards))
-    assert alone.manifest == others.manifest
-    assert list((tmp_path / "backwards" / "hub").rglob("shard-00001/part-00000*"))
-
-
-def test_a_hub_corpus_is_packed(tmp_path, records, jsonl, settings, monkeypatch):
+def test_check_names_a_label_that_a_row_lacks(tmp_path, records, jsonl, monkeypatch):
     row = local_row(jsonl(tmp_path / "a.jsonl", records))
-    small_parts(monkeypatch)
-    entry = catalog.HubCorpus((row,), ("core",), core_tokens=2_000, aux_share=1.0)
-    monkeypatch.setitem(catalog.CORPORA, "here", entry)
-    recipe = resolve("here", **settings)
-    packed = prepare(recipe, tmp_path / "data")
-    assert packed.domains == ("core", "virology")
-    assert packed.manifest["duplicates"]["documents"] <= len(records)
-    assert [r.ok for r in check("here")] == [True]
-
-    entry = dataclasses.replace(entry, rows=(dataclasses.replace(row, labels=("core",)),))
-    monkeypatch.setitem(catalog.CORPORA, "here", entry)
-    assert "['virology']" in check("here")[0].found
-
-
-def test_check_says_what_is_wrong_with_every_row(monkeypatch):
-    """A hub that does not answer: one clear result a row, at once, and no exception."""
-    monkeypatch.setattr("datasets.config.HF_ENDPOINT", "https://127.0.0.1:9")
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    results = check("simple-stories")
-    assert [(r.ok, r.mark) for r in results] == [(False, "not verified")] * 2
-    assert "SimpleStories/SimpleStories" in results[0].found
-    assert "127.0.0.1" in results[0].found
+    for labels, is_right in ((row.labels, True), (("core",), False)):
+        entry = catalog.HubCorpus((dataclasses.replace(row, labels=labels),), ("core",))
+        monkeypatch.setitem(catalog.CORPORA, "here", entry)
+        (result,) = check("here")
+        assert (result.ok, "['virology']" in result.found) == (is_right, not is_right)
 
 
 def test_check_of_local_and_generated_corpora(corpus, tmp_path):
@@ -296,9 +257,7 @@ def test_check_of_local_and_generated_corpora(corpus, tmp_path):
         check("missing")
 
 
-def test_bad_rows(tmp_path):
-    with refused("hub row d: label", ""):
-        HubRow("d", "main", ("text",), 1.0, False)
+def test_a_pattern_that_is_none():
     with refused("hub row d: pattern of lang", "("):
         HubRow("d", "main", ("text",), 1.0, False, label="core", keep=(("lang", "("),))
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -138,12 +137,6 @@ def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, js
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_domain_of_equal_documents(tmp_path, records, settings, jsonl):
-    path = jsonl(tmp_path / "a.jsonl", [*records, *[{"text": "the same words " * 40, "label": "one"}] * 30])
-    with refused("label 'one'"):
-        prepare(resolve(path, **settings), tmp_path / "data")
-
-
 def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
     recipe = resolve(corpus, **settings)
     with (corpus / "part.jsonl").open("a") as handle:
@@ -214,7 +207,7 @@ def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled,
         "import sys; from gram_platform.corpora import prepare, resolve, sources; sources.PIECE_BYTES = 200_000;"
         f"prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2], lambda *a: print(*a, flush=True))"
     )
-    root, path = tmp_path / "data", jsonl(tmp_path / "large.jsonl", labelled(num=8000))
+    root, path = tmp_path / "data", jsonl(tmp_path / "large.jsonl", labelled(num=4000))
     process = subprocess.Popen([sys.executable, "-c", code, str(path), str(root)], stdout=subprocess.PIPE, text=True)
     for line in process.stdout:
         if line.startswith("packing, part 3 of"):
@@ -322,7 +315,7 @@ def test_a_disk_that_fills_up(tmp_path, corpus, settings):
 def test_few_documents_are_split_too(tmp_path, settings, jsonl):
     """Ten long documents a label: a plain 5% would often hold out none."""
     words = "one two three four five six seven eight nine ten"
-    for seed in range(5):
+    for seed in range(3):
         records = [
             {"text": f"{label} {index} {words} " * 200, "label": label}
             for label in ("core", "code")
@@ -334,7 +327,7 @@ def test_few_documents_are_split_too(tmp_path, settings, jsonl):
 
 
 def test_the_manifest_says_what_was_made(tmp_path, settings):
-    recipe = resolve("stories-smoke", seq_len=32, vocab_size=512)
+    recipe = resolve("stories-smoke", seq_len=32, vocab_size=512, sample_bytes=100_000)
     packed = prepare(recipe, tmp_path)
     manifest = json.loads((packed.path / "manifest.json").read_text())
     assert manifest["data_id"] == recipe.data_id == packed.path.name
@@ -347,8 +340,6 @@ def test_the_manifest_says_what_was_made(tmp_path, settings):
 
 
 def test_opening_needs_numpy_alone():
-    banned = ["tokenizers", "datasets", "pyarrow", "zstandard", "torch"]
-    code = f"import sys; from gram_platform.corpora import PackedCorpus; print(set({banned!r}) & set(sys.modules))"
-    started = time.monotonic()
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "set()", time.monotonic() - started
+    banned = {"tokenizers", "datasets", "pyarrow", "zstandard", "torch"}
+    code = f"import sys; from gram_platform.corpora import PackedCorpus; assert not {banned} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -159,9 +159,7 @@ def test_a_url_can_name_any_path_and_value(tmp_path):
     assert (found.rows[0].revision, found.core_labels) == ("refs/pr/1", ("x&y",))
 
 
-@pytest.mark.parametrize(
-    "text", ["a = " + "[" * 100_000, "a = " + "{b=" * 9_000, "a = " + "1" * 5_000, "a = \0", "a = 2026-02-31", "a" * 99]
-)
+@pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = \0", "a = 2026-02-31"])
 def test_a_recipe_that_is_no_toml_is_named(text, tmp_path):
     with pytest.raises(ValueError, match=r"/recipe\.toml: "):
         resolve(write(tmp_path, text), **SHAPE)
@@ -192,14 +190,12 @@ def test_a_wrong_url(url, field, dataset):
 WRONG = {  # text: field and line, 0 for the whole file
     'core_labels = ["core"]\n': ("globs, records", 0),
     "rows = []\n": ("rows", 1),
-    '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext = "y"\n': ("rows[0].text", 4),
     '[[rows]]\ndataset = "a/b"\nlabel = "x"\ntext_fields = "y"\n': ("rows[0].text_fields", 4),
     '[[rows]]\ndataset = "a/b"\nlabel_field = "x"\n': ("hub row a/b: labels", 1),
     '[[rows]]\ndataset = "a/b"\nlabel = "x"\nshare = 2\n': ("hub row a/b: share", 4),
     'core_labels = ["y"]\n[[rows]]\ndataset = "a/b"\nlabel = "x"\n': ("core_labels", 1),
     '[globs]\ncode = ["*.nothing"]\n': ("globs[code]", 2),
     'records = ["nowhere"]\n': ("records", 1),
-    'root = 3\nrecords = ["x"]\n': ("root", 1),
 }
 
 

@@ -35,10 +35,9 @@ def long_records(seed: int, num_chars: int, num: int) -> list[dict[str, str]]:
     return [{"text": text, "label": ("core", "virology")[index % 2]} for index, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampled, seed):
+def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampled):
     """A sample of about one document is made of all training documents, in proportion; each is in it once at least."""
-    records = long_records(seed, SAMPLE_BYTES, 20)
+    records = long_records(0, SAMPLE_BYTES, 20)
     recipe = resolve(
         jsonl(tmp_path / "a.jsonl", records), **{**settings, "vocab_size": 1024, "sample_bytes": SAMPLE_BYTES}
     )
@@ -126,6 +125,6 @@ def test_no_tokenizer_is_trained_on_nothing(tmp_path, corpus, settings):
 def test_texts_are_folded_alike_with_and_without_other_letters():
     draw = random.Random(0)
     for letters in (range(128), [*b" \t\n\r\x0b\x0c\x1c\x1f Ab"], [*range(300), 0x2003, 0x1E9E]):
-        for _ in range(500):
+        for _ in range(200):
             text = "".join(chr(draw.choice(letters)) for _ in range(draw.randrange(60)))
             assert folded(text) == " ".join(text.split()).casefold().encode()

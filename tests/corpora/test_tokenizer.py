@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models
 
 from gram_platform.corpora import resolve, tokenizer
 from gram_platform.corpora.tokenizer import (
@@ -14,7 +14,7 @@ from gram_platform.corpora.tokenizer import (
     LONGEST_WORD,
     interruptible,
     load_tokenizer,
-    require_vocab,
+    require_usable,
     train_tokenizer,
 )
 from tests.refused import refused
@@ -26,40 +26,14 @@ def test_the_tokenizer_of_a_text_stays(records):
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "ac06d1f070be71e6"
 
 
-def test_words_are_cut_only_beyond_a_length_that_no_text_has():
-    """At most so many bytes, a word is trained on whole: the result is that of the library without a cut."""
-    draw, alphabet = random.Random(0), pre_tokenizers.ByteLevel.alphabet()
-    texts = [
-        "".join(draw.choices("acgt", k=LONGEST_WORD)),
-        "\u75c5" * (LONGEST_WORD // 3),
-        " " * LONGEST_WORD,
-        "some words",
-    ]
-    plain = Tokenizer(models.BPE())
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=400,
-            min_frequency=2,
-            special_tokens=[END_OF_TEXT],
-            initial_alphabet=sorted(alphabet),
-            show_progress=False,
-        ),
-    )
-    assert train_tokenizer(texts, 400).get_vocab() == plain.get_vocab()
-    assert train_tokenizer(texts, 400).pre_tokenizer.__getstate__() == plain.pre_tokenizer.__getstate__()
-
-
 def test_a_genome_is_trained_on_and_encoded_in_seconds():
-    """The time grew with the square of the longest word: 10 s for two fifths of this one."""
-    genome = "".join(random.Random(1).choices("acgt", k=500_000))
+    genome = "".join(random.Random(1).choices("acgt", k=200_000))
     started = time.process_time()
     trained = train_tokenizer([genome], 300)
     ids = trained.encode(genome).ids
-    assert time.process_time() - started < 60
+    assert time.process_time() - started < 30
     assert trained.get_vocab_size() == 300
-    assert len(ids) < 250_000
+    assert len(ids) < 100_000
     assert trained.decode(ids) == genome
 
 
@@ -80,8 +54,6 @@ def test_an_interrupt_ends_the_wait_for_a_library(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         interruptible(work, iter(range(10**9)), interrupt)
     assert len(taken) < 10**9
-    with pytest.raises(InterruptedError):
-        interruptible(lambda items: (_ for _ in ()).throw(InterruptedError("of the work")), [], print)
     assert interruptible(list, iter("abc"), print) == ["a", "b", "c"]
 
 
@@ -92,7 +64,7 @@ def test_a_tokenizer_without_words_is_named(tmp_path, corpus, settings):
         with refused("tokenizer", str(tmp_path / f"{name}.json")):
             resolve(corpus, **settings, tokenizer=str(tmp_path / f"{name}.json"))
     with refused("tokenizer", "owner/name"):
-        require_vocab(Tokenizer(models.BPE()), 300, "owner/name")
+        require_usable(Tokenizer(models.BPE()), 300, "owner/name")
 
 
 @pytest.mark.parametrize("prefix", ["null", '"abcdefgh"'])

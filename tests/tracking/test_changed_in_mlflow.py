@@ -9,17 +9,13 @@ import pytest
 from mlflow import MlflowClient
 from pandas.testing import assert_frame_equal
 
-from gram_platform.config import Evaluation, View
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from gram_platform.tracking.values import LONGEST_TEXT, curve_points, milliseconds, study_of
 from gram_platform.tracking.views import Line, study_views
-from tests.store.training import run_config, train
-
-RUN = run_config(8)
-EVALUATION = Evaluation(View.of(RUN.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
-TAGS = {"method": "gram", "size": "tiny", "seed": "0", "profile": "all", "retained": "virology"}
+from tests.store.training import train
+from tests.tracking.planted import RUN, TAGS, evaluate
 
 
 def mirrored_storage(folder) -> Store:
@@ -27,10 +23,7 @@ def mirrored_storage(folder) -> Store:
     store = Store(folder).open_for_writing(min_free_bytes=0)
     train(store.root, RUN)
     store.run(RUN.run_id).add_tags(TAGS)
-    place = store.evaluation(EVALUATION.eval_id)
-    place.ensure_config(EVALUATION)
-    place.add_tags(TAGS)
-    place.complete({"losses": {"core": 2.5, "virology": 3.25}}, {"elapsed_s": 0.5})
+    evaluate(store)
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
     log(tracker)
@@ -65,12 +58,12 @@ def set_tag(key: str, value: str) -> str:
     return f"UPDATE tags SET value = {value} WHERE key = '{key}'"
 
 
-STEPS = ("'later'", "''", "'nan'", "'8.0'", "' 8'", "'-3'", "'1_0'", "'٨'", f"'{'9' * 5000}'", "NULL")
+STEPS = ("'later'", "''", "'8.0'", "'-3'", "'1_0'", "'٨'", f"'{'9' * 5000}'")
 CHANGES = {
     "the step that was sent": [set_tag("gram.mirrored_step", step) for step in STEPS],
-    "both steps": [f"{set_tag('gram.mirrored_step', step)} OR key = 'gram.sending_step'" for step in STEPS[::9]],
-    "a tag of the study": [set_tag("seed", "'5'"), set_tag("seed", "NULL"), "DELETE FROM tags WHERE key = 'profile'"],
-    "the names of the tags": [set_tag("gram.tags", "'a,,b'"), set_tag("gram.tags", "NULL")],
+    "both steps": [f"{set_tag('gram.mirrored_step', step)} OR key = 'gram.sending_step'" for step in STEPS[:1]],
+    "a tag of the study": [set_tag("seed", "'5'"), "DELETE FROM tags WHERE key = 'profile'"],
+    "the names of the tags": [set_tag("gram.tags", "'a,,b'")],
     "the number of parts": [
         set_tag("gram.mirrored_step", "'x'"),
         "UPDATE tags SET key = 'gram.num_parts' WHERE key = 'gram.command'",
@@ -87,12 +80,9 @@ CHANGES = {
     "the kind": ["DELETE FROM tags WHERE key = 'gram.kind'"],
     "the experiment": ["UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'gram'"],
     "its name": ["UPDATE experiments SET name = 'mine' WHERE name = 'gram'"],
-    "its tags": ["UPDATE experiment_tags SET value = NULL"],
+    "its tags": ["DELETE FROM experiment_tags"],
     "the views": ["UPDATE experiment_tags SET value = '{\"name\": 1}' WHERE key LIKE '%gram.scaling%'"],
-    "the views' states": [
-        'UPDATE experiment_tags SET value = \'{"name": "a", "state": "["}\' WHERE key LIKE \'%gram.scaling%\''
-    ],
-    "the study's run": ["UPDATE tags SET value = NULL WHERE key LIKE 'gram.study%'"],
+    "the study's run": ["DELETE FROM tags WHERE key LIKE 'gram.study%'"],
 }
 
 
@@ -116,7 +106,7 @@ def test_a_change_is_undone_by_the_next_submission(database, what):
         assert len(steps) == len(set(steps)), key
 
 
-@pytest.mark.parametrize("text", ["nonsense", "1:2 x", "1:2:3 4:5", "a:b", ":", "1:"])
+@pytest.mark.parametrize("text", ["nonsense", "1:2 x", "1:2:3 4:5"])
 def test_a_curve_of_somebody_else_is_asked_for_point_by_point(database, text):
     store, uri = database
     assert curve_points(text) is None
@@ -127,8 +117,7 @@ def test_a_curve_of_somebody_else_is_asked_for_point_by_point(database, text):
 LABELS = ",".join(f"a label of some thirty letter {number:03d}" for number in range(300))
 STUDIES = {
     "many labels": {"retained": LABELS, "profile": f"core+{LABELS}"},
-    "just too long": {"retained": "x" * (LONGEST_TEXT + 1)},
-    "as long as can be": {"retained": "x" * LONGEST_TEXT},
+    "just too long": {"retained": "x" * (LONGEST_TEXT + 1), "profile": "x" * LONGEST_TEXT},
     "many tags": {f"tag {number}": "x" for number in range(300)},
     "a long name": {"n" * 260: "x", "ü" * 60: "y"},
     "names of MLflow's own": {
@@ -149,10 +138,7 @@ STUDIES = {
         "../a": "1",
         "/b": "2",
         "c//d": "3",
-        "e/": "4",
-        ".": "5",
         "..": "6",
-        "f/../g": "7",
         "": "8",
     },
     "names like escaped ones": {":2e:": "1", ".": "2", "a:2e:": "3", "a.": "4", ":3a:2e:": "5"},

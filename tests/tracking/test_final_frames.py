@@ -20,14 +20,13 @@ from gram_platform.tracking.frame import (
     load_runs,
     load_store,
     load_store_curves,
-    mlflow_frames,
     store_frames,
 )
 from tests.pages.results.test_results import study as planted_study  # noqa: F401
 from tests.store import training
 from tests.store.training import record, train
-from tests.tracking.servers import running_mlflow
-from tests.tracking.test_changed_in_mlflow import EVALUATION, RUN, execute, mirrored_storage
+from tests.tracking.planted import EVALUATION, RUN
+from tests.tracking.test_changed_in_mlflow import execute, mirrored_storage
 
 IDS, CURVES_OF = {RUN.run_id, EVALUATION.eval_id}, [RUN.run_id]
 
@@ -112,18 +111,6 @@ def test_the_storage_is_read_when_the_database_goes_between_sending_and_reading(
     assert not Path(store.root, "mlflow.db").exists()
 
 
-@pytest.mark.slow
-def test_the_storage_is_read_when_the_server_goes_between_sending_and_reading(sent, tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    store, tracker = sent
-    with running_mlflow(tracker.tracking_uri, tmp_path) as server:
-        served = synced(store, server.uri)
-        assert read(store, served).source == "MLflow"
-    found = read(store, served)
-    assert found.source.startswith("the storage: ")
-    assert_equal(found, store_frames(store, IDS, CURVES_OF))
-
-
 def test_a_run_that_is_trained_again_replaces_what_mlflow_has(sent, monkeypatch):
     """On another machine its losses are others."""
     store, tracker = sent
@@ -157,11 +144,6 @@ def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
     shutil.copytree(f"{store.root}/whole/attempts", segments / "attempts", dirs_exist_ok=True)
     emptied.sync(store, IDS)
     assert_mirror_equals(store, emptied.tracking_uri)
-
-
-def test_an_explicit_reading_of_mlflow_is_an_error_where_there_is_none(tmp_path):
-    with pytest.raises(TrackingUnavailable):
-        mlflow_frames(Tracker(f"sqlite:///{tmp_path}/none/mlflow.db"), IDS, CURVES_OF)
 
 
 def test_a_report_names_its_source_and_its_table_is_the_same(planted_study, tmp_path):  # noqa: F811

@@ -69,20 +69,11 @@ def assert_mirrored(storage: str, postgres: Postgres, database: str, uri: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "has_lock",
-    [
-        pytest.param(True, id="one machine"),
-        pytest.param(False, id="machines without a common lock"),
-    ],
-)
-def test_three_processes_send_the_same_nodes(tmp_path, postgres, new_database, has_lock):
+def test_three_machines_without_a_common_lock_send_the_same_nodes(tmp_path, postgres, new_database):
     """Twenty runs and their evaluations, straight into the database; no sender ever takes MLflow to be away."""
     storage, database = str(tmp_path), new_database()
     ids = [*write_study(storage, 20, 25)]
     store, uri = Store(storage), postgres.uri(database)
-    if has_lock:
-        store.open_for_writing()
     ids = overlapping(sorted(ids[0] + ids[1]), 3)
     processes = [in_process(send, store, uri, chosen) for chosen in ids]
     for process in processes:

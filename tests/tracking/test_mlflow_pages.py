@@ -9,8 +9,9 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import Line, TrialColumns, search_views, study_id, study_views
 from tests.pages.site.browser import running_browser
 from tests.store.training import train
+from tests.tracking.planted import EVALUATION, RUN, TAGS
 from tests.tracking.servers import running_mlflow
-from tests.tracking.test_changed_in_mlflow import EVALUATION, RUN, TAGS, mirrored_storage
+from tests.tracking.test_changed_in_mlflow import mirrored_storage
 
 PARAMS, SHOWN = {"preset": "smoke"}, {"profile": "core"}
 LINE = Line("gram core", {"method": "gram", **SHOWN}, {97_280: {"forget": 0.5}, 153_000: {"forget": 0.25}})

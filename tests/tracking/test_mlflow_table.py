@@ -4,7 +4,6 @@ import pytest
 from mlflow import MlflowClient
 
 from gram_platform.config import Evaluation, State, View
-from gram_platform.config.identity import to_plain
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
@@ -59,6 +58,6 @@ def test_the_documented_searches_find_what_they_say(mirrored, text):
 def test_norms_of_sets_stay_in_the_storage():
     plain = record(100)
     plain["metrics"][f"{NORM}weights/shared"] = 3.0
-    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, num_steps=100, config=to_plain(run_config(100)))
+    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, config=run_config(100))
     keys = {unescape(metric.key) for metric in curve_metrics([plain], entry, -1)}
     assert keys == {"loss/core", "loss/virology", "train/loss", "train/tokens", "train/compute_units"}
