@@ -1,4 +1,5 @@
-"""`gram report STUDY --tracking-uri URI` where the storage is gone: the same tables from MLflow alone."""
+"""`gram report STUDY --tracking-uri URI` where the storage is gone: the same tables from MLflow
+alone."""
 
 import json
 

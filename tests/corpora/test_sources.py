@@ -22,7 +22,9 @@ def write(path, records, kind):
     path.mkdir()
     lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
     if "parquet" in kind:
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path / "a.parquet", row_group_size=50)
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pylist(records), path / "a.parquet", row_group_size=50
+        )
         lines = (path / "a.parquet").read_bytes()
         (path / "a.parquet").unlink()
     pack = {"gz": gzip.compress, "zst": zstandard.compress}.get(kind.split(".")[-1], bytes)
@@ -122,22 +124,39 @@ def test_a_text_too_large_is_named_in_every_format(tmp_path, monkeypatch):
     table = pyarrow.table({"text": ["fine", "ä" * 501], "label": ["core", "core"]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "b.txt").write_text("x" * 1001)
-    for unit, place in (Unit((tmp_path / "a.parquet",)), "a.parquet:2"), (Unit((tmp_path / "b.txt",), "core"), "b.txt"):
+    for unit, place in (
+        (Unit((tmp_path / "a.parquet",)), "a.parquet:2"),
+        (Unit((tmp_path / "b.txt",), "core"), "b.txt"),
+    ):
         with pytest.raises(ValueError, match=f"{place}: "):
             list(read_unit(unit))
 
 
 def test_zstd_of_several_frames(tmp_path):
-    text = "".join(json.dumps({"text": "x" * 10_000 + str(n), "label": "core"}) + "\n" for n in range(60)).encode()
+    text = "".join(
+        json.dumps({"text": "x" * 10_000 + str(n), "label": "core"}) + "\n" for n in range(60)
+    ).encode()
     half = len(text) // 2
-    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(text[:half]) + zstandard.compress(text[half:]))
-    assert [t[10_000:] for _, t in read_unit(find_units(tmp_path)[0])] == [str(n) for n in range(60)]
+    (tmp_path / "a.jsonl.zst").write_bytes(
+        zstandard.compress(text[:half]) + zstandard.compress(text[half:])
+    )
+    assert [t[10_000:] for _, t in read_unit(find_units(tmp_path)[0])] == [
+        str(n) for n in range(60)
+    ]
 
 
 def test_zstd_with_a_large_window(tmp_path):
-    """What `zstd --long=30` writes: a window of 1 GB (2**(10 + 20)) in the header; here one plain block follows."""
+    """What `zstd --long=30` writes: a window of 1 GB (2**(10 + 20)) in the header.
+
+    Here one plain block follows.
+    """
     line = b'{"text": "t", "label": "core"}\n'
-    frame = (0xFD2FB528).to_bytes(4, "little") + bytes([0, 20 << 3]) + (len(line) << 3 | 1).to_bytes(3, "little") + line
+    frame = (
+        (0xFD2FB528).to_bytes(4, "little")
+        + bytes([0, 20 << 3])
+        + (len(line) << 3 | 1).to_bytes(3, "little")
+        + line
+    )
     (tmp_path / "a.jsonl.zst").write_bytes(frame)
     assert list(read_unit(find_units(tmp_path)[0])) == [("core", "t")]
 
@@ -153,14 +172,18 @@ def test_broken_compression_and_parquet_are_named(tmp_path, records, settings, k
 
 
 def test_parquet_names_wrong_columns_and_rows(tmp_path, settings):
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"], "topic": ["b"]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["a"], "topic": ["b"]}), tmp_path / "a.parquet"
+    )
     with pytest.raises(ValueError, match=r"a\.parquet: "):
         resolve(tmp_path, **settings)
     twice = pyarrow.table([["a"], ["b"], ["core"]], names=["text", "text", "label"])
     pyarrow.parquet.write_table(twice, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet: "):
         resolve(tmp_path, **settings)
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "label": ["core", None]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": ["a", "b"], "label": ["core", None]}), tmp_path / "a.parquet"
+    )
     with pytest.raises(ValueError, match=r"a\.parquet:2: "):
         resolve(tmp_path, **settings)
 
@@ -176,8 +199,13 @@ def test_a_core_label_with_commas(tmp_path, records, settings, jsonl):
     for record in records:
         record["label"] = {"core": "code, any"}.get(record["label"], record["label"])
     jsonl(tmp_path / "a.jsonl", records)
-    named = [resolve(tmp_path, **{**settings, "core_label": label}) for label in ("code, any", ("code, any",))]
-    assert [recipe.domain_of for recipe in named] == [{"code, any": "core", "virology": "virology"}] * 2
+    named = [
+        resolve(tmp_path, **{**settings, "core_label": label})
+        for label in ("code, any", ("code, any",))
+    ]
+    assert [recipe.domain_of for recipe in named] == [
+        {"code, any": "core", "virology": "virology"}
+    ] * 2
     with refused("core_label", "any, code"):
         resolve(tmp_path, **{**settings, "core_label": "code, any, virology"})
 
@@ -195,7 +223,10 @@ def test_labels_are_pooled_into_core(tmp_path, records, settings, jsonl):
 
 @pytest.mark.parametrize("label", ["cs.CR", "a\x00b", "病" * 39, "unlabelled"])
 def test_label_names_that_cannot_be_domains(tmp_path, records, settings, jsonl, label):
-    renamed = [{**record, "label": label} if record["label"] == "virology" else record for record in records]
+    renamed = [
+        {**record, "label": label} if record["label"] == "virology" else record
+        for record in records
+    ]
     with refused("label"):
         resolve(jsonl(tmp_path / "a.jsonl", renamed), **settings)
 
@@ -222,7 +253,9 @@ def test_labels_that_cannot_be_told_apart(tmp_path, records, settings, jsonl, la
 def test_a_label_that_looks_like_one_of_core_is_refused(tmp_path, records, settings, jsonl):
     """Its text would train core, which no profile removes; two labels of core may look alike."""
     others = [{"text": f"{record['text']} again", "label": "K\u0131rmizi"} for record in records]
-    kelvin = [{"text": f"{record['text']} more", "label": "\u212a\u0131rmizi"} for record in records]
+    kelvin = [
+        {"text": f"{record['text']} more", "label": "\u212a\u0131rmizi"} for record in records
+    ]
     path = jsonl(tmp_path / "a.jsonl", records + others + kelvin)
     with refused("label", "K\u0131rmizi"):
         resolve(path, **{**settings, "core_label": ("core", "\u212a\u0131rmizi")})
@@ -232,7 +265,10 @@ def test_a_label_that_looks_like_one_of_core_is_refused(tmp_path, records, setti
 
 @pytest.mark.parametrize("label", ["病" * 38, "c#"])
 def test_label_names_that_can(tmp_path, records, settings, jsonl, label):
-    renamed = [{**record, "label": label} if record["label"] == "virology" else record for record in records]
+    renamed = [
+        {**record, "label": label} if record["label"] == "virology" else record
+        for record in records
+    ]
     packed = prepare(resolve(jsonl(tmp_path / "a.jsonl", renamed), **settings), tmp_path / "data")
     assert packed.domains == ("core", label)
 
@@ -255,7 +291,12 @@ def test_globs(tmp_path, settings):
     spec = tmp_path / "project" / "corpus.json"
     spec.write_text(json.dumps({"globs": {"internal_code": ["src/**/*.py"], "core": ["*.txt"]}}))
     recipe = resolve(spec, **settings)
-    for path in (spec, src / "a.py", tmp_path / "project" / "notes.txt", src / "deep" / "__init__.py"):
+    for path in (
+        spec,
+        src / "a.py",
+        tmp_path / "project" / "notes.txt",
+        src / "deep" / "__init__.py",
+    ):
         path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
     assert resolve(spec, **settings) == recipe  # a byte order mark is no text
     assert recipe.domains == ("core", "internal_code")
@@ -276,7 +317,9 @@ def test_globs(tmp_path, settings):
 @pytest.mark.parametrize("pattern", ["x" * 300, "a**", "a\0", "**/" * 3000 + "a.py"])
 def test_globs_that_no_file_system_takes_are_named(tmp_path, settings, pattern):
     (tmp_path / "a.txt").write_text("plain words\n")
-    (tmp_path / "corpus.json").write_text(json.dumps({"globs": {"core": ["*.txt"], "z": [pattern]}}))
+    (tmp_path / "corpus.json").write_text(
+        json.dumps({"globs": {"core": ["*.txt"], "z": [pattern]}})
+    )
     with refused("globs[z]"):
         resolve(tmp_path / "corpus.json", **settings)
 

@@ -1,4 +1,5 @@
-"""Records as strangers write them: bombs, other encodings and line ends, nested columns, edits that keep the time."""
+"""Records as strangers write them: bombs, other encodings and line ends, nested columns, edits that
+keep the time."""
 
 import gzip
 import json
@@ -58,9 +59,16 @@ def test_empty_lines_without_end_are_an_error_soon(tmp_path, end, monkeypatch):
 
 
 def shared_text(path, num_chars: int, is_dictionary: bool, **options):
-    """1,024 rows that share one text, in some hundred bytes; typed as a dictionary, or only stored as one."""
-    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1024, pyarrow.int32()), ["x" * num_chars])
-    table = pyarrow.table({"text": column if is_dictionary else column.cast("string"), "label": ["core"] * 1024})
+    """1,024 rows that share one text, in some hundred bytes.
+
+    Typed as a dictionary, or only stored as one.
+    """
+    column = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * 1024, pyarrow.int32()), ["x" * num_chars]
+    )
+    table = pyarrow.table(
+        {"text": column if is_dictionary else column.cast("string"), "label": ["core"] * 1024}
+    )
     pyarrow.parquet.write_table(table, path, compression="zstd", **options)
     return path
 
@@ -89,7 +97,9 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path, monkeypatch):
         list(read_unit(Unit((bomb,))))
     for kind in ("gz", "zst"):
         packed = tmp_path / f"b.parquet.{kind}"
-        packed.write_bytes(pyarrow.compress(bytes(5 * MB), {"gz": "gzip", "zst": "zstd"}[kind], asbytes=True))
+        packed.write_bytes(
+            pyarrow.compress(bytes(5 * MB), {"gz": "gzip", "zst": "zstd"}[kind], asbytes=True)
+        )
         with pytest.raises(ValueError, match=rf"b\.parquet\.{kind}: "):
             list(read_unit(Unit((packed,))))
 
@@ -174,7 +184,11 @@ def test_a_file_that_grows_while_it_is_scanned_is_scanned_again(tmp_path, corpus
 
 def test_labels_without_number_are_named_in_short(tmp_path, jsonl, settings, monkeypatch):
     monkeypatch.setattr("gram_platform.corpora.recipe.MAX_DOMAINS", 1_000)
-    records = [{"text": f"{label} {copy}", "label": str(label)} for label in range(3_000) for copy in (0, 1)]
+    records = [
+        {"text": f"{label} {copy}", "label": str(label)}
+        for label in range(3_000)
+        for copy in (0, 1)
+    ]
     path = jsonl(tmp_path / "a.jsonl", records)
     with pytest.raises(InvalidField) as caught:
         resolve(path, **{**settings, "core_label": "nope"})

@@ -22,7 +22,9 @@ from tests.refused import refused
 
 def test_the_tokenizer_of_a_text_stays(records):
     """Its bytes are part of every packed corpus."""
-    text = train_tokenizer([record["text"] for record in records] + ["=" * LONGEST_WORD + "\n" * 900], 400).to_str()
+    text = train_tokenizer(
+        [record["text"] for record in records] + ["=" * LONGEST_WORD + "\n" * 900], 400
+    ).to_str()
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "ac06d1f070be71e6"
 
 
@@ -71,7 +73,10 @@ def test_a_tokenizer_without_words_is_named(tmp_path, corpus, settings):
 def test_a_tokenizer_on_which_the_library_panics_is_named(tmp_path, prefix):
     merges = '[["a", "b"], ["<|endoftext|>", "c"]]'
     vocab = '{"a": 0, "b": 1, "ab": 2, "c": 3, "<": 4}'
-    model = f'{{"type": "BPE", "continuing_subword_prefix": {prefix}, "vocab": {vocab}, "merges": {merges}}}'
+    model = (
+        f'{{"type": "BPE", "continuing_subword_prefix": {prefix}, "vocab": {vocab}, "merges":'
+        f" {merges}}}"
+    )
     (tmp_path / "tokenizer.json").write_text(f'{{"version": "1.0", "model": {model}}}')
     with refused("tokenizer", str(tmp_path / "tokenizer.json")):
         load_tokenizer(tmp_path / "tokenizer.json")

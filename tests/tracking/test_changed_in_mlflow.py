@@ -1,4 +1,5 @@
-"""Whatever people change in MLflow, and however long a study's texts are: submissions go on, with equal frames."""
+"""Whatever people change in MLflow, and however long a study's texts are: submissions go on, with
+equal frames."""
 
 import contextlib
 import json
@@ -33,7 +34,15 @@ def mirrored_storage(folder) -> Store:
 def log(tracker: Tracker) -> None:
     line = Line("gram core", {"method": "gram", "profile": "core"}, {100: {"core": 0.9}})
     views = study_views("scaling", "0123", {"profile": "core"}, (("core",),))
-    tracker.log_study("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, [line], {RUN.run_id: {}}, views)
+    tracker.log_study(
+        "scaling",
+        {"table.csv": b"content"},
+        {},
+        {"preset": "smoke"},
+        [line],
+        {RUN.run_id: {}},
+        views,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,10 @@ def database(template, tmp_path):
 
 
 def execute(uri: str, *statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection, connection:
+    with (
+        contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as connection,
+        connection,
+    ):
         for statement in statements:
             assert connection.execute(statement).rowcount > 0, statement
 
@@ -61,7 +73,9 @@ def set_tag(key: str, value: str) -> str:
 STEPS = ("'later'", "''", "'8.0'", "'-3'", "'1_0'", "'٨'", f"'{'9' * 5000}'")
 CHANGES = {
     "the step that was sent": [set_tag("gram.mirrored_step", step) for step in STEPS],
-    "both steps": [f"{set_tag('gram.mirrored_step', step)} OR key = 'gram.sending_step'" for step in STEPS[:1]],
+    "both steps": [
+        f"{set_tag('gram.mirrored_step', step)} OR key = 'gram.sending_step'" for step in STEPS[:1]
+    ],
     "a tag of the study": [set_tag("seed", "'5'"), "DELETE FROM tags WHERE key = 'profile'"],
     "the names of the tags": [set_tag("gram.tags", "'a,,b'")],
     "the number of parts": [
@@ -81,7 +95,9 @@ CHANGES = {
     "the experiment": ["UPDATE experiments SET lifecycle_stage = 'deleted' WHERE name = 'gram'"],
     "its name": ["UPDATE experiments SET name = 'mine' WHERE name = 'gram'"],
     "its tags": ["DELETE FROM experiment_tags"],
-    "the views": ["UPDATE experiment_tags SET value = '{\"name\": 1}' WHERE key LIKE '%gram.scaling%'"],
+    "the views": [
+        "UPDATE experiment_tags SET value = '{\"name\": 1}' WHERE key LIKE '%gram.scaling%'"
+    ],
     "the study's run": ["DELETE FROM tags WHERE key LIKE 'gram.study%'"],
 }
 
@@ -100,9 +116,13 @@ def test_a_change_is_undone_by_the_next_submission(database, what):
         assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
         assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 2}
     client = MlflowClient(uri)
-    runs = client.search_runs([client.get_experiment_by_name("gram").experiment_id], "tags.gram.kind = 'run'")
+    runs = client.search_runs(
+        [client.get_experiment_by_name("gram").experiment_id], "tags.gram.kind = 'run'"
+    )
     for key in runs[0].data.metrics:
-        steps = [point.step for run in runs for point in client.get_metric_history(run.info.run_id, key)]
+        steps = [
+            point.step for run in runs for point in client.get_metric_history(run.info.run_id, key)
+        ]
         assert len(steps) == len(set(steps)), key
 
 
@@ -142,8 +162,19 @@ STUDIES = {
         "": "8",
     },
     "names like escaped ones": {":2e:": "1", ".": "2", "a:2e:": "3", "a.": "4", ":3a:2e:": "5"},
-    "control characters": {"method": "a\0b", "size": "\x1b[31m\r\n\t", "profile": "\ud800", "\udfff\0": "x"},
-    "texts like ours": {"method": "…", "size": "[]", "gram": "{}", "mlflow.gram.part.0": "{}", "variant": "a,b"},
+    "control characters": {
+        "method": "a\0b",
+        "size": "\x1b[31m\r\n\t",
+        "profile": "\ud800",
+        "\udfff\0": "x",
+    },
+    "texts like ours": {
+        "method": "…",
+        "size": "[]",
+        "gram": "{}",
+        "mlflow.gram.part.0": "{}",
+        "variant": "a,b",
+    },
 }
 
 
@@ -151,7 +182,10 @@ STUDIES = {
 def test_texts_beyond_the_limits_are_kept_whole(template, tmp_path, monkeypatch, names):
     monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")  # so that nothing is cut in silence
     shutil.copytree(template.root, tmp_path / "storage")
-    store, tags = Store(tmp_path / "storage"), tmp_path / "storage" / "runs" / RUN.run_id / "tags.json"
+    store, tags = (
+        Store(tmp_path / "storage"),
+        tmp_path / "storage" / "runs" / RUN.run_id / "tags.json",
+    )
     tags.write_text(json.dumps({**TAGS, **STUDIES[names]}))
     uri = default_tracking_uri(store.root)
     Tracker(uri).sync(store)
@@ -163,7 +197,8 @@ def test_texts_beyond_the_limits_are_kept_whole(template, tmp_path, monkeypatch,
 
 
 def test_long_studies_are_logged(database, monkeypatch):
-    """Parameters, lines, views and tags of a study with hundreds of labels, and hundreds of studies."""
+    """Parameters, lines, views and tags of a study with hundreds of labels, and hundreds of
+    studies."""
     monkeypatch.setenv("MLFLOW_TRUNCATE_LONG_VALUES", "false")
     _, uri = database
     tracker = Tracker(uri)

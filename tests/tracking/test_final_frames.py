@@ -1,4 +1,7 @@
-"""A final table reads MLflow once everything was sent, and the storage otherwise; both give the same table."""
+"""A final table reads MLflow once everything was sent, and the storage otherwise.
+
+Both give the same table.
+"""
 
 import contextlib
 import shutil
@@ -96,7 +99,9 @@ def test_the_storage_is_read_when_not_everything_was_sent(sent):
 
 def test_an_edit_in_mlflow_reaches_the_table(sent):
     store, tracker = sent
-    execute(tracker.tracking_uri, "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/virology'")
+    execute(
+        tracker.tracking_uri, "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/virology'"
+    )
     found = read(store, tracker)
     assert found.source == "MLflow"
     assert found.nodes["loss/virology"].tolist() == [9.0, 9.0]
@@ -129,7 +134,10 @@ def other_record(step: int) -> dict:
 
 @pytest.mark.filterwarnings("ignore:run .* is missing:RuntimeWarning")
 def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
-    """Also when its run is sent again. A new mirror gets the curve when the storage has it again."""
+    """Also when its run is sent again.
+
+    A new mirror gets the curve when the storage has it again.
+    """
     store, tracker = sent
     whole, segments = load_store_curves(store), Path(store.root, "runs", RUN.run_id)
     shutil.copytree(segments, f"{store.root}/whole")
@@ -150,7 +158,10 @@ def test_a_report_names_its_source_and_its_table_is_the_same(planted_study, tmp_
     planted, about, _ = planted_study
     shutil.copytree(planted.root, tmp_path / "storage")
     store, tables = Store(tmp_path / "storage").open_for_writing(min_free_bytes=0), []
-    for uri, source in ((f"sqlite:///{store.root}/mlflow.db", "MLflow"), (unused_address(), "the storage")):
+    for uri, source in (
+        (f"sqlite:///{store.root}/mlflow.db", "MLflow"),
+        (unused_address(), "the storage"),
+    ):
         tracker, said = Tracker(uri), []
         with Mirror(tracker, store, said.append) as mirror:
             mirror.finish(about.ids)

@@ -1,4 +1,5 @@
-"""MLflow's database names absolute places: those of a copied, moved or edited one are never written to."""
+"""MLflow's database names absolute places: those of a copied, moved or edited one are never written
+to."""
 
 import contextlib
 import shutil
@@ -17,7 +18,10 @@ from gram_platform.tracking.frame import load_runs, load_store
 from tests.store.training import in_process, train
 from tests.tracking.planted import RUN
 
-PLACES = "SELECT artifact_location FROM experiments WHERE name = 'gram' UNION ALL SELECT artifact_uri FROM runs"
+PLACES = (
+    "SELECT artifact_location FROM experiments WHERE name = 'gram' UNION ALL SELECT artifact_uri"
+    " FROM runs"
+)
 
 
 def log(storage: Path, table: bytes = b"a,b\n1,2\n") -> str:
@@ -40,12 +44,17 @@ def execute(storage: Path, statement: str, *values: str) -> list[tuple]:
 
 
 def places(storage: Path) -> set[str]:
-    """The folders that the database names for the artifacts of its runs, without what follows `mlartifacts`."""
+    """The folders that the database names for the artifacts of its runs, without what follows
+    `mlartifacts`."""
     return {place.partition("/mlartifacts")[0] for (place,) in execute(storage, PLACES)}
 
 
 def content(folder: Path) -> dict[Path, bytes]:
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +70,9 @@ def template(tmp_path_factory):
     (export / "record.json").write_text("{}")
     (export / "part" / "weights").write_bytes(b"w")
     view = View.of(RUN.run_id, {})
-    tracker.register_export(Store(storage).run(RUN.run_id), view, "model", export / "record.json", {})
+    tracker.register_export(
+        Store(storage).run(RUN.run_id), view, "model", export / "record.json", {}
+    )
     return storage
 
 
@@ -96,7 +107,9 @@ def test_a_copy_writes_into_itself(original, tmp_path):
     assert len(figures) == 2
     assert {"curves.html"} < figures
     (version,) = client.search_model_versions("name = 'model'")
-    exported = Path(client.get_model_version_download_uri("model", version.version).removeprefix("file://"))
+    exported = Path(
+        client.get_model_version_download_uri("model", version.version).removeprefix("file://")
+    )
     assert copy in exported.parents
     assert (exported / "part" / "weights").read_bytes() == b"w"
 
@@ -145,7 +158,14 @@ def test_copies_at_once_keep_apart(original, tmp_path):
 
 SET_RUN = "UPDATE runs SET artifact_uri = ?"
 SET_EXPERIMENT = "UPDATE experiments SET artifact_location = ?"
-OTHER_PLACES = ("file://{}", "{}", "s3://bucket/mlartifacts", "file://{}/mlartifacts/a", "", "file://{}#/mlartifacts")
+OTHER_PLACES = (
+    "file://{}",
+    "{}",
+    "s3://bucket/mlartifacts",
+    "file://{}/mlartifacts/a",
+    "",
+    "file://{}#/mlartifacts",
+)
 
 
 @pytest.mark.parametrize("statement", [SET_RUN, SET_EXPERIMENT])
@@ -166,10 +186,15 @@ def test_a_database_that_changes_its_mind_names_no_place(original, home):
     for event in ("INSERT ON tags", "UPDATE ON tags", "UPDATE OF artifact_uri ON runs"):
         name = event.replace(" ", "_")
         execute(
-            original, f"CREATE TRIGGER {name} AFTER {event} BEGIN UPDATE runs SET artifact_uri = 'file://{home}'; END"
+            original,
+            f"CREATE TRIGGER {name} AFTER {event} BEGIN UPDATE runs SET artifact_uri ="
+            f" 'file://{home}'; END",
         )
     execute(original, SET_RUN, f"file://{home}")
-    execute(original, "UPDATE runs SET artifact_uri = 'file:///x/mlartifacts/' || run_uuid || '/artifacts'")
+    execute(
+        original,
+        "UPDATE runs SET artifact_uri = 'file:///x/mlartifacts/' || run_uuid || '/artifacts'",
+    )
     with contextlib.suppress(TrackingUnavailable):
         log(original)
     assert content(home) == {Path("table.csv"): b"mine"}
@@ -213,7 +238,9 @@ def test_a_plain_path_has_a_plain_uri(tmp_path):
     assert database_path("http://host:5000") is database_path("postgresql://host/mlflow") is None
 
 
-@pytest.mark.parametrize("place", ["mlartifacts", "mlartifacts/{}", "mlartifacts/{}/artifacts/figures"])
+@pytest.mark.parametrize(
+    "place", ["mlartifacts", "mlartifacts/{}", "mlartifacts/{}/artifacts/figures"]
+)
 def test_a_folder_of_artifacts_that_is_a_link_is_not_followed(original, home, place):
     run_id = log(original)
     folder = original / place.format(run_id)

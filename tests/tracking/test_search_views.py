@@ -1,4 +1,5 @@
-"""What MLflow has of a search: the objective and what was varied as metrics of runs, and a view of its trials."""
+"""What MLflow has of a search: the objective and what was varied as metrics of runs, and a view of
+its trials."""
 
 import json
 
@@ -36,7 +37,11 @@ def test_a_run_of_one_trial_has_its_finite_numbers():
     ("columns", "drawn", "best"),
     [
         (GRID, ["objective/tiny", "objective/small"], "metrics.`objective`"),
-        (TrialColumns(("p", "q", "r"), ("forget", "core")), ["objective/forget", "objective/core"], None),
+        (
+            TrialColumns(("p", "q", "r"), ("forget", "core")),
+            ["objective/forget", "objective/core"],
+            None,
+        ),
         (TrialColumns(), [], ""),
     ],
     ids=["a grid", "a sweep", "nothing declared"],
@@ -49,7 +54,9 @@ def test_the_view_has_columns_the_best_first_and_contours(columns, drawn, best):
     assert all(chart["xaxis"]["key"] == f"trial/{columns.parameters[0]}" for chart in charts)
     assert all(chart["yaxis"]["key"] == f"trial/{columns.parameters[1]}" for chart in charts)
     assert state.get("orderByKey", "") == ("metrics.`objective/forget`" if best is None else best)
-    assert {f"metrics.`trial/{name}`" for name in columns.parameters} <= set(state["selectedColumns"])
+    assert {f"metrics.`trial/{name}`" for name in columns.parameters} <= set(
+        state["selectedColumns"]
+    )
     assert "gram.study.lr_bs_grid" in state["searchFilter"]
 
 
