@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from gram_platform.corpora import resolve, tokenizer
 from gram_platform.corpora.tokenizer import (
@@ -26,6 +26,35 @@ def test_the_tokenizer_of_a_text_stays(records):
         [record["text"] for record in records] + ["=" * LONGEST_WORD + "\n" * 900], 400
     ).to_str()
     assert hashlib.sha256(text.encode()).hexdigest()[:16] == "ac06d1f070be71e6"
+
+
+def test_words_are_cut_only_beyond_a_length_that_no_text_has():
+    """At most so many bytes, a word is trained on whole: the result is that of the library without
+    a cut."""
+    draw, alphabet = random.Random(0), pre_tokenizers.ByteLevel.alphabet()
+    texts = [
+        "".join(draw.choices("acgt", k=LONGEST_WORD)),
+        "\u75c5" * (LONGEST_WORD // 3),
+        " " * LONGEST_WORD,
+        "some words",
+    ]
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=400,
+            min_frequency=2,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(alphabet),
+            show_progress=False,
+        ),
+    )
+    assert train_tokenizer(texts, 400).get_vocab() == plain.get_vocab()
+    assert (
+        train_tokenizer(texts, 400).pre_tokenizer.__getstate__()
+        == plain.pre_tokenizer.__getstate__()
+    )
 
 
 def test_a_genome_is_trained_on_and_encoded_in_seconds():
