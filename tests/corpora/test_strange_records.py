@@ -42,7 +42,7 @@ def test_a_zst_is_unpacked_a_little_at_a_time(tmp_path):
     try:
         with opened(path) as file:
             assert sum(map(len, iter(lambda: file.read(MB), b""))) == 120 * MB
-        assert tracemalloc.get_traced_memory()[1] < 60 * MB
+        assert tracemalloc.get_traced_memory()[1] < 100 * MB
     finally:
         tracemalloc.stop()
 
