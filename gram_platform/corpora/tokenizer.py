@@ -215,12 +215,11 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     return HUB_ENDS[name]
 
 
-def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
-    """Raises ValueError unless all token ids are below the model's `vocab_size`, which may exceed
-    the tokenizer's.
+def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+    """Raises ValueError unless all token ids are below the model's `vocab_size`.
 
-    Also for a tokenizer without an end of text, or without words: any text would be no tokens.
-    `source` names it.
+    That may exceed the tokenizer's. ValueError also for a tokenizer without words, whose name is
+    `source`: any text would be no tokens.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -228,4 +227,9 @@ def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     needed = max(vocabulary.values()) + 1
     if needed > vocab_size:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
+
+
+def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+    """Raises ValueError as `require_vocab`, and for a tokenizer without an end of text."""
+    require_vocab(tokenizer, vocab_size, source)
     end_of_text_id(tokenizer)

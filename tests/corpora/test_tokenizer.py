@@ -14,7 +14,7 @@ from gram_platform.corpora.tokenizer import (
     LONGEST_WORD,
     interruptible,
     load_tokenizer,
-    require_usable,
+    require_vocab,
     train_tokenizer,
 )
 from tests.refused import refused
@@ -95,7 +95,7 @@ def test_a_tokenizer_without_words_is_named(tmp_path, corpus, settings):
         with refused("tokenizer", str(tmp_path / f"{name}.json")):
             resolve(corpus, **settings, tokenizer=str(tmp_path / f"{name}.json"))
     with refused("tokenizer", "owner/name"):
-        require_usable(Tokenizer(models.BPE()), 300, "owner/name")
+        require_vocab(Tokenizer(models.BPE()), 300, "owner/name")
 
 
 @pytest.mark.parametrize("prefix", ["null", '"abcdefgh"'])
