@@ -28,7 +28,7 @@ from gram_platform.corpora import recipe
 from gram_platform.corpora.hub_access import patiently, require_all, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
-from gram_platform.corpora.records import Record, Unit, add_record
+from gram_platform.corpora.records import Document, Unit, add_record
 from gram_platform.corpora.sources import Item, Progress, silent
 
 # One of the first records must have each field; a check compares their labels with the catalog.
@@ -162,7 +162,7 @@ def row_id(row: HubRow) -> str:
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
 
-def first_record(row: HubRow) -> Record:
+def first_record(row: HubRow) -> Document:
     """Returns the first record that passes the row's filters.
 
     ValueError naming the row if there is none.
@@ -253,7 +253,9 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     return [{**part, "path": str(place / part["name"])} for part in state["parts"][:number]]
 
 
-def _write_part(found: Iterator[Record | None], folder: Path, number: int, num_bytes: int) -> dict:
+def _write_part(
+    found: Iterator[Document | None], folder: Path, number: int, num_bytes: int
+) -> dict:
     """Writes records until they hold `num_bytes` of text.
 
     Renames the file to its name only when it is whole.
@@ -329,7 +331,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     return stream
 
 
-def _records(row: HubRow, stream, is_start: bool) -> Iterator[Record | None]:
+def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
     """Yields the records that pass the row's filters and have some text.
 
     None for one that lacks a field.
@@ -372,7 +374,7 @@ def _streamed(row: HubRow, stream) -> Iterator[dict]:
         raise row_error(row, error) from error
 
 
-def _record(row: HubRow, record: dict) -> Record | None:
+def _record(row: HubRow, record: dict) -> Document | None:
     """Returns the row's text and label; None for a record without text."""
     texts = [_field(record, name).strip() for name in row.text_fields]
     text = "\n\n".join(part for part in texts if part)
@@ -382,7 +384,7 @@ def _record(row: HubRow, record: dict) -> Record | None:
     if label not in row.all_labels:
         allowed = f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}"
         raise invalid(f"{row.dataset}: {row.label_field}", label, allowed)
-    return Record(label, text)
+    return Document(label, text)
 
 
 def _value(record: object, name: str) -> object:

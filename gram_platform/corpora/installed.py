@@ -20,7 +20,7 @@ from gram_platform.config import CORE
 from gram_platform.config.crash_safe import require_plain
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.packed import new_staging
-from gram_platform.corpora.records import Record, Unit
+from gram_platform.corpora.records import Document, Unit
 from gram_platform.corpora.sources import Progress, silent
 
 # The corpus's name, and the folder of its files.
@@ -165,7 +165,7 @@ def _collected(
     folders: tuple[Path, ...],
     bytes_of_label: Mapping[str, int],
     progress: Progress,
-) -> Iterator[Record]:
+) -> Iterator[Document]:
     """Yields distinct documents, label by label, until each label has enough bytes.
 
     Reads no file after that.
@@ -183,7 +183,7 @@ def _collected(
             seen.add(digest)
             found += len(text.encode())
             progress("collecting installed text", done + min(found, wanted), total)
-            yield Record(label, text)
+            yield Document(label, text)
         if found < FEWEST_SHARE * wanted:
             raise _too_little(label, found, wanted, folders)
         done += wanted

@@ -57,7 +57,7 @@ class ChangedText(ValueError):
         )
 
 
-class Record(NamedTuple):
+class Document(NamedTuple):
     """A document with its label."""
 
     label: str
@@ -120,7 +120,7 @@ def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[s
             yield domain_of[label], text
 
 
-def _read(piece: Unit) -> Iterator[Record]:
+def _read(piece: Unit) -> Iterator[Document]:
     digest = hashlib.sha256()
     try:
         for record in read_unit(piece):
@@ -152,7 +152,7 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
 
 
-def read_unit(unit: Unit) -> Iterator[Record]:
+def read_unit(unit: Unit) -> Iterator[Document]:
     """Yields the records of a unit, in order.
 
     ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or
@@ -170,7 +170,7 @@ def read_unit(unit: Unit) -> Iterator[Record]:
             )
 
 
-def _read_documents(unit: Unit) -> Iterator[Record]:
+def _read_documents(unit: Unit) -> Iterator[Document]:
     """Reads each file as one document, without its byte order mark; skips files without text."""
     for path in unit.paths:
         if size_of(path) > MAX_RECORD_BYTES:
@@ -185,7 +185,7 @@ def _read_documents(unit: Unit) -> Iterator[Record]:
                 f"{path}:{line}: is not UTF-8 text ({error.reason}): leave it out of the globs"
             ) from None
         if text.strip():
-            yield Record(unit.label, text)
+            yield Document(unit.label, text)
 
 
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
@@ -215,7 +215,7 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
             yield number, line
 
 
-def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Record]:
+def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Document]:
     # The line of the last record.
     last = span[2]
     for number, raw in _lines(path, span):
@@ -253,16 +253,16 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Recor
             yield _instruction(where, *(_text_of(where, name, record.get(name)) for name in ASKED))
 
 
-def _instruction(where: str, prompt: str, response: str) -> Record:
+def _instruction(where: str, prompt: str, response: str) -> Document:
     for name, text in zip(ASKED, (prompt, response), strict=True):
         if RESPONSE in text:
             raise ValueError(
                 f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response"
             )
-    return Record(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
+    return Document(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
 
 
-def _read_parquet(path: Path) -> Iterator[Record]:
+def _read_parquet(path: Path) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
     import zstandard
@@ -321,8 +321,8 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
     return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
-def _checked(where: str, label: object, text: object) -> Record:
-    return Record(_text_of(where, "label", label), _text_of(where, "text", text))
+def _checked(where: str, label: object, text: object) -> Document:
+    return Document(_text_of(where, "label", label), _text_of(where, "text", text))
 
 
 def _text_of(where: str, name: str, value: object) -> str:

@@ -72,7 +72,7 @@ NUM_CURVE_POINTS = 100
 
 
 @dataclass(frozen=True)
-class Entry:
+class NodeEntry:
     """One node as MLflow shows it; `result_metrics` is empty until there is a result."""
 
     kind: str
@@ -101,11 +101,11 @@ def shown_name(name: str) -> str:
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
 
-def node_entry(node: RunDirectory | EvaluationDirectory) -> Entry | None:
+def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
     return run_entry(node) if isinstance(node, RunDirectory) else evaluation_entry(node)
 
 
-def run_entry(run: RunDirectory) -> Entry | None:
+def run_entry(run: RunDirectory) -> NodeEntry | None:
     """Describes a run.
 
     None before the first attempt, and with a warning when the config is corrupted.
@@ -120,7 +120,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     note = text_for_people(run_note(config, run))
     name = run_name("run", run.run_id, tags)
     run_tags = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note, NAME: name}
-    return Entry(
+    return NodeEntry(
         kind="run",
         node_id=run.run_id,
         tags=_tags("run", tags, status, result) | run_tags | code_tags(timing.get("code", "")),
@@ -135,7 +135,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     )
 
 
-def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
+def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
     """Describes an evaluation.
 
     None before the result, and with a warning when the config is corrupted.
@@ -150,7 +150,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
     ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
     name = run_name("evaluation", evaluation.eval_id, tags)
     about = {NOTE: text_for_people(evaluation_note(plain)), NAME: name}
-    return Entry(
+    return NodeEntry(
         kind="evaluation",
         node_id=evaluation.eval_id,
         tags=_tags("evaluation", tags, State.COMPLETE, result)
@@ -288,7 +288,7 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 
-def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> list[Metric]:
+def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
     """Lists the metrics of records above `after_step`, with stored times, always thinned alike.
 
     A metric whose name is too long for MLflow is left out. `train/tokens` and `train/compute_units`
@@ -312,7 +312,7 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
     return metrics
 
 
-def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
+def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
     """Lists metrics that do not follow from the curves, at the run's last step and end."""
     curves = {name: key for key, name in AT_END.items()}
     values = {
@@ -331,7 +331,7 @@ def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
     ]
 
 
-def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
+def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
     """Estimates when work began, in Unix milliseconds: the first record, else from the end."""
     if records:
         return milliseconds(records[0]["time"])

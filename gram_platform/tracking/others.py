@@ -21,7 +21,7 @@ from gram_platform.config.identity import invalid, require_choice, short_hash
 from gram_platform.config.plugins import Table
 from gram_platform.store import RunDirectory, Store
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.values import study_of, unescape
 
 # A file beside a node's events: once they are whole it has the hash of what they show.
@@ -29,7 +29,7 @@ WRITTEN = "written"
 # Bytes of a folder's name without the node's id.
 MOST_BYTES_OF_NAME = 200
 
-Write = Callable[[Path, Entry, Sequence[Metric]], None]
+Write = Callable[[Path, NodeEntry, Sequence[Metric]], None]
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
@@ -71,7 +71,7 @@ def _folder_name(name: str) -> str:
     return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 
-def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
+def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     """Writes event files: `tensorboard --logdir FOLDER` shows them."""
     with SummaryWriter(str(place)) as writer:
         for point in points:
@@ -79,7 +79,7 @@ def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
         writer.add_text("description", entry.tags[content.NOTE])
 
 
-def _wandb(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
+def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     """Writes a run of Weights & Biases with the node's id; WANDB_PROJECT names the project.
 
     It stays here for `wandb sync`, unless WANDB_MODE=online.

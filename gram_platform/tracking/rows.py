@@ -9,7 +9,7 @@ from gram_platform.config.identity import metric_name
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.values import (
     LONGEST_TEXT,
     in_utf8,
@@ -27,7 +27,7 @@ CURVE = "mlflow.gram.curve."
 LONGEST_TAG = LONGEST_TEXT
 
 
-def entry_row(entry: Entry) -> dict:
+def entry_row(entry: NodeEntry) -> dict:
     """Returns the row of a node of the storage."""
     return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
@@ -84,7 +84,7 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
     }
 
 
-def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
+def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
 
     Tags come with their run, a thousand runs in one request. The history of a metric needs a

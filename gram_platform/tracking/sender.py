@@ -14,7 +14,7 @@ from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
-from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.rows import curve_tags
 from gram_platform.tracking.values import MOST_TAGS, number_of
 
@@ -34,7 +34,9 @@ class Sender:
         # Runs of which MLflow lacks records that the storage has lost.
         self.incomplete: set[str] = set()
 
-    def mirror(self, node: RunDirectory | EvaluationDirectory, entry: Entry | None) -> str | None:
+    def mirror(
+        self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
+    ) -> str | None:
         """Sends what MLflow lacks of a node.
 
         Returns the MLflow run id, None for a node without entry.
@@ -55,7 +57,7 @@ class Sender:
         self.known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
 
-    def _bring_up(self, entry: Entry, records: Sequence[Mapping]) -> Run:
+    def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
         """Finds or makes the node's MLflow run and sends the difference.
 
         Retries when another machine interferes. That machine may have deleted our duplicate, or
@@ -82,12 +84,12 @@ class Sender:
             time.sleep(random.uniform(0.0, LONGEST_PAUSE_S))
         raise AssertionError("the last try returns or raises")
 
-    def is_mirrored(self, run: Run, entry: Entry) -> bool:
+    def is_mirrored(self, run: Run, entry: NodeEntry) -> bool:
         """Tells whether MLflow has all that the storage has of the node."""
         is_sent = has(run, entry.last_step, self._wanted(entry))
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
-    def _wanted(self, entry: Entry) -> dict[str, str]:
+    def _wanted(self, entry: NodeEntry) -> dict[str, str]:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
@@ -95,7 +97,7 @@ class Sender:
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
-    def find(self, entry: Entry) -> Run | None:
+    def find(self, entry: NodeEntry) -> Run | None:
         """Finds the node's MLflow run.
 
         Deletes all but the oldest where several machines made one at once.
@@ -124,7 +126,7 @@ class Sender:
                 if not self._connection.has_refused(error):
                     raise
 
-    def _create(self, entry: Entry, records: Sequence[Mapping]) -> Run:
+    def _create(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
         tags = {content.KIND: entry.kind, content.ID_TAGS[entry.kind]: entry.node_id}
         if entry.last_step >= 0:
             tags[content.SENDING_STEP] = str(entry.last_step)
@@ -139,7 +141,7 @@ class Sender:
         self._connection.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
         return self.find(entry) or run
 
-    def _send(self, run: Run, entry: Entry, records: Sequence[Mapping], is_new: bool) -> None:
+    def _send(self, run: Run, entry: NodeEntry, records: Sequence[Mapping], is_new: bool) -> None:
         """Sends curves and results, then tags (also `gram.mirrored_step`), then the status."""
         client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
@@ -190,7 +192,7 @@ class Sender:
         }
         return (metric for metric in metrics if metric.step not in present[metric.key])
 
-    def _set_status(self, run: Run, entry: Entry) -> None:
+    def _set_status(self, run: Run, entry: NodeEntry) -> None:
         client, status = self._connection.client, content.MLFLOW_STATUS[entry.status]
         if run.info.status == status:
             return

@@ -8,7 +8,7 @@ from gram_platform.config import Evaluation, State, View
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.entry import Entry, curve_metrics, unescape
+from gram_platform.tracking.entry import NodeEntry, curve_metrics, unescape
 from gram_platform.tracking.views import Line
 from tests.store.training import record, run_config, train
 
@@ -78,7 +78,7 @@ def test_the_documented_searches_find_what_they_say(mirrored, text):
 def test_norms_of_sets_stay_in_the_storage():
     plain = record(100)
     plain["metrics"][f"{NORM}weights/shared"] = 3.0
-    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, config=run_config(100))
+    entry = NodeEntry("run", "r1", "a run", State.COMPLETE, {}, {}, config=run_config(100))
     keys = {unescape(metric.key) for metric in curve_metrics([plain], entry, -1)}
     assert keys == {
         "loss/core",

@@ -24,7 +24,7 @@ from gram_platform.pages.results.record import links_note
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection, context_tags, masked
-from gram_platform.tracking.entry import Entry, curve_metrics, run_entry, shown_name, unescape
+from gram_platform.tracking.entry import NodeEntry, curve_metrics, run_entry, shown_name, unescape
 from gram_platform.tracking.frame import load_runs
 from gram_platform.tracking.views import Line, study_views
 from tests.store.training import in_process, record, run_config, train
@@ -247,7 +247,7 @@ def test_long_curves_are_thinned_the_same_way_every_time():
         if r["step"] % 250:
             del r["metrics"]["validation/loss/core"], r["metrics"]["validation/loss/virology"]
     run = run_config(1000)
-    entry = Entry("run", "r1", "a run", State.COMPLETE, {}, {}, config=run)
+    entry = NodeEntry("run", "r1", "a run", State.COMPLETE, {}, {}, config=run)
     whole = curve_metrics(records, entry, -1)
     assert [m.value for m in whole if m.key == "train/tokens"][:2] == [160.0, 320.0]
     units = [m.value for m in whole if m.key == "train/compute_units"]
