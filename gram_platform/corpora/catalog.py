@@ -1,11 +1,13 @@
-"""Lists the named corpora, except `installed` (see `installed.py`). Literal values, to be read and edited.
+"""Lists the named corpora, except `installed` (see `installed.py`).
 
-A hub row is `verified` once a person or `gram prepare --check` has opened a record of that revision and seen the
-fields. The rows below were written from dataset cards and from code that reads the datasets, without a network: none is
-verified. The revision "main" changes over time; replace it by a commit once you have checked it.
+Literal values, to be read and edited. A hub row is `verified` once a person or `gram prepare
+--check` has opened a record of that revision and seen the fields. The rows below were written from
+dataset cards and from code that reads the datasets, without a network: none is verified. The
+revision "main" changes over time; replace it by a commit once you have checked it.
 
-Amounts in tokens come from the authors' published logs (agencyenterprise/modular-pretraining). Bytes per token are
-estimates; for web text and code, those of GPT-2's tokenizer, which GPT-Neo uses too.
+Amounts in tokens come from the authors' published logs (agencyenterprise/modular-pretraining).
+Bytes per token are estimates; for web text and code, those of GPT-2's tokenizer, which GPT-Neo uses
+too.
 """
 
 from collections.abc import Mapping
@@ -18,30 +20,43 @@ from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
-DEFAULT_NUM_AUX = 4  # number of auxiliary topics, the first by name, unless `--core-label` names the core
+# The first topics by name are auxiliary, so many, unless `--core-label` names the core.
+DEFAULT_NUM_AUX = 4
 
 
 @dataclass(frozen=True)
 class StoriesCorpus:
     """A corpus of generated stories."""
 
-    core_documents: int  # spread over the topics of core
-    aux_documents: int  # of each auxiliary topic
-    num_facts: int  # of each topic, a multiple of 16
-    shared_fact_share: float  # share of a topic's facts that all topics have in common
+    # Documents of core, spread over its topics.
+    core_documents: int
+    # Documents of each auxiliary topic.
+    aux_documents: int
+    # Facts of each topic, a multiple of 16.
+    num_facts: int
+    # The share of a topic's facts that all topics have in common.
+    shared_fact_share: float
     seed: int = 0
-    num_instructions: int = 0  # documents labelled `instructions`: a prompt about a core topic's facts, and a response
+    # Documents labelled `instructions`: a prompt about a core topic's facts, and a response.
+    num_instructions: int = 0
 
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A mixture of hub datasets; the tokens that a study needs decide how much of each is fetched."""
+    """A mixture of hub datasets.
+
+    The tokens that a study needs decide how much of each is fetched.
+    """
 
     rows: tuple[HubRow, ...]
-    core_labels: tuple[str, ...] = ()  # (): all labels except the first DEFAULT_NUM_AUX by name
-    core_tokens: int = 10_000_000  # if a study or `gram prepare` gives no number
-    aux_share: float = 0.25  # if none is given: tokens of all auxiliary labels, divided evenly, over core's tokens
-    tokenizer: str = ""  # "": a byte-level BPE trained on the corpus
+    # (): all labels except the first DEFAULT_NUM_AUX by name.
+    core_labels: tuple[str, ...] = ()
+    # Used if a study or `gram prepare` gives no number.
+    core_tokens: int = 10_000_000
+    # Tokens of all auxiliary labels, divided evenly, over core's tokens; used if none is given.
+    aux_share: float = 0.25
+    # "": a byte-level BPE trained on the corpus.
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -54,44 +69,66 @@ class HubCorpus:
 class TextCorpus:
     """Local text, as a user's recipe describes it; paths are relative to `root`."""
 
-    globs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label -> patterns; a file is a document
-    records: tuple[str, ...] = ()  # files and folders of .jsonl or .parquet with `text` and `label`
-    root: str = "."  # relative to the recipe's folder
-    core_labels: tuple[str, ...] = ()  # (): core
-    tokenizer: str = ""  # "": a byte-level BPE trained on the corpus
+    # Label -> patterns; a file is a document.
+    globs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Files and folders of .jsonl or .parquet with `text` and `label`.
+    records: tuple[str, ...] = ()
+    # A folder, relative to the recipe's.
+    root: str = "."
+    # (): the label `core`.
+    core_labels: tuple[str, ...] = ()
+    # "": a byte-level BPE trained on the corpus.
+    tokenizer: str = ""
 
     def __post_init__(self) -> None:
         if not self.globs and not self.records:
-            raise invalid("globs, records", "", "at least one of both; or rows, for datasets of the hub")
+            raise invalid(
+                "globs, records", "", "at least one of both; or rows, for datasets of the hub"
+            )
 
 
-# A story has about 160 tokens at vocabulary 1,024: "stories" has 3M training tokens of core and 0.2M of each topic,
-# "stories-long" 30M of core, "stories-100M" 100M of core and 0.9M of each topic; the law `demo` was measured on
-# "stories-96". As in real text, a topic has many facts that recur by a power law: of few facts, a model would learn all
-# from a part of the topic's text. A tenth of the facts is private to the topic and lost when the topic is removed.
+# A story has about 160 tokens at vocabulary 1,024: "stories" has 3M training tokens of core and
+# 0.2M of each topic, "stories-long" 30M of core, "stories-100M" 100M of core and 0.9M of each
+# topic; the law `demo` was measured on "stories-96". As in real text, a topic has many facts that
+# recur by a power law: of few facts, a model would learn all from a part of the topic's text. A
+# tenth of the facts is private to the topic and lost when the topic is removed.
 STORIES = {
-    "stories": StoriesCorpus(core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9),
-    "stories-96": StoriesCorpus(core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3),
-    "stories-long": StoriesCorpus(core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9),
-    "stories-100M": StoriesCorpus(core_documents=700_000, aux_documents=7_000, num_facts=1_280, shared_fact_share=0.9),
-    "stories-smoke": StoriesCorpus(core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3),
+    "stories": StoriesCorpus(
+        core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9
+    ),
+    "stories-96": StoriesCorpus(
+        core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3
+    ),
+    "stories-long": StoriesCorpus(
+        core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9
+    ),
+    "stories-100M": StoriesCorpus(
+        core_documents=700_000, aux_documents=7_000, num_facts=1_280, shared_fact_share=0.9
+    ),
+    "stories-smoke": StoriesCorpus(
+        core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3
+    ),
 }
-# the same stories beside instructions to finetune on
+# The same stories beside instructions to finetune on.
 STORIES |= {
     "stories-instructed": replace(STORIES["stories"], num_instructions=4_000),
     "stories-instructed-smoke": replace(STORIES["stories-smoke"], num_instructions=600),
 }
 
 TOPICS_OF_SIMPLE_STORIES = """
-    a deadline or time limit, alien encounters, bygone eras, cultural traditions, dinosaurs, dream worlds, enchanted
-    forests, fairy tales, fantasy worlds, gardens, giant creatures, haunted places, hidden treasures, holidays,
-    invisibility, island adventures, living objects, lost cities, lost civilizations, magical lands, magical objects,
-    miniature worlds, mysterious maps, mystical creatures, outer space, pirates, riddles, robots and technology, royal
-    kingdoms, school life, seasonal changes, secret societies, shape-shifting, sibling rivalry, snowy adventures,
-    space exploration, sports, subterranean worlds, superheroes, talking animals, the arts, the sky, time travel,
-    treasure hunts, undercover missions, underwater adventures, unusual vehicles, virtual worlds
+    a deadline or time limit, alien encounters, bygone eras, cultural traditions, dinosaurs, dream
+    worlds, enchanted forests, fairy tales, fantasy worlds, gardens, giant creatures, haunted
+    places, hidden treasures, holidays, invisibility, island adventures, living objects, lost
+    cities, lost civilizations, magical lands, magical objects, miniature worlds, mysterious maps,
+    mystical creatures, outer space, pirates, riddles, robots and technology, royal kingdoms, school
+    life, seasonal changes, secret societies, shape-shifting, sibling rivalry, snowy adventures,
+    space exploration, sports, subterranean worlds, superheroes, talking animals, the arts, the sky,
+    time travel, treasure hunts, undercover missions, underwater adventures, unusual vehicles,
+    virtual worlds
 """
-SIMPLE_STORIES_TOPICS = tuple(" ".join(topic.split()) for topic in TOPICS_OF_SIMPLE_STORIES.split(","))
+SIMPLE_STORIES_TOPICS = tuple(
+    " ".join(topic.split()) for topic in TOPICS_OF_SIMPLE_STORIES.split(",")
+)
 
 STORIES_REVISION = "e63b8adc3b1a1bdc7cac5b500d150b71346b0628"
 STORIES_ROW = HubRow(
@@ -100,18 +137,23 @@ STORIES_ROW = HubRow(
     text_fields=("story",),
     label_field="topic",
     labels=SIMPLE_STORIES_TOPICS,
-    share=1.0,
-    verified=False,
-    note="2,115,696 stories on the paper's 48 topics (app:stories), in lower case; any other topic is an error",
+    note=(
+        "2,115,696 stories on the paper's 48 topics (app:stories), in lower case; any other topic"
+        " is an error"
+    ),
     bytes_per_token=4.6,
-    available_tokens=STORIES_CORE + STORIES_AUX,  # one epoch of core and the four auxiliary topics
+    # One epoch of core and the four auxiliary topics.
+    available_tokens=STORIES_CORE + STORIES_AUX,
 )
 STORIES_TEST_ROW = replace(
     STORIES_ROW,
     split="test",
     held_out=True,
     available_tokens=5_500_000,
-    note="21,371 stories, all validation: about 450 sequences of 256 tokens for each topic, by train's tokens a story",
+    note=(
+        "21,371 stories, all validation: about 450 sequences of 256 tokens for each topic, by"
+        " train's tokens a story"
+    ),
 )
 
 LISP = r"^(Common Lisp|Emacs Lisp)$"
@@ -119,18 +161,22 @@ CYBER = r"\bcs\.(CR|NI|OS)\b"
 NUCLEAR = r"\bnucl-(ex|th)\b"
 VIROLOGY = r"(?i)\b(virus(es)?|viral|virolog\w*|virion\w*)\b"
 OSTI_PAGE = "https://www.osti.gov/api/v1/records?q=nuclear&product_type=Technical+Report&rows=100&page={page}"
-GATED = "gated: accept the terms on the hub and log in; no commit is known, so the main branch is read"
+GATED = (
+    "gated: accept the terms on the hub and log in; no commit is known, so the main branch is read"
+)
 
-# The paper's mixture: .832, .149 and .010 of all tokens are .84, .15 and .01 of core, as in the authors' settings.
+# The paper's mixture: .832, .149 and .010 of all tokens are .84, .15 and .01 of core, as in the
+# authors' settings.
 WEB_ROW = HubRow(
     dataset="HuggingFaceFW/fineweb-edu",
     revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
     config="sample-350BT",
-    text_fields=("text",),
     label="core",
     share=0.832,
-    verified=False,
-    note="no record is dropped: labels are by dataset; the authors read sample-100BT, which 5B nearly exhausts",
+    note=(
+        "no record is dropped: labels are by dataset; the authors read sample-100BT, which 5B"
+        " nearly exhausts"
+    ),
     bytes_per_token=4.7,
     available_tokens=350_000_000_000,
 )
@@ -141,9 +187,10 @@ CODE_ROW = HubRow(
     label="core",
     drop=(("lang", LISP),),
     share=0.149,
-    verified=False,
-    note=f"{GATED}. Files are read by language name (ABAP, Ada, ... C), not shuffled: small sizes see only "
-    "the first few languages. Scheme, Racket and Clojure belong to core",
+    note=(
+        f"{GATED}. Files are read by language name (ABAP, Ada, ... C), not shuffled: small sizes"
+        " see only the first few languages. Scheme, Racket and Clojure belong to core"
+    ),
     bytes_per_token=2.5,
 )
 LISP_ROWS = tuple(
@@ -154,7 +201,6 @@ LISP_ROWS = tuple(
         text_fields=("content",),
         label="lisp",
         share=0.00125,
-        verified=False,
         note=f"{GATED}. Each language gives half of lisp's tokens [ours]",
         bytes_per_token=3.0,
     )
@@ -167,12 +213,13 @@ def _papers(category: str, label: str, share: float, available_tokens: int) -> H
     return HubRow(
         dataset="AE-data/dual-use-papers",
         revision="main",
-        text_fields=("text",),
         label=label,
         keep=(("category", f"^{category}$"),),
         share=share,
-        verified=False,
-        note=f"the category {category} of the authors' papers; no commit is known, so the main branch is read",
+        note=(
+            f"the category {category} of the authors' papers; no commit is known, so the main"
+            " branch is read"
+        ),
         available_tokens=available_tokens,
     )
 
@@ -191,7 +238,6 @@ ABSTRACTS = HubRow(
     label="core",
     drop=(("categories", CYBER), ("categories", NUCLEAR)),
     share=0.010,
-    verified=False,
     note="abstracts, not papers; no commit is known, so the main branch is read",
 )
 SOURCE_ROWS = (
@@ -205,18 +251,18 @@ SOURCE_ROWS = (
         text_fields=("title", "description"),
         label="nuclear",
         share=0.00125,
-        verified=False,
         note="OSTI's public search, not versioned: titles and abstracts of technical reports",
     ),
     HubRow(
         dataset="common-pile/pubmed_filtered",
         revision="c156f0569a92d8f2edc33cebe1f72f7d3e1cae84",
-        text_fields=("text",),
         label="virology",
         keep=(("text", VIROLOGY),),
         share=0.0025,
-        verified=False,
-        note="full texts that name a virus, from the hub's copy of PubMed Central: narrower than the paper's biology",
+        note=(
+            "full texts that name a virus, from the hub's copy of PubMed Central: narrower than the"
+            " paper's biology"
+        ),
     ),
 )
 
@@ -224,19 +270,23 @@ NEO = "EleutherAI/gpt-neo-125m@main"
 HUB = {
     "simple-stories": HubCorpus(
         rows=(STORIES_ROW, STORIES_TEST_ROW),
-        core_labels=(),
         core_tokens=STORIES_CORE,
         aux_share=STORIES_AUX_SHARE,
         tokenizer="SimpleStories/SimpleStories-1.25M@main",
     ),
-    "dual-use": HubCorpus((WEB_ROW, CODE_ROW, *LISP_ROWS, *PAPER_ROWS), ("core",), 16_100_000_000, 0.01, NEO),
-    # only the papers' four categories; core is the category "other"
+    "dual-use": HubCorpus(
+        (WEB_ROW, CODE_ROW, *LISP_ROWS, *PAPER_ROWS), ("core",), 16_100_000_000, 0.01, NEO
+    ),
+    # Only the papers' four categories; core is the category "other".
     "dual-use-papers": HubCorpus(PAPER_ROWS, ("core",), 960_000_000, 0.01, NEO),
-    # public sources in place of the authors' papers: abstracts, and full texts for virology
-    "dual-use-sources": HubCorpus((WEB_ROW, CODE_ROW, *LISP_ROWS, *SOURCE_ROWS), ("core",), 960_000_000, 0.01, NEO),
+    # Public sources in place of the authors' papers: abstracts, and full texts for virology.
+    "dual-use-sources": HubCorpus(
+        (WEB_ROW, CODE_ROW, *LISP_ROWS, *SOURCE_ROWS), ("core",), 960_000_000, 0.01, NEO
+    ),
 }
 
-CORPORA = Table(  # a package may offer the path of a recipe in TOML too
+# A package may offer the path of a recipe in TOML too.
+CORPORA = Table(
     "gram.corpora",
     {**STORIES, **HUB},
     is_usable=lambda corpus: isinstance(corpus, StoriesCorpus | HubCorpus | Path),

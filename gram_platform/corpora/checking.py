@@ -28,15 +28,16 @@ class CheckResult:
     source: str
     label: str
     ok: bool
-    mark: str  # "verified" or "not verified" in the catalog of the hub; "" for local and generated text
+    # "verified" or "not verified" in the catalog of the hub; "" for local and generated text.
+    mark: str
     found: str
 
 
 def check(corpus: str | Path) -> list[CheckResult]:
     """Opens one record of every source of a corpus that a user names.
 
-    A source that cannot be read gives a result with `ok` False; an unknown corpus raises ValueError. A file of records
-    may be empty, unless all are.
+    A source that cannot be read gives a result with `ok` False; an unknown corpus raises
+    ValueError. A file of records may be empty, unless all are.
     """
     described = described_corpus(corpus)
     if isinstance(described, HubCorpus):
@@ -46,7 +47,9 @@ def check(corpus: str | Path) -> list[CheckResult]:
         results = [_check("generated stories", "", "", partial(next, told))]
     else:
         units = _units(corpus, described)
-        results = [_check(str(unit.paths[0]), unit.label, "", partial(_first, unit)) for unit in units]
+        results = [
+            _check(str(unit.paths[0]), unit.label, "", partial(_first, unit)) for unit in units
+        ]
     if all(result.found == NO_RECORD for result in results):
         return [replace(result, ok=False) for result in results]
     return results

@@ -5,9 +5,11 @@ import io
 import tempfile
 from pathlib import Path
 
-MAX_ZSTD_WINDOW = 1 << 31  # bytes, as `zstd --long=31` writes; the library's default is 128 MB
+# The largest window in bytes, as `zstd --long=31` writes; the library's default is 128 MB.
+MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
-PACKED_BYTES = 1 << 10  # of a .zst, unpacked at once: its smallest blocks have 4 bytes, and 128 KB of text
+# Bytes of a .zst that are unpacked at once: its smallest blocks have 4 bytes, and 128 KB of text.
+PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
@@ -57,9 +59,9 @@ def opened(path: Path) -> io.BufferedIOBase:
 
 
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
-    """Opens a file; unpacks a compressed one to disk first. ValueError for one that unpacks to more than `most` bytes.
+    """Opens a file; unpacks a compressed one to disk first.
 
-    The caller closes it.
+    ValueError for one that unpacks to more than `most` bytes. The caller closes it.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")
@@ -68,17 +70,18 @@ def seekable(path: Path, most: int) -> io.BufferedIOBase:
         with opened(path) as packed:
             while block := packed.read(BLOCK_BYTES):
                 if target.tell() + len(block) > most:
-                    raise ValueError(f"{path}: unpacks to more than {most:,} bytes: give the unpacked file")
-                _write(target, block)
+                    raise ValueError(
+                        f"{path}: unpacks to more than {most:,} bytes: give the unpacked file"
+                    )
+                try:
+                    target.write(block)
+                except OSError as error:
+                    place = tempfile.gettempdir()
+                    raise ValueError(
+                        f"{place}: takes no more unpacked text ({error.strerror})"
+                    ) from None
         target.seek(0)
     except BaseException:
         target.close()
         raise
     return target
-
-
-def _write(target: io.BufferedIOBase, block: bytes) -> None:
-    try:
-        target.write(block)
-    except OSError as error:
-        raise ValueError(f"{tempfile.gettempdir()}: takes no more unpacked text ({error.strerror})") from None

@@ -1,8 +1,9 @@
-"""Streams datasets of the Hugging Face hub into compressed local parts, and resumes an interrupted fetch.
+"""Streams datasets of the Hugging Face hub into compressed local parts, and resumes a fetch.
 
-`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores the stream's position
-(`state_dict` of the `datasets` library), so an interrupted fetch loses at most one part and ends with equal bytes.
-Corpora share parts: one that needs less of a row reads the first parts, one that needs more fetches further ones.
+`fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
+the stream's position (`state_dict` of the `datasets` library), so an interrupted fetch loses at
+most one part and ends with equal bytes. Corpora share parts: one that needs less of a row reads the
+first parts, one that needs more fetches further ones.
 """
 
 import contextlib
@@ -27,10 +28,11 @@ from gram_platform.corpora import recipe
 from gram_platform.corpora.hub_access import patiently, require_all, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
-from gram_platform.corpora.records import Record, Unit, add_record
+from gram_platform.corpora.records import Document, Unit, add_record
 from gram_platform.corpora.sources import Item, Progress, silent
 
-FIRST_RECORDS = 2_000  # one of them must have each field; a check compares their labels with the catalog
+# One of the first records must have each field; a check compares their labels with the catalog.
+FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
 
@@ -51,40 +53,60 @@ class RowState(TypedDict):
     parts: list[Part]
 
 
-Shard = tuple[int, int]  # number, of how many; the whole row is (0, 1)
-Amount = tuple[HubRow, int, Shard]  # and bytes of text to fetch
-MOST_SHARDS = 64  # of a row, fetched at once
+# A shard's number and how many there are; the whole row is (0, 1).
+Shard = tuple[int, int]
+# A row, the bytes of text to fetch, and a shard.
+Amount = tuple[HubRow, int, Shard]
+# The most shards of a row that are fetched at once.
+MOST_SHARDS = 64
 
 
 def fetch(
     source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
-    """Downloads the missing parts of every row; returns all parts to read, and {row: records that lack a field}.
+    """Downloads the missing parts of every row.
 
-    A worker fetches a shard (a file) of a row; the parts to read are those that hold the row's bytes in the order of
-    shards. Before any is fetched, the hub is asked for every row that was not opened before: ValueError naming those
-    that it refuses, and what to do. ValueError also if no record has a field, or the catalog lacks a label; Unavailable
-    if the hub stays away for longer than the pauses of `patiently`.
+    Returns all parts to read, and {row: records that lack a field}. A worker fetches a shard (a
+    file) of a row; the parts to read are those that hold the row's bytes in the order of shards.
+    Before any is fetched, the hub is asked for every row that was not opened before: ValueError
+    naming those that it refuses, and what to do. ValueError also if no record has a field, or the
+    catalog lacks a label; Unavailable if the hub stays away for longer than the pauses of
+    `patiently`.
     """
     require_plain(folder)
-    patiently(lambda: require_all(_in_order(workers(partial(_refusal, folder), source.rows)), source.rows))
+    patiently(
+        lambda: require_all(_in_order(workers(partial(_refusal, folder), source.rows)), source.rows)
+    )
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     wanted = list(zip(source.rows, source.num_bytes, strict=True))
-    shards = [(0, number) for number in _in_order(workers(partial(_num_shards, folder), source.rows))]
+    shards = [
+        (0, number) for number in _in_order(workers(partial(_num_shards, folder), source.rows))
+    ]
     found: list[list[dict]] = [[] for _ in wanted]
     ahead = [(index, (*wanted[index], shard)) for index, shard in enumerate(shards)]
     while ahead:
         fetched = _in_order(workers(work, [amount for _, amount in ahead]))
         for (index, _), parts in zip(ahead, fetched, strict=True):
             found[index] += parts
-        done = [min(sum(part["bytes"] for part in parts), n) for parts, (_, n) in zip(found, wanted, strict=True)]
+        done = [
+            min(sum(part["bytes"] for part in parts), n)
+            for parts, (_, n) in zip(found, wanted, strict=True)
+        ]
         progress("fetching", sum(done), sum(source.num_bytes))
-        last = dict(ahead)  # the last shard of each row
-        ahead = [(i, amount) for i, of_row in last.items() for amount in _next_shards(of_row, wanted[i][1], done[i])]
+        # The last shard of each row.
+        last = dict(ahead)
+        ahead = [
+            (i, amount)
+            for i, of_row in last.items()
+            for amount in _next_shards(of_row, wanted[i][1], done[i])
+        ]
     units, skipped = [], {}
     for (row, num_bytes), parts in zip(wanted, found, strict=True):
         taken = _first_parts(parts, num_bytes)
-        units += [Unit((folder / part["path"],), digest=part["digest"], held_out=row.held_out) for part in taken]
+        units += [
+            Unit((folder / part["path"],), digest=part["digest"], held_out=row.held_out)
+            for part in taken
+        ]
         name = f"{row.dataset} {row.data_dir or row.split} [{row.label or row.label_field}]"
         skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in taken)
     return tuple(units), {name: count for name, count in skipped.items() if count}
@@ -95,7 +117,7 @@ def _in_order(found: Iterator[tuple[int, Item]]) -> list[Item]:
 
 
 def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
-    """Returns the shards to fetch after `last`: as many as seem to hold the bytes that a row still lacks."""
+    """Returns the shards after `last` that seem to hold the bytes that a row still lacks."""
     row, _, (number, of) = last
     share = max(1, done // (number + 1))
     count = min(-(-(num_bytes - done) // share), of - number - 1, MOST_SHARDS)
@@ -120,7 +142,8 @@ def _refusal(folder: Path, row: HubRow) -> Exception | None:
 def _num_shards(folder: Path, row: HubRow) -> int:
     """Counts the shards of a row, which a file remembers."""
     path = folder / row_id(row) / "shards.json"
-    with contextlib.suppress(FileNotFoundError, ValueError):  # not asked yet, or damaged
+    # The row was not asked yet, or the file is damaged.
+    with contextlib.suppress(FileNotFoundError, ValueError):
         if (number := parse_json(path.read_text(), int)) > 0:
             return number
     number = _open_row(row).num_shards
@@ -131,51 +154,60 @@ def _num_shards(folder: Path, row: HubRow) -> int:
 
 
 def row_id(row: HubRow) -> str:
-    """Names the folder of a row's parts by the values that decide their contents; equal for any amount of the row."""
+    """Names the folder of a row's parts by the values that decide their contents.
+
+    Equal for any amount of the row.
+    """
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
 
-def first_record(row: HubRow) -> Record:
-    """Returns the first record that passes the row's filters; ValueError naming the row if there is none."""
+def first_record(row: HubRow) -> Document:
+    """Returns the first record that passes the row's filters.
+
+    ValueError naming the row if there is none.
+    """
     stream = _open_row(row)
-    if row.label_field:
-        _require_listed(row, stream.take(FIRST_RECORDS))
+    labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
+    if stray := sorted(labels - set(row.labels)):
+        raise invalid(
+            f"{row.dataset}: {row.label_field}", stray, f"labels that its row lists: {ADD_LABELS}"
+        )
     found = next(filter(None, _records(row, stream, is_start=True)), None)
     if found is None:
         raise invalid(f"hub row {row.dataset}", row.keep, "filters that at least one record passes")
     return found
 
 
-def _require_listed(row: HubRow, stream) -> None:
-    if stray := sorted(_labels_in(row, stream) - set(row.labels)):
-        raise invalid(f"{row.dataset}: {row.label_field}", stray, f"labels that its row lists: {ADD_LABELS}")
-
-
 def found_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of the row's first records, sorted; ValueError naming the row if there are none.
+    """Returns the labels of the row's first records, sorted.
 
-    Unavailable as `fetch`.
+    ValueError naming the row if there are none. Unavailable as `fetch`.
     """
     found = patiently(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not found:
-        raise invalid(f"{row.dataset}: field", row.label_field, "a field that records have, as their label")
+        raise invalid(
+            f"{row.dataset}: field", row.label_field, "a field that records have, as their label"
+        )
     return tuple(sorted(found))
 
 
 def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
-    return {_field(record, name).strip() for record in _streamed(row, stream) if _value(record, name) is not None}
-
-
-# ---------------------------------------------------------------------------------------------------- parts
+    return {
+        _field(record, name).strip()
+        for record in _streamed(row, stream)
+        if _value(record, name) is not None
+    }
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     """Does `_fetch_shard`, which goes on after the last whole part, again while the hub is away."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
-    return patiently(partial(_fetch_shard, root, progress, amount), lambda: len(_load_state(folder)["parts"]))
+    return patiently(
+        partial(_fetch_shard, root, progress, amount), lambda: len(_load_state(folder)["parts"])
+    )
 
 
 def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
@@ -183,7 +215,10 @@ def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
 
 
 def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Returns the parts that hold a number of bytes, or all that exist; downloads missing ones below `root`."""
+    """Returns the parts that hold a number of bytes, or all that exist.
+
+    Downloads missing ones below `root`.
+    """
     row, num_bytes, shard = amount
     folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,9 +232,17 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
                 found = _records(row, stream, is_start=number == 0 and shard[0] == 0)
             part = _write_part(found, folder, number, part_bytes(done))
             ended, parts = part.pop("ended"), [*state["parts"], part]
-            if not part["documents"] and number:  # only records without a field followed the last part
-                parts = [*parts[:-2], {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]}]
-            state = {"parts": parts, "position": None if ended else stream.state_dict(), "exhausted": ended}
+            # Only records without a field followed the last part.
+            if not part["documents"] and number:
+                parts = [
+                    *parts[:-2],
+                    {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]},
+                ]
+            state = {
+                "parts": parts,
+                "position": None if ended else stream.state_dict(),
+                "exhausted": ended,
+            }
             with whole_file(folder / "state.json") as temporary:
                 Path(temporary).write_text(json.dumps(state))
             progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
@@ -210,8 +253,13 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     return [{**part, "path": str(place / part["name"])} for part in state["parts"][:number]]
 
 
-def _write_part(found: Iterator[Record | None], folder: Path, number: int, num_bytes: int) -> dict:
-    """Writes records until they hold `num_bytes` of text; renames the file to its name only when it is whole."""
+def _write_part(
+    found: Iterator[Document | None], folder: Path, number: int, num_bytes: int
+) -> dict:
+    """Writes records until they hold `num_bytes` of text.
+
+    Renames the file to its name only when it is whole.
+    """
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
@@ -225,7 +273,12 @@ def _write_part(found: Iterator[Record | None], folder: Path, number: int, num_b
             documents += 1
             if written >= num_bytes:
                 break
-    counts = {"bytes": written, "documents": documents, "digest": digest.hexdigest(), "skipped": skipped}
+    counts = {
+        "bytes": written,
+        "documents": documents,
+        "digest": digest.hexdigest(),
+        "skipped": skipped,
+    }
     return {"name": name, **counts, "ended": written < num_bytes}
 
 
@@ -233,7 +286,10 @@ def _load_state(folder: Path) -> dict:
     """Reads where the last whole part ended; an unusable state means starting again."""
     try:
         state = parse_json((folder / "state.json").read_text(), RowState)
-        if all(PART_NAME.fullmatch(part["name"]) and (folder / part["name"]).is_file() for part in state["parts"]):
+        if all(
+            PART_NAME.fullmatch(part["name"]) and (folder / part["name"]).is_file()
+            for part in state["parts"]
+        ):
             return state
     except (OSError, ValueError):
         pass
@@ -241,14 +297,19 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens the row's `datasets.IterableDataset`, or a shard of it, at a `position` of its `state_dict`.
+    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` of its `state_dict`.
 
     ValueError naming the row, or Unavailable, as `require_readable`.
     """
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
-    arguments = {"name": row.config or None, "split": row.split, "revision": revision, "streaming": True}
+    arguments = {
+        "name": row.config or None,
+        "split": row.split,
+        "revision": revision,
+        "streaming": True,
+    }
     if row.data_dir:
         arguments["data_dir"] = row.data_dir
     if row.files:
@@ -258,8 +319,10 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     require_readable(row)
     try:
         stream = datasets.load_dataset(row.dataset, **arguments)
-    except Exception as error:  # the library raises its own, fsspec's and the HTTP client's errors
-        require_readable(row, all_files=True)  # whose answer is the better reason
+    except Exception as error:
+        # The library raises its own, fsspec's and the HTTP client's errors. What the server says of
+        # all files is the better reason.
+        require_readable(row, all_files=True)
         raise row_error(row, error) from error
     if shard[1] > 1:
         stream = stream.shard(num_shards=shard[1], index=shard[0])
@@ -268,8 +331,10 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     return stream
 
 
-def _records(row: HubRow, stream, is_start: bool) -> Iterator[Record | None]:
-    """Yields the records that pass the row's filters and have some text; None for one that lacks a field.
+def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
+    """Yields the records that pass the row's filters and have some text.
+
+    None for one that lacks a field.
 
     `is_start`: ValueError for a field that none of the first `FIRST_RECORDS` has, or none of fewer.
     """
@@ -303,12 +368,13 @@ def _require_seen(row: HubRow, unseen: Mapping[str, str]) -> None:
 def _streamed(row: HubRow, stream) -> Iterator[dict]:
     try:
         yield from stream
-    except Exception as error:  # as in `_open_row`: a connection may break at any record
+    except Exception as error:
+        # As in `_open_row`: a connection may break at any record.
         require_readable(row, all_files=True)
         raise row_error(row, error) from error
 
 
-def _record(row: HubRow, record: dict) -> Record | None:
+def _record(row: HubRow, record: dict) -> Document | None:
     """Returns the row's text and label; None for a record without text."""
     texts = [_field(record, name).strip() for name in row.text_fields]
     text = "\n\n".join(part for part in texts if part)
@@ -318,7 +384,7 @@ def _record(row: HubRow, record: dict) -> Record | None:
     if label not in row.all_labels:
         allowed = f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}"
         raise invalid(f"{row.dataset}: {row.label_field}", label, allowed)
-    return Record(label, text)
+    return Document(label, text)
 
 
 def _value(record: object, name: str) -> object:

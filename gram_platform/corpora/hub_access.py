@@ -1,6 +1,7 @@
-"""Asks the server of a hub row whether its text may be read, and tells a refusal from a server that is away.
+"""Asks a hub row's server whether its text may be read; tells refusals from servers that are away.
 
-`datasets` hides the reason: it says that a dataset was not found when the hub is overloaded as when a token is missing.
+`datasets` hides the reason: it says that a dataset was not found when the hub is overloaded as when
+a token is missing.
 """
 
 import sys
@@ -18,12 +19,15 @@ from gram_platform.corpora.recipe import BUILDERS, HubRow
 
 TOKEN = "HF_TOKEN"
 ANSWER_WITHIN_S = 10
-PAUSES_S = (2.0, 10.0, 30.0)  # between requests to a server that is away; `datasets` waits minutes before that
+# Pauses between requests to a server that is away; `datasets` waits minutes before that.
+PAUSES_S = (2.0, 10.0, 30.0)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-# base classes of the broken connections and time-outs of Python, httpx and aiohttp; `datasets` retries these too
+# Base classes of the broken connections and time-outs of Python, httpx and aiohttp; `datasets`
+# retries these too.
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
-FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}  # although causes or bases of it are broken
+# Final errors, although their causes or bases are among the broken ones.
+FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}
 
 Answer = TypeVar("Answer")
 
@@ -31,20 +35,25 @@ Answer = TypeVar("Answer")
 def require_readable(row: HubRow, all_files: bool = False) -> None:
     """Asks the server of the row's dataset, or of its first file or all, without reading text.
 
-    ValueError that says what to do if the server refuses, or lacks one of all files, or cannot be asked; Unavailable
-    if it does not answer, or is overloaded. Any other answer is left to the library: a mirror of the hub may not know
-    the question.
+    ValueError that says what to do if the server refuses, or lacks one of all files, or cannot be
+    asked; Unavailable if it does not answer, or is overloaded. Any other answer is left to the
+    library: a mirror of the hub may not know the question.
     """
     from huggingface_hub.utils import get_session
 
     final = (*REFUSED, HTTPStatus.NOT_FOUND) if all_files and _urls(row) else REFUSED
     for url, headers in _questions(row, all_files):
         try:
-            with get_session().stream("GET", url, headers=headers, timeout=ANSWER_WITHIN_S) as answer:
+            with get_session().stream(
+                "GET", url, headers=headers, timeout=ANSWER_WITHIN_S
+            ) as answer:
                 status = answer.status_code
-        except Exception as error:  # the client's own errors, and those of sockets and encryption
+        except Exception as error:
+            # The client's own errors, and those of sockets and encryption.
             kind = ValueError if FINAL & _kinds(error) else Unavailable
-            raise kind(f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})") from error
+            raise kind(
+                f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})"
+            ) from error
         if _passes(status):
             raise Unavailable(f"{_cannot_be_read(row)}: {url} has the status {status}")
         if status in final:
@@ -52,14 +61,21 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the URLs to ask, and their headers; none for local files. ValueError for a token that no header holds."""
+    """Yields the URLs to ask, and their headers; none for local files.
+
+    ValueError for a token that no header holds.
+    """
     import datasets
     from huggingface_hub import get_token
 
     if row.dataset not in BUILDERS:
         token = get_token() or ""
         if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
-            raise invalid(TOKEN, "".join(sorted(stray)), "a token without such characters, as quotation marks or a BOM")
+            raise invalid(
+                TOKEN,
+                "".join(sorted(stray)),
+                "a token without such characters, as quotation marks or a BOM",
+            )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
         return
@@ -69,7 +85,11 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
 
 def _urls(row: HubRow) -> list[str]:
     """Returns the row's files that lie on other servers than the hub's."""
-    return [file for file in row.files if row.dataset in BUILDERS and urlsplit(file).scheme in ("http", "https")]
+    return [
+        file
+        for file in row.files
+        if row.dataset in BUILDERS and urlsplit(file).scheme in ("http", "https")
+    ]
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
@@ -81,18 +101,21 @@ def row_error(row: HubRow, error: Exception) -> Exception:
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
     is_missing = isinstance(error, FileNotFoundError)
-    if is_passing(error) or (is_missing and _urls(row)):  # the library found no file, and the server has them all
+    # The library found no file, and the server has them all.
+    if is_passing(error) or (is_missing and _urls(row)):
         return Unavailable(text)
     return ValueError(text + _advice(row) if is_missing or _status(error) in REFUSED else text)
 
 
 def _cannot_be_read(row: HubRow) -> str:
-    where = " ".join(part for part in (row.dataset, row.config, row.data_dir, f"at {row.revision}") if part)
+    where = " ".join(
+        part for part in (row.dataset, row.config, row.data_dir, f"at {row.revision}") if part
+    )
     return f"hub dataset {where} cannot be read"
 
 
 def _advice(row: HubRow) -> str:
-    """Says what opens a dataset that the hub refuses or, perhaps because it is private, does not show."""
+    """Says what opens a dataset that the hub refuses or, if it is private, does not show."""
     import datasets
     from huggingface_hub import get_token
 
@@ -105,7 +128,7 @@ def _advice(row: HubRow) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tells whether an error says that a server is away or overloaded, so that another try may succeed."""
+    """Tells whether a server is away or overloaded, so that another try may succeed."""
     status = _status(error)
     if status is not None:
         return _passes(status)
@@ -140,7 +163,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
     """Returns `work()`, called again after a growing pause while it raises Unavailable.
 
-    The pauses begin anew whenever `progress()` has changed meanwhile; after the last one the error is raised.
+    The pauses begin anew whenever `progress()` has changed meanwhile; after the last one the error
+    is raised.
     """
     pauses, reached = iter(PAUSES_S), progress()
     while True:
@@ -157,7 +181,7 @@ def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) 
 
 
 def require_all(errors: Iterable[Exception | None], rows: Sequence[HubRow]) -> None:
-    """Raises the errors of a corpus's rows as one: a ValueError if a row is refused, else Unavailable."""
+    """Raises the errors of all rows as one: a ValueError if a row is refused, else Unavailable."""
     found = [error for error in errors if error is not None]
     for kind in (ValueError, Unavailable):
         if texts := [str(error) for error in found if isinstance(error, kind)]:

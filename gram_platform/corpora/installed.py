@@ -1,9 +1,9 @@
-"""Collects the corpus `installed` from the packages of the running Python: real text without a network.
+"""Collects the corpus `installed` from the packages of the running Python.
 
-Core is Python code; the auxiliary labels are C++ headers, JavaScript, type stubs and licence texts. Collecting copies
-text into one .jsonl file in the user's storage and ships nothing; the packages' licences apply to the text. After that
-the corpus is read, hashed and packed like any local file: `data_id` follows from the text, so it differs between
-environments.
+Core is Python code; the auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
+Collecting copies text into one .jsonl file in the user's storage and ships nothing; the packages'
+licences apply to the text. After that the corpus is read, hashed and packed like any local file:
+`data_id` follows from the text, so it differs between environments.
 """
 
 import hashlib
@@ -20,30 +20,49 @@ from gram_platform.config import CORE
 from gram_platform.config.crash_safe import require_plain
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.packed import new_staging
-from gram_platform.corpora.records import Record, Unit
+from gram_platform.corpora.records import Document, Unit
 from gram_platform.corpora.sources import Progress, silent
 
-INSTALLED = "installed"  # the corpus's name, and the folder of its files
-INSTALLED_VERSION = 1  # raise it when the same files would give other text
+# The corpus's name, and the folder of its files.
+INSTALLED = "installed"
+# Raise this version when the same files would give other text.
+INSTALLED_VERSION = 1
 BYTES_OF_LABEL = {CORE: 25_000_000, "cpp": 2_500_000, "javascript": 2_500_000, "stubs": 2_500_000}
-BYTES_OF_LABEL |= {"licences": 1_000_000}  # most are repeats: hundreds of packages have less than 1 MB
-FEWEST_SHARE = 0.2  # of a label's bytes; less is an error
-LABEL_OF_ENDING = {".py": CORE, ".pyi": "stubs", ".js": "javascript", ".h": "cpp", ".hpp": "cpp", ".cuh": "cpp"}
+# Most licences are repeats: hundreds of packages have less than 1 MB.
+BYTES_OF_LABEL |= {"licences": 1_000_000}
+# The least share of a label's bytes; less is an error.
+FEWEST_SHARE = 0.2
+LABEL_OF_ENDING = {
+    ".py": CORE,
+    ".pyi": "stubs",
+    ".js": "javascript",
+    ".h": "cpp",
+    ".hpp": "cpp",
+    ".cuh": "cpp",
+}
 LICENCE_NAME = re.compile(r"licen[cs]e|notice|copying", re.IGNORECASE)
-NO_LICENCES = (".pyc", ".json", ".html", ".so")  # endings of files that are no licences despite their names
-DOCUMENT_CHARS = 3_000  # longer files are cut into documents, at the end of a line if one is near
-FEWEST_CHARS = 200  # of a document
-FILE_CHARS = 30_000  # of one file at most, so that no file dominates a label
-CODED = re.compile(r"[\w+/=]{200}")  # base64 of fonts, pictures and tables, frequent in JavaScript
-LONGEST_LINE = 2_000  # code with longer lines is generated; not applied to JavaScript (minified) and licences
-OUR_NAME = __name__.partition(".")[0]  # this package is left out: its files change with every edit
+# Endings of files that are no licences despite their names.
+NO_LICENCES = (".pyc", ".json", ".html", ".so")
+# Longer files are cut into documents, at the end of a line if one is near.
+DOCUMENT_CHARS = 3_000
+# The fewest characters of a document.
+FEWEST_CHARS = 200
+# The most characters of one file, so that no file dominates a label.
+FILE_CHARS = 30_000
+# Base64 of fonts, pictures and tables, frequent in JavaScript.
+CODED = re.compile(r"[\w+/=]{200}")
+# Code with longer lines is generated; not applied to JavaScript (minified) and licences.
+LONGEST_LINE = 2_000
+# This package is left out: its files change with every edit.
+OUR_NAME = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class InstalledFile:
     """One file of a package."""
 
-    relative: str  # path, relative to the packages' folder
+    # The path, relative to the packages' folder.
+    relative: str
     path: str
     label: str
     size: int
@@ -52,7 +71,9 @@ class InstalledFile:
 
 def package_folders() -> tuple[Path, ...]:
     """Returns the folders of the running Python's packages, pure and compiled."""
-    return tuple(dict.fromkeys(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")))
+    return tuple(
+        dict.fromkeys(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+    )
 
 
 def installed_text(
@@ -61,17 +82,22 @@ def installed_text(
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
     progress: Progress = silent,
 ) -> Path:
-    """Returns the corpus's .jsonl file in `cache_dir`; writes it, whole or not at all, if it is missing.
+    """Returns the corpus's .jsonl file in `cache_dir`.
 
-    The name hashes paths, sizes and times of all candidate files, so changed packages make a new file; the old one
-    stays. `folders` default to the running Python's. ValueError for a label with too little text, and for a cache that
-    cannot be written.
+    Writes it, whole or not at all, if it is missing. The name hashes paths, sizes and times of all
+    candidate files, so changed packages make a new file; the old one stays. `folders` default to
+    the running Python's. ValueError for a label with too little text, and for a cache that cannot
+    be written.
     """
     require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
     files = installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
-    target = cache_dir / INSTALLED / f"{short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])}.jsonl"
+    target = (
+        cache_dir
+        / INSTALLED
+        / f"{short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])}.jsonl"
+    )
     if not target.is_file():
         staging = new_staging(target.parent, target.stem)
         try:
@@ -97,9 +123,11 @@ def first_units() -> list[Unit]:
 
 
 def installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
-    """Returns all files that have a label, except ours, sorted by the hash of the relative path to mix packages."""
+    """Returns all files with a label, except ours, in the order of their paths' hashes."""
     files = [file for folder in folders for file in _files_below(folder)]
-    return sorted(files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path))
+    return sorted(
+        files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path)
+    )
 
 
 def _files_below(folder: Path) -> Iterator[InstalledFile]:
@@ -107,7 +135,9 @@ def _files_below(folder: Path) -> Iterator[InstalledFile]:
         is_top = parent == str(folder)
         subfolders[:] = [name for name in subfolders if not _is_left_out(name, is_top)]
         prefix = "" if is_top else Path(parent).relative_to(folder).as_posix() + "/"
-        for name, label in ((name, _label(name)) for name in names if not _is_left_out(name, is_top)):
+        for name, label in (
+            (name, _label(name)) for name in names if not _is_left_out(name, is_top)
+        ):
             path = os.path.join(parent, name)
             if label and os.path.isfile(path):
                 stat = os.stat(path)
@@ -115,8 +145,13 @@ def _files_below(folder: Path) -> Iterator[InstalledFile]:
 
 
 def _is_left_out(name: str, is_top: bool) -> bool:
-    """Leaves out caches and hidden files; at the top also this package and the files of editable installs."""
-    return name.startswith((".", "__pycache__")) or (is_top and (OUR_NAME in name or name.startswith("__editable__")))
+    """Leaves out caches and hidden files.
+
+    At the top also this package and the files of editable installs.
+    """
+    return name.startswith((".", "__pycache__")) or (
+        is_top and (OUR_NAME in name or name.startswith("__editable__"))
+    )
 
 
 def _label(name: str) -> str:
@@ -130,8 +165,11 @@ def _collected(
     folders: tuple[Path, ...],
     bytes_of_label: Mapping[str, int],
     progress: Progress,
-) -> Iterator[Record]:
-    """Yields distinct documents, label by label, until each label has enough bytes; reads no file after that."""
+) -> Iterator[Document]:
+    """Yields distinct documents, label by label, until each label has enough bytes.
+
+    Reads no file after that.
+    """
     seen: set[bytes] = set()
     done, total = 0, sum(bytes_of_label.values())
     for label, wanted in bytes_of_label.items():
@@ -145,24 +183,37 @@ def _collected(
             seen.add(digest)
             found += len(text.encode())
             progress("collecting installed text", done + min(found, wanted), total)
-            yield Record(label, text)
+            yield Document(label, text)
         if found < FEWEST_SHARE * wanted:
             raise _too_little(label, found, wanted, folders)
         done += wanted
 
 
 def _too_little(label: str, found: int, wanted: int, folders: tuple[Path, ...]) -> ValueError:
-    endings = ", ".join(f"*{ending}" for ending, name in LABEL_OF_ENDING.items() if name == label) or "licence files"
-    allowed = f"at least {FEWEST_SHARE * wanted / 1e6:g} MB of text of every label: there are {found / 1e6:.3g} MB in "
-    allowed += f"{endings} below {', '.join(map(str, folders))}. Install this package with its dependencies there "
+    endings = (
+        ", ".join(f"*{ending}" for ending, name in LABEL_OF_ENDING.items() if name == label)
+        or "licence files"
+    )
+    allowed = (
+        f"at least {FEWEST_SHARE * wanted / 1e6:g} MB of text of every label: there are"
+        f" {found / 1e6:.3g} MB in "
+    )
+    allowed += (
+        f"{endings} below {', '.join(map(str, folders))}. Install this package with its"
+        " dependencies there "
+    )
     allowed += "(torch and pyarrow bring C++ headers), or name a folder of other text as the corpus"
     return invalid("corpus", f"{INSTALLED} [label {label}]", allowed)
 
 
 def _documents(file: InstalledFile) -> Iterator[str]:
-    """Cuts a file into documents; yields none of a file that is unreadable, not UTF-8, or generated code."""
+    """Cuts a file into documents.
+
+    Yields none of a file that is unreadable, not UTF-8, or generated code.
+    """
     try:
-        text = Path(file.path).read_text(encoding="utf-8-sig")  # line ends become \n
+        # Line ends become \n.
+        text = Path(file.path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return
     if file.label in (CORE, "cpp", "stubs") and max(map(len, text.split("\n"))) > LONGEST_LINE:

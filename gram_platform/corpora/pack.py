@@ -1,4 +1,4 @@
-"""Packs the corpus of a recipe, all or nothing: splits and tokenises part by part, then joins the parts and cuts.
+"""Packs a corpus, all or nothing: splits and tokenises part by part, then joins and cuts.
 
 Memory is bounded by the largest part and the keys that decide the split.
 """
@@ -67,21 +67,28 @@ from gram_platform.corpora.tokenizer import (
     train_tokenizer,
 )
 
-PASSAGE_CHARS = 4096  # of a passage in a tokenizer's sample; fewer if the sample is small
-GOLDEN = 0x9E3779B97F4A7C15  # KEY_RANGE / golden ratio: multiples spread evenly over the range
-BUCKET_BYTES = 1 << 26  # of rows that are put in order at once
+# Characters of a passage in a tokenizer's sample; fewer if the sample is small.
+PASSAGE_CHARS = 4096
+# KEY_RANGE / golden ratio: multiples spread evenly over the range.
+GOLDEN = 0x9E3779B97F4A7C15
+# Bytes of rows that are put in order at once.
+BUCKET_BYTES = 1 << 26
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare(
-    recipe: CorpusRecipe, root: Path | str, progress: Progress | None = None, workers: Workers | None = None
+    recipe: CorpusRecipe,
+    root: Path | str,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> PackedCorpus:
     """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
 
-    `workers` (None: this process) write parts below `root`, which they all mount; the bytes are the same for any
-    workers. A process that is killed leaves its parts there, and the next one continues. Calls
-    `progress(activity, done, total)` after each part, in bytes of text. ValueError for bad records, a domain without a
-    sequence in a split, and a root that cannot be written or is full.
+    `workers` (None: this process) write parts below `root`, which they all mount; the bytes are the
+    same for any workers. A process that is killed leaves its parts there, and the next one
+    continues. Calls `progress(activity, done, total)` after each part, in bytes of text. ValueError
+    for bad records, a domain without a sequence in a split, and a root that cannot be written or is
+    full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -96,8 +103,10 @@ def prepare(
         publish(staging, target)
         shutil.rmtree(parts, ignore_errors=True)
     except OSError as error:
-        if (packed := open_complete(target)) is not None:  # another process was first, and has removed the parts
-            shutil.rmtree(parts, ignore_errors=True)  # those that this one has written since
+        # Another process was first, and has removed the parts.
+        if (packed := open_complete(target)) is not None:
+            # This one may have written parts since.
+            shutil.rmtree(parts, ignore_errors=True)
             return packed
         if error.errno not in DISK_FULL:
             raise
@@ -115,8 +124,11 @@ def prepare(
 
 def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
     num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
-    needed_gb = 2 * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9  # parts, and the files made of them
-    return invalid("storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})")
+    # The parts and the files made of them are there at the same time.
+    needed_gb = 2 * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
+    return invalid(
+        "storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})"
+    )
 
 
 def _num_bytes(recipe: CorpusRecipe) -> int:
@@ -130,7 +142,8 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
         from gram_platform.corpora.hub import fetch
 
         units, skipped = fetch(recipe.source, root / FETCHED, files.progress, files.workers)
-    parts, recipe = parts_of(recipe, units), replace(recipe, units=())  # the recipe goes to every worker
+    # The recipe goes to every worker.
+    parts, recipe = parts_of(recipe, units), replace(recipe, units=())
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
         tokenizer = _trained_tokenizer(recipe, splitter, parts, files)
@@ -139,11 +152,13 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
-    _write_manifest(recipe, staging, _write_sequences(recipe, staging, tokens, files.workers), counted)
+    _write_manifest(
+        recipe, staging, _write_sequences(recipe, staging, tokens, files.workers), counted
+    )
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Reads the keys of all parts if domains hold out different shares, else of those with held-out text."""
+    """Reads the keys of all parts if domains hold out different shares, else of held-out text."""
     read = [part for part in parts if shares_differ(recipe) or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
     return splitter_of(recipe, [Candidates(**np.load(folder / "keys.npz")) for folder in folders])
@@ -163,13 +178,19 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
         tokenizer = hub_tokenizer(given.source)
     else:
         if hash_file(recipe.tokenizer_path) != given.source:
-            raise invalid("tokenizer", str(recipe.tokenizer_path), "the unchanged file that the recipe was made with")
+            raise invalid(
+                "tokenizer",
+                str(recipe.tokenizer_path),
+                "the unchanged file that the recipe was made with",
+            )
         tokenizer = load_tokenizer(recipe.tokenizer_path)
     require_usable(tokenizer, recipe.vocab_size, str(recipe.tokenizer_path or given.source))
     return tokenizer
 
 
-def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, parts: Sequence[Part], files: PartFiles) -> Tokenizer:
+def _trained_tokenizer(
+    recipe: CorpusRecipe, splitter: Splitter, parts: Sequence[Part], files: PartFiles
+) -> Tokenizer:
     """Trains a BPE on a sample of the training documents; ValueError for an empty sample."""
     activity, write = "sampling for the tokenizer", partial(_write_sample, recipe, splitter)
     folders = files.write(activity, write, parts, splitter.digest)
@@ -177,10 +198,17 @@ def _trained_tokenizer(recipe: CorpusRecipe, splitter: Splitter, parts: Sequence
     texts = chain.from_iterable(samples)
     first = next(texts, None)
     if first is None:
-        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text")
+        raise invalid(
+            "sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text"
+        )
     train = partial(train_tokenizer, vocab_size=recipe.vocab_size)
-    size, name = min(recipe.tokenizer.sample_bytes, files.num_bytes), "training the tokenizer, {:.0f} s"
-    return interruptible(train, chain((first,), texts), lambda s: files.progress(name.format(s), size, None))
+    size, name = (
+        min(recipe.tokenizer.sample_bytes, files.num_bytes),
+        "training the tokenizer, {:.0f} s",
+    )
+    return interruptible(
+        train, chain((first,), texts), lambda s: files.progress(name.format(s), size, None)
+    )
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
@@ -188,12 +216,14 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
     (folder / "texts.json").write_text(json.dumps(texts))
 
 
-def _sample(recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Iterator[str]:
-    """Yields a part's share of about `sample_bytes` of the training documents, chosen by their keys.
+def _sample(
+    recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]
+) -> Iterator[str]:
+    """Yields a part's share of the sample of the training documents, chosen by their keys.
 
-    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole documents.
-    `bpe-passages` decides for each passage: consecutive passages step through the range of keys by the golden ratio, so
-    that the same share of every long document is taken.
+    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole
+    documents. `bpe-passages` decides for each passage: consecutive passages step through the range
+    of keys by the golden ratio, so that the same share of every long document is taken.
     """
     trained = recipe.tokenizer
     sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
@@ -218,7 +248,10 @@ def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
 
 
 def cut_rows(tokens: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
-    """Cuts a stream of tokens into rows [N, seq_len + 1] that overlap by one; drops a rest that fills none."""
+    """Cuts a stream of tokens into rows [N, seq_len + 1] that overlap by one.
+
+    Drops a rest that fills none.
+    """
     rest = None
     for found in tokens:
         stream = found if rest is None else np.concatenate([rest, found])
@@ -229,8 +262,11 @@ def cut_rows(tokens: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]
         rest = stream[num_rows * seq_len :].copy()
 
 
-def in_order(rows: Iterable[np.ndarray], positions: Callable[[np.ndarray], np.ndarray], folder: Path) -> Iterator:
-    """Yields rows [N, width] in the order of their positions: int64 in [0, number of rows), a function of the indices.
+def in_order(
+    rows: Iterable[np.ndarray], positions: Callable[[np.ndarray], np.ndarray], folder: Path
+) -> Iterator:
+    """Yields rows [N, width] in the order of their positions: int64 in [0, number of rows), a
+    function of the indices.
 
     Writes them to files of `BUCKET_BYTES` of positions below `folder`, and reads one after another.
     """
@@ -268,7 +304,9 @@ def _joined_to(num_bytes: int, blocks: Iterable[np.ndarray]) -> Iterator[np.ndar
         yield np.concatenate(held)
 
 
-def _write_sequences(recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], workers: Workers) -> dict[str, dict]:
+def _write_sequences(
+    recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], workers: Workers
+) -> dict[str, dict]:
     """Joins the parts' tokens into a file below `staging` for each domain and split.
 
     Returns the counts and the SHA-256 of each file; ValueError for one without a sequence.
@@ -276,19 +314,30 @@ def _write_sequences(recipe: CorpusRecipe, staging: Path, folders: Sequence[Path
     counts = {sequence_path(split, domain): [0, 0] for split in SPLITS for domain in recipe.domains}
     for folder in folders:
         for split, domain, *numbers, _ in counts_of(folder)["files"]:
-            counts[sequence_path(split, domain)] = np.add(counts[sequence_path(split, domain)], numbers).tolist()
+            counts[sequence_path(split, domain)] = np.add(
+                counts[sequence_path(split, domain)], numbers
+            ).tolist()
     pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
     for split, domain in pairs:
         num_documents, num_tokens = counts[sequence_path(split, domain)]
         if num_tokens <= recipe.seq_len:
             found = f"{num_documents} documents, {num_tokens} tokens in {split}"
-            allowed = f"enough text for a sequence of {recipe.seq_len + 1} tokens there (equal documents share a split)"
+            allowed = (
+                f"enough text for a sequence of {recipe.seq_len + 1} tokens there (equal documents"
+                " share a split)"
+            )
             raise invalid(f"label {domain!r}", found, allowed)
         (staging / split).mkdir(exist_ok=True)
     written = {}
-    for index, (num_sequences, digest, blocks) in workers(partial(_join, recipe, staging, folders), pairs):
+    for index, (num_sequences, digest, blocks) in workers(
+        partial(_join, recipe, staging, folders), pairs
+    ):
         path = sequence_path(*pairs[index])
-        numbers = zip(("num_sequences", "num_documents", "num_tokens"), (num_sequences, *counts[path]), strict=True)
+        numbers = zip(
+            ("num_sequences", "num_documents", "num_tokens"),
+            (num_sequences, *counts[path]),
+            strict=True,
+        )
         written[path] = {**dict(numbers), "sha256": digest, "blocks": blocks}
     return written
 
@@ -302,7 +351,9 @@ def _join(
     """
     (split, domain), dtype = pair, token_dtype(recipe.vocab_size)
     listed = [(folder, *file) for folder in folders for file in counts_of(folder)["files"]]
-    files = [(token_path(folder, s, d), *numbers) for folder, s, d, *numbers in listed if (s, d) == pair]
+    files = [
+        (token_path(folder, s, d), *numbers) for folder, s, d, *numbers in listed if (s, d) == pair
+    ]
     blocks = (block for path, _, _, checksum in files for block in checked_blocks(path, checksum))
     rows = cut_rows((np.frombuffer(block, dtype) for block in blocks), recipe.seq_len)
     target, digest, num_rows = staging / sequence_path(*pair), hashlib.sha256(), 0
@@ -310,23 +361,35 @@ def _join(
         is_permuted = recipe.permuted and split == "train"
         if is_permuted:
             size = (sum(num_tokens for _, _, num_tokens, _ in files) - 1) // recipe.seq_len
-            rows = in_order(rows, domain_permutation(recipe.data_id, domain, size, inverse=True), Path(scratch))
+            rows = in_order(
+                rows, domain_permutation(recipe.data_id, domain, size, inverse=True), Path(scratch)
+            )
         with target.open("wb") as file:
             for block in rows:
                 raw = block.tobytes()
                 digest.update(raw)
                 file.write(raw)
                 num_rows += len(block)
-    return num_rows, digest.hexdigest(), block_digests(target, num_bytes=HASHED_BYTES) if is_permuted else []
+    return (
+        num_rows,
+        digest.hexdigest(),
+        block_digests(target, num_bytes=HASHED_BYTES) if is_permuted else [],
+    )
 
 
 def _write_manifest(
     recipe: CorpusRecipe, staging: Path, written: Mapping[str, dict], counted: Mapping[str, dict]
 ) -> None:
-    files = {path: written[path]["sha256"] for path in (sequence_path(s, d) for s in SPLITS for d in recipe.domains)}
+    files = {
+        path: written[path]["sha256"]
+        for path in (sequence_path(s, d) for s in SPLITS for d in recipe.domains)
+    }
     files[TOKENIZER] = hash_file(staging / TOKENIZER)
     counts = ("num_sequences", "num_documents", "num_tokens")
-    domains = {d: {s: {c: written[sequence_path(s, d)][c] for c in counts} for s in SPLITS} for d in recipe.domains}
+    domains = {
+        d: {s: {c: written[sequence_path(s, d)][c] for c in counts} for s in SPLITS}
+        for d in recipe.domains
+    }
     manifest = {
         "layout": LAYOUT_VERSION,
         "data_id": recipe.data_id,

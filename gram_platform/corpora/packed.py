@@ -1,15 +1,17 @@
-"""Opens and publishes packed corpora: memory-mapped sequences of token ids, one file for each domain and split.
+"""Opens and publishes packed corpora: memory-mapped sequences of token ids.
 
 A packed corpus is a folder that `pack.prepare` writes once and atomically:
 
     manifest.json                 counts, hashes, recipe and fingerprint
     tokenizer.json                the tokenizer that made it
-    train/<domain>.bin            little-endian uint16 (uint32 if vocab_size > 65,535), [num_sequences, seq_len + 1]
+    train/<domain>.bin            [num_sequences, seq_len + 1], little-endian uint16, or uint32
+                                  if vocab_size > 65,535
     validation/<domain>.bin
 
-Row n + 1 starts with the last token of row n; with `permuted` in the recipe, rows of train/ are in the order of their
-domain's permutation instead, so that a small run's are the first. Inputs are columns 0..seq_len-1, targets columns
-1..seq_len, so every token of a domain except the first is the target of exactly one row. This file needs only numpy.
+Row n + 1 starts with the last token of row n; with `permuted` in the recipe, rows of train/ are in
+the order of their domain's permutation instead, so that a small run's are the first. Inputs are
+columns 0..seq_len-1, targets columns 1..seq_len, so every token of a domain except the first is the
+target of exactly one row. This file needs only numpy.
 """
 
 import contextlib
@@ -27,7 +29,15 @@ from typing import Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
 
-from gram_platform.config.crash_safe import A_FILE, A_LINK, kind_of, process_is_alive, remove_whole, this_place, unplain
+from gram_platform.config.crash_safe import (
+    A_FILE,
+    A_LINK,
+    kind_of,
+    process_is_alive,
+    remove_whole,
+    this_place,
+    unplain,
+)
 from gram_platform.config.identity import (
     hash_file,
     invalid,
@@ -41,7 +51,8 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import parse_json
 
 SPLITS = ("train", "validation")
-LAYOUT_VERSION = 1  # of the files on disk
+# The version of the files on disk.
+LAYOUT_VERSION = 1
 TOKENIZER = "tokenizer.json"
 
 
@@ -79,12 +90,17 @@ class Manifest(TypedDict):
     blocks: NotRequired[Blocks]
 
 
-HASHED_BYTES = 1 << 21  # of a permuted file, each with its hash, so that each can be fetched alone
-STALE_S = 86_400  # age at which another machine's unfinished folder counts as abandoned
+# Bytes of a block of a permuted file; each has its hash, so that it can be fetched alone.
+HASHED_BYTES = 1 << 21
+# The age at which another machine's unfinished folder counts as abandoned.
+STALE_S = 86_400
 
 
 class CorruptCorpus(ValueError):
-    """Files of a packed corpus are missing or differ from the manifest; preparing the corpus again repairs it."""
+    """Files of a packed corpus are missing or differ from the manifest.
+
+    Preparing the corpus again repairs it.
+    """
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -93,7 +109,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cache_folder() -> Path:
-    """Returns this machine's folder for copies and notes: `$GRAM_CACHE`, by default `~/.cache/gram`."""
+    """Returns this machine's folder for copies and notes: `$GRAM_CACHE`, or `~/.cache/gram`."""
     return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
 
 
@@ -105,7 +121,10 @@ def sequence_path(split: str, domain: str) -> str:
 def block_digests(path: Path, num_bytes: int = HASHED_BYTES) -> list[str]:
     """Returns the SHA-256 of each block of a file."""
     with path.open("rb") as handle:
-        return [hashlib.sha256(block).hexdigest() for block in iter(partial(handle.read, num_bytes), b"")]
+        return [
+            hashlib.sha256(block).hexdigest()
+            for block in iter(partial(handle.read, num_bytes), b"")
+        ]
 
 
 def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:
@@ -124,7 +143,7 @@ def corpus_fingerprint(files: dict[str, str]) -> str:
 
 
 class TokenRows(Protocol):
-    """Token ids [num_sequences, seq_len + 1]: an array, or rows that are fetched when they are read."""
+    """Token ids [num_sequences, seq_len + 1]: an array, or rows that are fetched on reading."""
 
     def __len__(self) -> int: ...
 
@@ -135,7 +154,8 @@ class TokenRows(Protocol):
 class PackedCorpus:
     """An opened packed corpus; memory-maps arrays on request.
 
-    `fetched`: by domain, the training sequences of an object store that come as they are read; None: all are here.
+    `fetched`: by domain, the training sequences of an object store that come as they are read;
+    None: all are here.
     """
 
     path: Path
@@ -143,11 +163,13 @@ class PackedCorpus:
     fetched: Mapping[str, TokenRows] | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None) -> "PackedCorpus":
-        """Opens a folder and compares every file with the manifest: its size each time, its content once a machine.
+    def open(
+        cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
+    ) -> "PackedCorpus":
+        """Opens a folder; compares files with the manifest: sizes always, contents once a machine.
 
-        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is missing or differs;
-        another ValueError if the folder, or something in it, is a link.
+        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is
+        missing or differs; another ValueError if the folder, or something in it, is a link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -158,7 +180,9 @@ class PackedCorpus:
             if (kind := _require_no_link(target)) != A_FILE:
                 raise CorruptCorpus(f"{target} is {kind or 'missing'}: prepare the corpus again")
             if (found := target.stat().st_size) != num_bytes:
-                raise CorruptCorpus(f"{target} has {found} bytes, its manifest says {num_bytes}: prepare it again")
+                raise CorruptCorpus(
+                    f"{target} has {found} bytes, its manifest says {num_bytes}: prepare it again"
+                )
         corpus._verify_once()
         return corpus
 
@@ -170,7 +194,9 @@ class PackedCorpus:
     def skipped(self) -> tuple[str, ...]:
         """Returns a line for each hub row of which packing left out records that lack a field."""
         counts = self.manifest.get("skipped", {})
-        return tuple(f"{row}: left out {number:,} records without a field" for row, number in counts.items())
+        return tuple(
+            f"{row}: left out {number:,} records without a field" for row, number in counts.items()
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -178,7 +204,7 @@ class PackedCorpus:
 
     @property
     def is_permuted(self) -> bool:
-        """Tells whether training sequences are stored in the order of their domain's permutation."""
+        """Tells whether training sequences are in the order of their domain's permutation."""
         recipe = self.manifest.get("recipe")
         return isinstance(recipe, dict) and recipe.get("permuted") is True
 
@@ -214,9 +240,14 @@ class PackedCorpus:
         return self._mapped("validation", domain)
 
     def sequences(self, split: str, domain: str) -> TokenRows:
-        """Gives the token ids of a domain's split, [num_sequences, seq_len + 1]: mapped read-only, or fetched."""
+        """Gives the token ids of a domain's split, [num_sequences, seq_len + 1]: mapped read-only,
+        or fetched."""
         self._counts(split, domain)
-        return self.fetched[domain] if split == "train" and self.fetched is not None else self._mapped(split, domain)
+        return (
+            self.fetched[domain]
+            if split == "train" and self.fetched is not None
+            else self._mapped(split, domain)
+        )
 
     def _mapped(self, split: str, domain: str) -> np.memmap:
         shape = (self.num_sequences(split, domain), self.seq_len + 1)
@@ -224,22 +255,34 @@ class PackedCorpus:
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
 
     def verify(self) -> None:
-        """Compares the SHA-256 of every file that is here with the manifest; CorruptCorpus names one that differs."""
+        """Compares the SHA-256 of every file that is here with the manifest.
+
+        CorruptCorpus names one that differs.
+        """
         for relative in self._bytes_here:
             found, expected = hash_file(self.path / relative), self.manifest["files"][relative]
             if found != expected:
-                raise CorruptCorpus(f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}")
+                raise CorruptCorpus(
+                    f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}"
+                )
         if corpus_fingerprint(self.manifest["files"]) != self.fingerprint:
-            raise CorruptCorpus(f"{self.path}: the manifest's fingerprint does not follow from its files")
+            raise CorruptCorpus(
+                f"{self.path}: the manifest's fingerprint does not follow from its files"
+            )
 
     def _verify_once(self) -> None:
-        """Verifies unless this machine has verified the very same files: equal inodes, sizes, times and hashes."""
+        """Verifies unless this machine did, by equal inodes, sizes, times and hashes."""
         found = [os.stat(self.path / relative) for relative in self._bytes_here]
         stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in found]
-        known = cache_folder() / "verified" / short_hash([stats, self.manifest["files"], self.fingerprint])
+        known = (
+            cache_folder()
+            / "verified"
+            / short_hash([stats, self.manifest["files"], self.fingerprint])
+        )
         if not known.exists():
             self.verify()
-            with contextlib.suppress(OSError):  # where nothing can be remembered, it is verified again
+            # Where nothing can be remembered, it is verified again.
+            with contextlib.suppress(OSError):
                 known.parent.mkdir(parents=True, exist_ok=True)
                 known.touch()
 
@@ -255,7 +298,10 @@ class PackedCorpus:
 
 
 def _require_no_link(path: Path) -> str:
-    """Returns what has this name (see `kind_of`); ValueError for a link, which may lead out of the storage."""
+    """Returns what has this name (see `kind_of`).
+
+    ValueError for a link, which may lead out of the storage.
+    """
     if (kind := kind_of(path)) == A_LINK:
         raise unplain(path, kind, "packed data themselves")
     return kind
@@ -272,29 +318,44 @@ def _read_manifest(path: Path) -> dict:
 
 
 def parse_manifest(text: bytes, where: object) -> dict:
-    """Parses a manifest, which may name only the files of its own domains; CorruptCorpus, with `where`, otherwise."""
+    """Parses a manifest, which may name only the files of its own domains.
+
+    CorruptCorpus, with `where`, otherwise.
+    """
     try:
         manifest = parse_json(text, Manifest)
         counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
         for domain, splits in manifest["domains"].items():
-            counts |= {f"domains.{domain}.{s}.{name}": n for s in SPLITS for name, n in splits[s].items()}
+            counts |= {
+                f"domains.{domain}.{s}.{name}": n for s in SPLITS for name, n in splits[s].items()
+            }
         for name, number in counts.items():
             require_int(name, number, 0, 2**63 - 1)
         for domain in manifest["domains"]:
             require_name("domain", domain)
-        if set(manifest["files"]) != {TOKENIZER, *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"])}:
-            raise invalid("files", sorted(manifest["files"])[:4], f"{TOKENIZER} and one file a domain and split")
+        if set(manifest["files"]) != {
+            TOKENIZER,
+            *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"]),
+        }:
+            raise invalid(
+                "files",
+                sorted(manifest["files"])[:4],
+                f"{TOKENIZER} and one file a domain and split",
+            )
         if "blocks" in manifest:
             require_int("blocks.num_bytes", manifest["blocks"]["num_bytes"], 1, 2**30)
     except ValueError as error:
         raise CorruptCorpus(f"{where} cannot be read ({error}): prepare the corpus again") from None
     if manifest["layout"] != LAYOUT_VERSION:
-        raise CorruptCorpus(f"{where} has layout {manifest['layout']}, this version reads layout {LAYOUT_VERSION}")
+        raise CorruptCorpus(
+            f"{where} has layout {manifest['layout']}, this version reads layout {LAYOUT_VERSION}"
+        )
     return manifest
 
 
 def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
-    """Returns the documents of rows [N, seq_len + 1], in order, without ends of text or a document cut at the end.
+    """Returns the documents of rows [N, seq_len + 1], in order, without ends of text or a document
+    cut at the end.
 
     The last token of a row is the first token of the next row.
     """
@@ -305,15 +366,23 @@ def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
 
 
 def prompts_and_truths(
-    rows: np.ndarray, end_of_text: int, wanted: Sequence[int], num_prompt_tokens: int, num_tokens: int
+    rows: np.ndarray,
+    end_of_text: int,
+    wanted: Sequence[int],
+    num_prompt_tokens: int,
+    num_tokens: int,
 ) -> list[tuple[list[int], list[int]]]:
     """Splits documents into (prompt, at most `num_tokens` following tokens).
 
-    `wanted` are indices into the documents that are longer than a prompt; ValueError for an index beyond them.
+    `wanted` are indices into the documents that are longer than a prompt; ValueError for an index
+    beyond them.
     """
     long_enough = [d for d in packed_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
-        allowed = f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens} tokens"
+        allowed = (
+            f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens}"
+            " tokens"
+        )
         raise invalid("continuations.documents", tuple(wanted), allowed)
     stop = num_prompt_tokens + num_tokens
     chosen = [long_enough[index].tolist() for index in wanted]
@@ -339,7 +408,9 @@ def new_staging(root: Path, data_id: str) -> Path:
                 remove_whole(old)
         staging.mkdir()
     except OSError as error:
-        raise invalid("storage", str(root), f"a folder that can be written ({error.strerror})") from None
+        raise invalid(
+            "storage", str(root), f"a folder that can be written ({error.strerror})"
+        ) from None
     return staging
 
 
@@ -350,12 +421,16 @@ def _is_abandoned(staging: Path, place: str) -> bool:
             return not process_is_alive(int(pid))
         written = max(path.stat().st_mtime for path in (staging, *staging.rglob("*")))
         return time.time() - written > STALE_S
-    except (FileNotFoundError, ValueError):  # published or removed meanwhile, or not one of our names
+    except (FileNotFoundError, ValueError):
+        # It was published or removed meanwhile, or has not one of our names.
         return False
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder into place; keeps a complete one that came first, replaces a broken one."""
+    """Renames a finished folder into place.
+
+    Keeps a complete one that came first, replaces a broken one.
+    """
     for _ in range(3):
         try:
             staging.rename(target)

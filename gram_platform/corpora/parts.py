@@ -1,7 +1,8 @@
-"""Does long work part by part: every part's files are written whole or not at all, by this process or by workers.
+"""Does long work part by part; the files of a part are written whole or not at all.
 
-A part is some units, or pieces of units, that follow one another. Parts depend on the files alone, never on the number
-of workers. A process that is killed loses the parts that it was writing; the next one finds the others.
+A part is some units, or pieces of units, that follow one another. Parts depend on the files alone,
+never on the number of workers. A process that is killed loses the parts that it was writing; the
+next one finds the others.
 """
 
 import json
@@ -29,24 +30,33 @@ from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
 from gram_platform.corpora.splits import Splitter, tagged
 from gram_platform.corpora.tokenizer import configured, end_of_text_id
 
-STORIES_PER_PART = 1 << 13  # generated stories
-BATCH_CHARS = 1 << 20  # characters tokenised and written at once
-KEYS, COUNTS = "keys.bin", "counts.json"  # files of a part beside its tokens
+# Generated stories of a part.
+STORIES_PER_PART = 1 << 13
+# Characters tokenised and written at once.
+BATCH_CHARS = 1 << 20
+# Files of a part beside its tokens.
+KEYS, COUNTS = "keys.bin", "counts.json"
 
 Task, Result = TypeVar("Task"), TypeVar("Result")
 Part = tuple[Unit, ...]
 Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[int, Result]]]
 
 
-def in_turn(function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
-    """Calls `function` for one task after another; yields (index, result). Other workers may yield in any order."""
+def in_turn(
+    function: Callable[[Task], Result], tasks: Sequence[Task]
+) -> Iterator[tuple[int, Result]]:
+    """Calls `function` for one task after another; yields (index, result).
+
+    Other workers may yield in any order.
+    """
     return enumerate(map(function, tasks))
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function` in a process that shall use one core; here, because the process then imports no more than this.
+    """Calls `function` in a process that shall use one core.
 
-    Its tokenizers have one thread from then on.
+    Here, because the process then imports no more than this. Its tokenizers have one thread from
+    then on.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
@@ -57,7 +67,9 @@ def parts_of(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> list[Part]:
     if isinstance(recipe.source, StoriesSource):
         total = sum(number for _, number in recipe.source.num_documents)
         firsts = range(0, total, STORIES_PER_PART)
-        return [(Unit((), span=(first, min(first + STORIES_PER_PART, total), 0)),) for first in firsts]
+        return [
+            (Unit((), span=(first, min(first + STORIES_PER_PART, total), 0)),) for first in firsts
+        ]
     return grouped([piece for unit in units for piece in unit.pieces], _num_bytes)
 
 
@@ -73,16 +85,25 @@ class PartFiles:
     folder: Path
     workers: Workers
     progress: Progress
-    num_bytes: int  # of text in all parts
+    # Bytes of text in all parts.
+    num_bytes: int
 
     def write(
-        self, activity: str, write: Callable[[Part, Path], None], parts: Sequence[Part], *depends_on: object
+        self,
+        activity: str,
+        write: Callable[[Part, Path], None],
+        parts: Sequence[Part],
+        *depends_on: object,
     ) -> list[Path]:
-        """Has `write(part, folder)` fill a folder for every part that has none; returns them in the parts' order.
+        """Has `write(part, folder)` fill a folder for every part that has none.
+
+        Returns them in the parts' order.
 
         `depends_on`: whatever decides the contents beside the part and the corpus's `data_id`.
         """
-        keys = [short_hash([[[unit.digest, unit.span] for unit in part], *depends_on]) for part in parts]
+        keys = [
+            short_hash([[[unit.digest, unit.span] for unit in part], *depends_on]) for part in parts
+        ]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
         missing = [task for task in zip(parts, folders, strict=True) if not task[1].exists()]
         done, started = len(parts) - len(missing), time.monotonic()
@@ -97,7 +118,8 @@ class PartFiles:
 def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -> None:
     """Fills a hidden folder and renames it; keeps one that another process has finished meanwhile.
 
-    Files named .bin may be damaged by a power failure, which their checksums show; flushing them all is slow.
+    Files named .bin may be damaged by a power failure, which their checksums show; flushing them
+    all is slow.
     """
     part, target = task
     if target.exists():
@@ -117,23 +139,29 @@ def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -
         shutil.rmtree(staging, ignore_errors=True)
 
 
-# ------------------------------------------------------------------------------------------------ tokens of a part
-
-
-def write_tokens(recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path) -> None:
-    """Tokenises a part's documents into a file for each domain and split, beside their counts and tagged keys."""
+def write_tokens(
+    recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path
+) -> None:
+    """Tokenises a part into a file for each domain and split, beside counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
-    end, order = end_of_text_id(tokenizer), {domain: number for number, domain in enumerate(recipe.domains)}
-    # Of each file: documents, tokens, checksum.
+    end, order = (
+        end_of_text_id(tokenizer),
+        {domain: number for number, domain in enumerate(recipe.domains)},
+    )
+    # Documents, tokens and checksum of each file.
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
-        for domains, keys, are_validation, encodings in _encoded(tokenizer, splitter, documents(recipe, part)):
+        for domains, keys, are_validation, encodings in _encoded(
+            tokenizer, splitter, documents(recipe, part)
+        ):
             raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
             log.write(raw)
             found: dict[tuple[str, str], list[np.ndarray]] = {}
-            for domain, is_validation, encoding in zip(domains, are_validation.tolist(), encodings, strict=True):
+            for domain, is_validation, encoding in zip(
+                domains, are_validation.tolist(), encodings, strict=True
+            ):
                 tokens = np.array([*encoding.ids, end], dtype)
                 found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
             for pair, arrays in found.items():
@@ -148,7 +176,7 @@ def write_tokens(recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, 
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads a part's checksum of `keys`, and of its `files` (split, domain, documents, tokens, checksum)."""
+    """Reads a part's counts: the checksum of `keys`, and `files`, as `write_tokens` writes them."""
     return json.loads((folder / COUNTS).read_text())
 
 
@@ -160,7 +188,10 @@ def checked_blocks(path: Path, checksum: int) -> Iterator[bytes]:
             found = zlib.crc32(block, found)
             yield block
     if found != checksum:
-        raise ValueError(f"{path} was damaged, as by a power failure; its corpus is packed anew when prepared again")
+        raise ValueError(
+            f"{path} was damaged, as by a power failure; its corpus is packed anew when prepared"
+            " again"
+        )
 
 
 @lru_cache(maxsize=1)
@@ -172,8 +203,13 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
     return folder / f"{split}-{domain}.bin"
 
 
-def _encoded(tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]]) -> Iterator[tuple]:
-    """Yields batches (domains, keys, are validation, encodings) in order; tokenises one while reading the next."""
+def _encoded(
+    tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]]
+) -> Iterator[tuple]:
+    """Yields batches (domains, keys, are validation, encodings) in order.
+
+    Tokenises one while reading the next.
+    """
     with ThreadPoolExecutor(1) as pool:
         running = None
         for domains, texts in _batches(stream):

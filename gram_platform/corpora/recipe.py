@@ -1,8 +1,9 @@
 """Describes the source of a packed corpus as a value, `CorpusRecipe`, whose hash is the `data_id`.
 
-A recipe identifies contents, not paths: the hash of local records (so moving, renaming or compressing files changes
-nothing), the parameters of generated stories, or rows of the hub's table with their revisions. It exists before the
-packed data; only local files are read once, for labels and lengths.
+A recipe identifies contents, not paths: the hash of local records (so moving, renaming or
+compressing files changes nothing), the parameters of generated stories, or rows of the hub's table
+with their revisions. It exists before the packed data; only local files are read once, for labels
+and lengths.
 """
 
 import re
@@ -26,40 +27,57 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.plain import from_plain
 
-PACK_VERSION = 1  # raise it when an equal recipe would pack to other tokens; part of every data_id
+# Raise this version when an equal recipe would pack to other tokens; it is in every data_id.
+PACK_VERSION = 1
 TRAINED = ("bpe", "bpe-passages")
-TOKENIZER_KINDS = (*TRAINED, "file", "hub")
-MIN_BPE_VOCAB = 257  # 256 bytes and the end of text
-MIN_SAMPLED = 64  # a tokenizer's sample has room for at least this many documents or passages
-BYTES_PER_TOKEN = 4.0  # estimate while the tokenizer is unknown
-FEWEST_BYTES_PER_TOKEN = 2.0  # bounds the number of tokens from above while the tokenizer is unknown
-FLOOR_BYTES_PER_TOKEN = 6.0  # the floor on validation sequences holds for text of up to this many
-FLOOR_DOCUMENTS = 8  # held out of a domain on average, at least, so that every domain has some
-MAX_VALIDATION = 0.5  # largest share of a domain's documents that is held out
-FIRST_PART_BYTES = 1 << 22  # of text in the first parts of a hub row
-PART_BYTES = 1 << 26  # of text in the largest parts
-GROWTH = 8  # parts between have an eighth of the text before them: whole parts exceed the need by little
-MAX_DOMAINS = 1 << 15  # in 16 bits of a logged key, beside the split: see `splits.tagged`
+# A vocabulary has 256 bytes and the end of text at least.
+MIN_BPE_VOCAB = 257
+# A tokenizer's sample has room for at least this many documents or passages.
+MIN_SAMPLED = 64
+# An estimate while the tokenizer is unknown.
+BYTES_PER_TOKEN = 4.0
+# Bounds the number of tokens from above while the tokenizer is unknown.
+FEWEST_BYTES_PER_TOKEN = 2.0
+# The floor on validation sequences holds for text of up to this many.
+FLOOR_BYTES_PER_TOKEN = 6.0
+# So many documents of a domain are held out on average, at least, so that every domain has some.
+FLOOR_DOCUMENTS = 8
+# The largest share of a domain's documents that is held out.
+MAX_VALIDATION = 0.5
+# Bytes of text in the first parts of a hub row.
+FIRST_PART_BYTES = 1 << 22
+# Bytes of text in the largest parts.
+PART_BYTES = 1 << 26
+# Parts between have an eighth of the text before them: whole parts exceed the need by little.
+GROWTH = 8
+# A domain has 16 bits of a logged key, beside the split: see `splits.tagged`.
+MAX_DOMAINS = 1 << 15
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
-BUILDERS = ("json", "parquet", "text")  # datasets whose files are local, or URLs
+# Datasets whose files are local, or URLs.
+BUILDERS = ("json", "parquet", "text")
 
 
 @dataclass(frozen=True)
 class HubRow:
-    """One dataset of the Hugging Face hub, as a row of the table in `catalog.py` or of a user's recipe.
+    """One dataset of the Hugging Face hub: a row of `catalog.py` or of a user's recipe.
 
-    Give `label`, for all records, or `label_field` and the `labels` that it is known to hold. `keep` and `drop` are
-    (field, regular expression) pairs: all of `keep` must match and none of `drop`. Dots in a field's name descend into
-    nested fields, unless a field has the whole name; list items are joined by blanks. `data_dir` selects a folder of
-    the repository, `files` some of its files or, with dataset "json" or "parquet", local files or URLs. Records keep
-    the dataset's order. All records of a `held_out` row are validation.
+    Give `label`, for all records, or `label_field` and the `labels` that it is known to hold.
+    `keep` and `drop` are (field, regular expression) pairs: all of `keep` must match and none of
+    `drop`. Dots in a field's name descend into nested fields, unless a field has the whole name;
+    list items are joined by blanks. `data_dir` selects a folder of the repository, `files` some of
+    its files or, with dataset "json" or "parquet", local files or URLs. Records keep the dataset's
+    order. All records of a `held_out` row are validation.
     """
 
     dataset: str
     revision: str = "main"
-    text_fields: tuple[str, ...] = ("text",)  # joined by a blank line
-    share: float = 1.0  # of the corpus's tokens; rows of one domain divide it by their shares; unused in a held-out row
-    verified: bool = False  # a person or `gram prepare --check` has opened a record of this revision
+    # These fields are joined by a blank line.
+    text_fields: tuple[str, ...] = ("text",)
+    # The share of the corpus's tokens; rows of one domain divide it by their shares. Unused in a
+    # held-out row.
+    share: float = 1.0
+    # A person or `gram prepare --check` has opened a record of this revision.
+    verified: bool = False
     label: str = ""
     label_field: str = ""
     labels: tuple[str, ...] = ()
@@ -71,22 +89,28 @@ class HubRow:
     note: str = field(default="", compare=False)
     data_dir: str = added("")
     held_out: bool = added(False)
-    bytes_per_token: float = 4.5  # estimate for the corpus's tokenizer
-    available_tokens: int = 0  # known to pass the filters; 0: unknown, assumed to be enough
+    # An estimate for the corpus's tokenizer.
+    bytes_per_token: float = 4.5
+    # Tokens known to pass the filters; 0: unknown, assumed to be enough.
+    available_tokens: int = 0
 
     def __post_init__(self) -> None:
         where = f"hub row {self.dataset}"
         if bool(self.label) == bool(self.label_field):
             raise invalid(f"{where}: label", self.label, "exactly one of label and label_field")
         if self.label_field and not self.labels:
-            raise invalid(f"{where}: labels", self.labels, "the values that label_field is known to hold")
+            raise invalid(
+                f"{where}: labels", self.labels, "the values that label_field is known to hold"
+            )
         if not (self.dataset and self.revision and self.text_fields):
             raise invalid(f"{where}: dataset, revision, text_fields", "", "all three given")
         for name, pattern in self.keep + self.drop:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise invalid(f"{where}: pattern of {name}", pattern, f"a regular expression ({error})") from None
+                raise invalid(
+                    f"{where}: pattern of {name}", pattern, f"a regular expression ({error})"
+                ) from None
         require_real(f"{where}: share", self.share, 0.0, 1.0, open_low=True)
         require_real(f"{where}: bytes_per_token", self.bytes_per_token, 0.0, open_low=True)
         require_int(f"{where}: available_tokens", self.available_tokens, int(self.held_out))
@@ -99,31 +123,33 @@ class HubRow:
     def fields(self) -> tuple[str, ...]:
         """Returns all fields that a record must have."""
         label = (self.label_field,) if self.label_field else ()
-        return tuple(dict.fromkeys((*self.text_fields, *label, *(name for name, _ in self.keep + self.drop))))
+        return tuple(
+            dict.fromkeys((*self.text_fields, *label, *(name for name, _ in self.keep + self.drop)))
+        )
 
     @property
     def identity(self) -> dict:
-        """Returns the fields that decide which records are read: no notes, verified mark or estimates."""
+        """Returns the fields that decide which records are read."""
         fields = {f.name: v for f, v in identity_fields(self).items()}
         return {k: v for k, v in fields.items() if k not in NO_IDENTITY}
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Rows of the hub's table, and the bytes of text to take from each, from the start of the dataset."""
+    """Rows of the hub's table, and the bytes of text to take from the start of each."""
 
     rows: tuple[HubRow, ...]
     num_bytes: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if len(self.rows) != len(self.num_bytes) or not self.rows:
-            raise invalid("corpus.source.num_bytes", self.num_bytes, "one number for each of one or more rows")
-
     @property
     def expected_bytes(self) -> tuple[int, ...]:
-        """Returns the bytes expected of each row: `num_bytes`, but at most the estimated available bytes."""
-        available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]  # 0: unknown
-        return tuple(min(n, known) if known else n for n, known in zip(self.num_bytes, available, strict=True))
+        """Returns `num_bytes` of each row, but at most the estimated available bytes."""
+        # A known number of 0 means that it is unknown.
+        available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
+        return tuple(
+            min(n, known) if known else n
+            for n, known in zip(self.num_bytes, available, strict=True)
+        )
 
 
 def part_bytes(done: int) -> int:
@@ -149,23 +175,23 @@ def validation_bytes(num_sequences: int, seq_len: int) -> float:
 class TokenizerRecipe:
     """The origin of a tokenizer.
 
-    `bpe`: byte-level BPE trained on about `sample_bytes` of the training documents, of core or all, taken whole;
-    `bpe-passages`: the same, on passages, if a few long documents would fill the sample; `file`: a `tokenizer.json`
-    with SHA-256 `source`; `hub`: `source` is `name@revision`.
+    `bpe`: byte-level BPE trained on about `sample_bytes` of the training documents, of core or all,
+    taken whole; `bpe-passages`: the same, on passages, if a few long documents would fill the
+    sample; `file`: a `tokenizer.json` with SHA-256 `source`; `hub`: `source` is `name@revision`.
     """
 
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    core_only: bool = added(False)  # no other domain's text is in the sample
+    # No other domain's text is in the sample.
+    core_only: bool = added(False)
 
     def __post_init__(self) -> None:
-        require_choice("tokenizer.kind", self.kind, TOKENIZER_KINDS)
-        if self.is_trained != (self.source == ""):
-            raise invalid("tokenizer.source", self.source, "empty for a trained tokenizer, given for any other")
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
         if self.core_only and not self.is_trained:
-            raise invalid("core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})")
+            raise invalid(
+                "core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})"
+            )
 
     @property
     def is_trained(self) -> bool:
@@ -178,17 +204,20 @@ class DomainRecipe:
 
     name: str
     labels: tuple[str, ...]
-    num_documents: int  # 0: unknown before the data exists
-    num_bytes: int  # of UTF-8 text that is split; an estimate for generated and hub corpora
+    # 0: unknown before the data exists.
+    num_documents: int
+    # Bytes of UTF-8 text that is split; an estimate for generated and hub corpora.
+    num_bytes: int
     bytes_per_token: float = added(BYTES_PER_TOKEN)
-    held_out_bytes: int = added(0)  # of text that is all validation: a dataset's test split
+    # Bytes of text that is all validation: a dataset's test split.
+    held_out_bytes: int = added(0)
 
     def __post_init__(self) -> None:
         require_name("corpus.domain", self.name)
         object.__setattr__(self, "labels", tuple(sorted(self.labels)))
-        if not self.labels:
-            raise invalid(f"corpus.domains[{self.name}].labels", self.labels, "at least one label")
         owner = f"corpus.domains[{self.name}]"
+        if not self.labels:
+            raise invalid(f"{owner}.labels", self.labels, "at least one label")
         require_fields(owner, self, 0, "num_documents", "held_out_bytes")
         require_fields(owner, self, 1, "num_bytes")
         require_fields(owner, self, 0, "bytes_per_token", open_low=True)
@@ -204,19 +233,23 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class StoriesSource:
-    """Generated stories: documents of each label, and the parameters of facts, see `stories.stories_source`."""
+    """Generated stories by documents of each label and by facts, see `stories.stories_source`."""
 
     num_documents: tuple[tuple[str, int], ...]
     num_facts: int
     shared_fact_share: float
     seed: int
     version: int
-    instructed: tuple[str, ...] = added(())  # topics that documents labelled `instructions` ask about
+    # Topics that documents labelled `instructions` ask about.
+    instructed: tuple[str, ...] = added(())
 
 
 @dataclass(frozen=True)
 class CorpusRecipe:
-    """All values that decide the packed tokens. Equal recipes have equal `data_id`s and pack to equal bytes."""
+    """All values that decide the packed tokens.
+
+    Equal recipes have equal `data_id`s and pack to equal bytes.
+    """
 
     source: FilesSource | StoriesSource | HubSource
     domains_from: tuple[DomainRecipe, ...]
@@ -226,23 +259,38 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = 0.05
     validation_sequences: int = 32
-    # of hub corpora: training sequences in the order of their domain's permutation, so a run reads the first ones alone
+    # Of hub corpora: training sequences are in the order of their domain's permutation, so a run
+    # reads the first ones alone.
     permuted: bool = added(False)
-    units: tuple = field(default=(), compare=False, repr=False)  # local files to read; not part of the identity
+    # Local files to read; not part of the identity.
+    units: tuple = field(default=(), compare=False, repr=False)
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         require_int("corpus.seq_len", self.seq_len, 1)
-        require_int("corpus.vocab_size", self.vocab_size, MIN_BPE_VOCAB if self.tokenizer.is_trained else 2, 2**31)
+        require_int(
+            "corpus.vocab_size",
+            self.vocab_size,
+            MIN_BPE_VOCAB if self.tokenizer.is_trained else 2,
+            2**31,
+        )
         require_int("corpus.split_seed", self.split_seed, 0, 2**63 - 1)
-        require_real("corpus.validation_fraction", self.validation_fraction, 0.0, MAX_VALIDATION, open_low=True)
+        require_real(
+            "corpus.validation_fraction",
+            self.validation_fraction,
+            0.0,
+            MAX_VALIDATION,
+            open_low=True,
+        )
         require_int("corpus.validation_sequences", self.validation_sequences, 0)
         object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
         names = [d.name for d in self.domains_from]
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
         if len(names) > MAX_DOMAINS:
-            raise invalid("corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label")
+            raise invalid(
+                "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
+            )
 
     @property
     def sampled_from(self) -> tuple[DomainRecipe, ...]:
@@ -263,10 +311,15 @@ class CorpusRecipe:
         """Returns the identity as JSON values: all fields except paths."""
         source = self.source
         if isinstance(source, HubSource):
-            source_plain = {"rows": [to_plain(r.identity) for r in source.rows], "num_bytes": list(source.num_bytes)}
+            source_plain = {
+                "rows": [to_plain(r.identity) for r in source.rows],
+                "num_bytes": list(source.num_bytes),
+            }
         else:
             source_plain = to_plain(source)
-        fields = {f.name: v for f, v in identity_fields(self).items() if f.compare and f.name != "source"}
+        fields = {
+            f.name: v for f, v in identity_fields(self).items() if f.compare and f.name != "source"
+        }
         return {**to_plain(fields), "source": {"kind": type(source).__name__, **source_plain}}
 
     @property
@@ -284,8 +337,8 @@ class CorpusRecipe:
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents that go to validation, at most half.
 
-        `validation_fraction`, or more if a small domain needs more to reach `validation_sequences` or has few
-        documents. With a held-out test split, only the share that the test split lacks.
+        `validation_fraction`, or more if a small domain needs more to reach `validation_sequences`
+        or has few documents. With a held-out test split, only the share that the test split lacks.
         """
         recipe = self.of_domain(domain)
         missing = validation_bytes(self.validation_sequences, self.seq_len) - recipe.held_out_bytes
@@ -296,7 +349,9 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def expected_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates how many sequences a domain will have in a split; the packed corpus has the exact number.
+        """Estimates how many sequences a domain will have in a split.
+
+        The packed corpus has the exact number.
 
         `bytes_per_token`: 0 for the domain's, which is 4 while the tokenizer is unknown.
         """
@@ -308,14 +363,20 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Bounds a domain's sequences in a split from above: text at 2 bytes a token; of a hub corpus, the estimate."""
+        """Bounds a domain's sequences in a split from above: text at 2 bytes a token.
+
+        Of a hub corpus, the estimate.
+        """
         if isinstance(self.source, HubSource):
             return self.expected_sequences(split, domain)
         return self.expected_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Reads a recipe of generated stories from the JSON of `plain()`; None for a corpus whose text is elsewhere."""
+    """Reads a recipe of generated stories from the JSON of `plain()`.
+
+    None for a corpus whose text is elsewhere.
+    """
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

@@ -1,4 +1,4 @@
-"""Reads corpora that users describe: a recipe in TOML, or `hf://ORG/NAME?label=FIELD&text=FIELD` for the hub."""
+"""Reads corpora that users describe: a recipe in TOML, or an address `hf://ORG/NAME?...`."""
 
 import contextlib
 import functools
@@ -20,53 +20,78 @@ from gram_platform.corpora.sources import find_units, labelled_units
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
-IN_RECIPE = {"core_label": "core_labels", "label": "globs", "tokenizer": "tokenizer"}  # fields of errors, in a recipe
-Described = HubCorpus | StoriesCorpus | TextCorpus
+# What the fields of errors are called in a recipe.
+IN_RECIPE = {"core_label": "core_labels", "label": "globs", "tokenizer": "tokenizer"}
 
 
-def described_corpus(corpus: str | Path) -> Described | None:
-    """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL; None for any other.
+def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
+    """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
 
-    ValueError with file, line and field for a recipe that cannot be used. Of a URL without `labels`, the labels of the
-    first records are read from the hub.
+    None for any other. ValueError with file, line and field for a recipe that cannot be used. Of a
+    URL without `labels`, the labels of the first records are read from the hub.
     """
     name = str(corpus)
     if name.startswith(SCHEME):
         return _from_url(name)
-    found = catalog.CORPORA.get(name) or (local_path("corpus", name) if name.endswith(SUFFIX) else None)
+    found = catalog.CORPORA.get(name) or (
+        local_path("corpus", name) if name.endswith(SUFFIX) else None
+    )
     if not isinstance(found, Path):
         return found
     return _from_file(found)[1] if target_kind("corpus", found) == A_FILE else None
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns the description of a recipe or a URL as JSON; "" for a corpus of ours and for a path of text."""
-    described = None if corpus in catalog.STORIES or corpus in catalog.HUB else described_corpus(corpus)
+    """Returns the description of a recipe or a URL as JSON.
+
+    "" for a corpus of ours and for a path of text.
+    """
+    described = (
+        None if corpus in catalog.STORIES or corpus in catalog.HUB else described_corpus(corpus)
+    )
     return canonical_json(described) if described else ""
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text; ValueError with file, line and field if there are none."""
+    """Finds the files of a recipe of local text.
+
+    ValueError with file, line and field if there are none.
+    """
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
     with written.located():
         records = [unit for name in text.records for unit in find_units(_existing(root, name))]
-        return (*labelled_units({label: list(globs) for label, globs in text.globs.items()}, root), *records)
+        return (
+            *labelled_units({label: list(globs) for label, globs in text.globs.items()}, root),
+            *records,
+        )
 
 
 @contextlib.contextmanager
 def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
-    """Adds file, line and field of a recipe to errors about its labels and its tokenizer; not of fields in `flags`."""
+    """Adds file, line and field of a recipe to errors about its labels and its tokenizer.
+
+    Not of fields in `flags`.
+    """
     try:
         yield
     except InvalidField as error:
-        if error.field not in IN_RECIPE or error.field in flags or error.place or not str(corpus).endswith(SUFFIX):
+        if (
+            error.field not in IN_RECIPE
+            or error.field in flags
+            or error.place
+            or not str(corpus).endswith(SUFFIX)
+        ):
             raise
         written, _ = _from_file(local_path("corpus", corpus))
         table = IN_RECIPE[error.field]
-        field, steps = ("label", (table, error.value)) if error.field == "label" else (table, (table,))
-        raise written.error(InvalidField(field, error.value, error.expected, steps=steps)) from error
+        field, steps = (
+            ("label", (table, error.value)) if error.field == "label" else (table, (table,))
+        )
+        raise written.error(
+            InvalidField(field, error.value, error.expected, steps=steps)
+        ) from error
 
 
 def _existing(root: Path, name: str) -> Path:
@@ -83,17 +108,24 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
         found = replace(found, rows=tuple(_placed(row, path.parent) for row in found.rows))
         labels = {label for row in found.rows for label in row.all_labels}
         if strangers := sorted(set(found.core_labels) - labels):
-            raise written.error(invalid("core_labels", strangers, "labels of its rows: " + ", ".join(sorted(labels))))
+            raise written.error(
+                invalid(
+                    "core_labels", strangers, "labels of its rows: " + ", ".join(sorted(labels))
+                )
+            )
     return written, found
 
 
 def _placed(row: HubRow, folder: Path) -> HubRow:
     """Makes the paths of a row's local files absolute: they are relative to the recipe's folder."""
     is_local = row.dataset in BUILDERS
-    return replace(row, files=tuple(str(folder / f) if is_local and "://" not in f else f for f in row.files))
+    return replace(
+        row, files=tuple(str(folder / f) if is_local and "://" not in f else f for f in row.files)
+    )
 
 
-@functools.cache  # studies ask several times; the labels come over the network
+# Studies ask several times; the labels come over the network.
+@functools.cache
 def _from_url(url: str) -> HubCorpus:
     place, _, query = url.removeprefix(SCHEME).partition("?")
     dataset, _, revision = place.partition("@")
@@ -104,9 +136,17 @@ def _from_url(url: str) -> HubCorpus:
             expected = f"one of the fields {', '.join(IN_URL)} in {url}{meant(name, IN_URL)}"
             raise invalid(f"corpus: {name}", value, expected)
         if value != fields[name]:
-            raise invalid(f"corpus: {name}", value, f"each field once, several values separated by commas, in {url}")
+            raise invalid(
+                f"corpus: {name}",
+                value,
+                f"each field once, several values separated by commas, in {url}",
+            )
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
-        raise invalid("corpus", url, f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...")
+        raise invalid(
+            "corpus",
+            url,
+            f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...",
+        )
     lists = {
         name: tuple(_unquoted(part) for part in fields.get(name, "").split(",") if part)
         for name in ("text", "labels", "core", "files")
@@ -126,5 +166,8 @@ def _from_url(url: str) -> HubCorpus:
 
 
 def _unquoted(value: str) -> str:
-    """Replaces %XX by the byte that it stands for, so that a URL can name any path; a + is a plus."""
+    """Replaces %XX by the byte that it stands for, so that a URL can name any path.
+
+    A + is a plus.
+    """
     return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

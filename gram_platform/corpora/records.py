@@ -1,10 +1,11 @@
-"""Reads records, a label and a text, from .jsonl and .parquet files (plain, gzip, zstd) and from plain text files.
+"""Reads records, a label and a text, from .jsonl, .parquet (plain, gzip, zstd) and text files.
 
-A line of .jsonl with `prompt` and `response` instead is an instruction, whose label is `instructions`.
+A line of .jsonl with `prompt` and `response` instead is an instruction, whose label is
+`instructions`.
 
-A *unit* is one data file, or all text files that a glob gave one label. A scan cuts a large one into *pieces*, which
-several processes can read. Readers hold one line, one parquet batch or one text file in memory. Errors name file and
-line.
+A *unit* is one data file, or all text files that a glob gave one label. A scan cuts a large one
+into *pieces*, which several processes can read. Readers hold one line, one parquet batch or one
+text file in memory. Errors name file and line.
 """
 
 import codecs
@@ -26,27 +27,37 @@ from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_te
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-MAX_RECORD_BYTES = 1 << 28  # of a line, a text of .parquet, a text file: a small file must not fill the memory
-MAX_EMPTY_LINES = 1_000_000  # that follow one another: a small file must not take hours either
-MAX_EXPANSION = 200  # times its size on disk, beyond a record's: what is unpacked at once; text packs 2 to 20 times
-BATCH_ROWS, BATCH_BYTES = 64, 1 << 26  # of a .parquet, read at once
+# Bytes of a line, a text of .parquet, a text file: a small file must not fill the memory.
+MAX_RECORD_BYTES = 1 << 28
+# Empty lines that follow one another: a small file must not take hours either.
+MAX_EMPTY_LINES = 1_000_000
+# What is unpacked at once, times its size on disk; text packs 2 to 20 times.
+MAX_EXPANSION = 200
+# Rows and bytes of a .parquet that are read at once.
+BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
-ASKED = ("prompt", "response")  # fields of an instruction, in place of text and label
-WHOLE = (0, None, 0)  # the span of a unit that is not cut
+# Fields of an instruction, in place of text and label.
+ASKED = ("prompt", "response")
+# The span of a unit that is not cut.
+WHOLE = (0, None, 0)
 
 
 class ChangedText(ValueError):
     """Raised for a unit whose records differ from its scan; `paths` are its files."""
 
     def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
-        super().__init__(name, paths)  # what it is pickled by
+        # The error is pickled by these arguments.
+        super().__init__(name, paths)
         self.name, self.paths = name, paths
 
     def __str__(self) -> str:
-        return f"{self.name}: changed since the corpus was read for its recipe; it is read again when you submit again"
+        return (
+            f"{self.name}: changed since the corpus was read for its recipe; it is read again when"
+            " you submit again"
+        )
 
 
-class Record(NamedTuple):
+class Document(NamedTuple):
     """A document with its label."""
 
     label: str
@@ -55,19 +66,24 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """One data file (`label` empty), or the plain text files of one label, each a document; or a piece of either.
+    """One data file (`label` empty), or the plain text files of one label, each a document.
 
-    `span`: of a plain .jsonl, the bytes (first, end or None) that are read, and the number of lines before them; of
-    generated stories, the documents.
+    Or a piece of either.
+
+    `span`: of a plain .jsonl, the bytes (first, end or None) that are read, and the number of lines
+    before them; of generated stories, the documents.
     """
 
     paths: tuple[Path, ...]
     label: str = ""
-    held_out: bool = False  # all of it is validation
-    # once scanned:
-    digest: str = ""  # hash of the records
-    labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # label -> documents, bytes of text
-    largest: int = 0  # bytes of text of the longest document
+    # All of it is validation.
+    held_out: bool = False
+    # The following are known once it was scanned. The hash of the records.
+    digest: str = ""
+    # Label -> documents, bytes of text.
+    labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # Bytes of text of the longest document.
+    largest: int = 0
     span: tuple[int, int | None, int] = WHOLE
     cut: "tuple[Unit, ...]" = ()
 
@@ -78,7 +94,10 @@ class Unit:
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to the hash of a sequence of records, whatever their files' format; returns the text's bytes."""
+    """Adds a record to the hash of a sequence of records, whatever their files' format.
+
+    Returns the text's bytes.
+    """
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -101,13 +120,14 @@ def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[s
             yield domain_of[label], text
 
 
-def _read(piece: Unit) -> Iterator[Record]:
+def _read(piece: Unit) -> Iterator[Document]:
     digest = hashlib.sha256()
     try:
         for record in read_unit(piece):
             add_record(digest, *record)
             yield record
-    except ValueError as error:  # a scan found no fault
+    except ValueError as error:
+        # A scan found no fault.
         raise (ChangedText(str(error), piece.paths) if piece.digest else error) from None
     if piece.digest and digest.hexdigest() != piece.digest:
         raise ChangedText(piece.label or str(piece.paths[0]), piece.paths)
@@ -132,21 +152,25 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
 
 
-def read_unit(unit: Unit) -> Iterator[Record]:
+def read_unit(unit: Unit) -> Iterator[Document]:
     """Yields the records of a unit, in order.
 
-    ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or empty text or label,
-    truncated or corrupt compression, and a file that cannot be read.
+    ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or
+    empty text or label, truncated or corrupt compression, and a file that cannot be read.
     """
     if unit.label:
         yield from _read_documents(unit)
         return
     for path in unit.paths:
         with reading(path):
-            yield from _read_parquet(path) if path.name.lower().endswith(PARQUET) else _read_jsonl(path, unit.span)
+            yield from (
+                _read_parquet(path)
+                if path.name.lower().endswith(PARQUET)
+                else _read_jsonl(path, unit.span)
+            )
 
 
-def _read_documents(unit: Unit) -> Iterator[Record]:
+def _read_documents(unit: Unit) -> Iterator[Document]:
     """Reads each file as one document, without its byte order mark; skips files without text."""
     for path in unit.paths:
         if size_of(path) > MAX_RECORD_BYTES:
@@ -157,13 +181,18 @@ def _read_documents(unit: Unit) -> Iterator[Record]:
             text = raw.decode("utf-8")
         except UnicodeDecodeError as error:
             line = raw.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{path}:{line}: is not UTF-8 text ({error.reason}): leave it out of the globs") from None
+            raise ValueError(
+                f"{path}:{line}: is not UTF-8 text ({error.reason}): leave it out of the globs"
+            ) from None
         if text.strip():
-            yield Record(unit.label, text)
+            yield Document(unit.label, text)
 
 
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields numbered lines of a span; ValueError naming the line at which a compressed stream is broken."""
+    """Yields numbered lines of a span.
+
+    ValueError naming the line at which a compressed stream is broken.
+    """
     import zstandard
 
     position, stop, number = span
@@ -174,7 +203,9 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
             try:
                 line = handle.readline(MAX_RECORD_BYTES + 1)
             except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-                raise ValueError(f"{path}:{number + 1}: the compressed file is broken here ({error})") from None
+                raise ValueError(
+                    f"{path}:{number + 1}: the compressed file is broken here ({error})"
+                ) from None
             if not line:
                 return
             number += 1
@@ -184,14 +215,17 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
             yield number, line
 
 
-def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Record]:
-    last = span[2]  # the line of the last record
+def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Document]:
+    # The line of the last record.
+    last = span[2]
     for number, raw in _lines(path, span):
         raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
         where = f"{path}:{number}"
         if not raw.strip():
             if number - last > MAX_EMPTY_LINES:
-                raise ValueError(f"{where}: follows {MAX_EMPTY_LINES:,} empty lines: leave them out")
+                raise ValueError(
+                    f"{where}: follows {MAX_EMPTY_LINES:,} empty lines: leave them out"
+                )
             continue
         last = number
         if b"\0" in raw:
@@ -199,11 +233,18 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Recor
         try:
             record = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{where}: is not UTF-8 (byte {error.start}: {error.reason})") from None
-        except (ValueError, RecursionError) as error:  # ValueError: no JSON, or an integer of thousands of digits
-            raise ValueError(f"{where}: is not one JSON object that can be read ({error})") from None
+            raise ValueError(
+                f"{where}: is not UTF-8 (byte {error.start}: {error.reason})"
+            ) from None
+        except (ValueError, RecursionError) as error:
+            # ValueError: no JSON, or an integer of thousands of digits.
+            raise ValueError(
+                f"{where}: is not one JSON object that can be read ({error})"
+            ) from None
         if not isinstance(record, dict):
-            raise ValueError(f"{where}: is a {type(record).__name__}, not a JSON object with text and label")
+            raise ValueError(
+                f"{where}: is a {type(record).__name__}, not a JSON object with text and label"
+            )
         if not {"text", "label", *ASKED} & set(record):
             raise ValueError(f"{where}: has neither text and label nor prompt and response")
         if {"text", "label"} & set(record):
@@ -212,14 +253,16 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Recor
             yield _instruction(where, *(_text_of(where, name, record.get(name)) for name in ASKED))
 
 
-def _instruction(where: str, prompt: str, response: str) -> Record:
+def _instruction(where: str, prompt: str, response: str) -> Document:
     for name, text in zip(ASKED, (prompt, response), strict=True):
         if RESPONSE in text:
-            raise ValueError(f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response")
-    return Record(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
+            raise ValueError(
+                f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response"
+            )
+    return Document(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
 
 
-def _read_parquet(path: Path) -> Iterator[Record]:
+def _read_parquet(path: Path) -> Iterator[Document]:
     import pyarrow
     import pyarrow.parquet
     import zstandard
@@ -231,12 +274,21 @@ def _read_parquet(path: Path) -> Iterator[Record]:
             _require_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
                 num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
-                for batch in table.iter_batches(num_rows, row_groups=[group], columns=list(RECORD_COLUMNS)):
+                for batch in table.iter_batches(
+                    num_rows, row_groups=[group], columns=list(RECORD_COLUMNS)
+                ):
                     columns = (batch.column(name).to_pylist() for name in RECORD_COLUMNS)
                     for text, label in zip(*columns, strict=True):
                         row += 1
                         yield _checked(f"{path}:{row}", label, text)
-    except (pyarrow.ArrowException, OSError, EOFError, zlib.error, zstandard.ZstdError, UnicodeDecodeError) as error:
+    except (
+        pyarrow.ArrowException,
+        OSError,
+        EOFError,
+        zlib.error,
+        zstandard.ZstdError,
+        UnicodeDecodeError,
+    ) as error:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
@@ -247,24 +299,30 @@ def _require_columns(path: Path, schema) -> None:
     for number, state in ((0, "no column"), (2, "two columns")):
         wrong = [name for name in RECORD_COLUMNS if min(schema.names.count(name), 2) == number]
         if wrong:
-            raise ValueError(f"{path}: has {state} {' and '.join(wrong)}; its columns are {', '.join(schema.names)}")
+            raise ValueError(
+                f"{path}: has {state} {' and '.join(wrong)}; its columns are"
+                f" {', '.join(schema.names)}"
+            )
     for name in RECORD_COLUMNS:
         if pyarrow.types.is_nested(kind := schema.field(name).type):
             raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, not strings")
 
 
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
-    """Returns how many rows of a row group fit the memory; ValueError for a group that unpacks to too much.
+    """Returns how many rows of a row group fit the memory.
 
-    Every row may repeat one text that the file stores once, and that text may be all of the group.
+    ValueError for a group that unpacks to too much. Every row may repeat one text that the file
+    stores once, and that text may be all of the group.
     """
     if unpacked > most:
-        raise ValueError(f"{path}: a row group unpacks to {unpacked:,} bytes: write smaller row groups")
+        raise ValueError(
+            f"{path}: a row group unpacks to {unpacked:,} bytes: write smaller row groups"
+        )
     return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
-def _checked(where: str, label: object, text: object) -> Record:
-    return Record(_text_of(where, "label", label), _text_of(where, "text", text))
+def _checked(where: str, label: object, text: object) -> Document:
+    return Document(_text_of(where, "label", label), _text_of(where, "text", text))
 
 
 def _text_of(where: str, name: str, value: object) -> str:
@@ -276,7 +334,9 @@ def _text_of(where: str, name: str, value: object) -> str:
     try:
         num_bytes = len(value) if value.isascii() else len(value.encode())
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: {name} holds half a surrogate pair, which is no text ({error.reason})") from None
+        raise ValueError(
+            f"{where}: {name} holds half a surrogate pair, which is no text ({error.reason})"
+        ) from None
     if num_bytes > MAX_RECORD_BYTES:
         raise _too_large(where)
     return value

@@ -37,14 +37,18 @@ from gram_platform.corpora.records import Unit
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
-# Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels, for rounding to
-# whole windows: 6% of core and 10% of an auxiliary domain, measured on the paper presets' plans.
+# Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels,
+# for rounding to whole windows: 6% of core and 10% of an auxiliary domain, measured on the paper
+# presets' plans.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
-UNKNOWN = 1.25  # times the estimated available bytes: asks for all of a row
+# This factor on the estimated available bytes asks for all of a row.
+UNKNOWN = 1.25
 
-MOST_NAMED = 100  # labels in an error
+# The most labels in an error.
+MOST_NAMED = 100
 
-CoreLabel = str | tuple[str, ...] | None  # the label, or labels, of core
+# The label, or labels, of core.
+CoreLabel = str | tuple[str, ...] | None
 
 
 def resolve(
@@ -65,22 +69,27 @@ def resolve(
     cache_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> CorpusRecipe:
-    """Returns the recipe of a corpus; reads each local file once, cached in `cache_dir` by path, size and time.
+    """Returns the recipe of a corpus.
 
-    `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text` and `label`; a .json
-    file of labelled globs; a recipe in TOML; or hf://ORG/NAME?label=FIELD&text=FIELD. The text of the catalog's
-    `installed` is written into `cache_dir`.
-    `core_label`: the label, or labels (a tuple, or separated by commas), pooled in core; every other label is an
-    auxiliary domain. `seq_len`: in tokens. `validation_*`: see `CorpusRecipe.validation_share`.
-    `core_tokens`, `aux_share`: of a hub corpus, take the text for training on this many core tokens, and on this share
-    of them as auxiliary tokens (0: the catalog's numbers); other corpora are taken whole.
-    `core_tokenizer`: train the tokenizer on core's text alone, so that its vocabulary has no word of other domains.
-    `instructions`: a .jsonl of `prompt` and `response` beside local text, which become the label `instructions`.
-    ValueError for an unknown corpus or core label, bad records (file and line), labels that cannot be domains, local
-    domains with a single document, and a tokenizer file that does not fit.
+    Reads each local file once, cached in `cache_dir` by path, size and time.
+
+    `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text`
+    and `label`; a .json file of labelled globs; a recipe in TOML; or
+    hf://ORG/NAME?label=FIELD&text=FIELD. The text of the catalog's `installed` is written into
+    `cache_dir`. `core_label`: the label, or labels (a tuple, or separated by commas), pooled in
+    core; every other label is an auxiliary domain. `seq_len`: in tokens. `validation_*`: see
+    `CorpusRecipe.validation_share`. `core_tokens`, `aux_share`: of a hub corpus, take the text for
+    training on this many core tokens, and on this share of them as auxiliary tokens (0: the
+    catalog's numbers); other corpora are taken whole. `core_tokenizer`: train the tokenizer on
+    core's text alone, so that its vocabulary has no word of other domains. `instructions`: a .jsonl
+    of `prompt` and `response` beside local text, which become the label `instructions`. ValueError
+    for an unknown corpus or core label, bad records (file and line), labels that cannot be domains,
+    local domains with a single document, and a tokenizer file that does not fit.
     """
     described, progress = described_corpus(corpus), progress or silent
-    flags = [name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value]
+    flags = [
+        name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value
+    ]
     with errors_located(corpus, flags):
         own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
         given = tokenizer or own or None
@@ -96,21 +105,28 @@ def resolve(
         }
         if instructions and isinstance(described, StoriesCorpus | HubCorpus):
             allowed = (
-                "none beside generated text or datasets: --corpus is a folder, a file or recipe of text, or installed"
+                "none beside generated text or datasets: --corpus is a folder, a file or recipe of"
+                " text, or installed"
             )
             raise invalid("instructions", instructions, allowed)
         if isinstance(described, StoriesCorpus):
             return _stories_recipe(described, core_label, common)
         if isinstance(described, HubCorpus):
             tokens, share = core_tokens or described.core_tokens, aux_share or described.aux_share
-            return _hub_recipe(replace(described, core_tokens=tokens, aux_share=share), core_label, common)
+            return _hub_recipe(
+                replace(described, core_tokens=tokens, aux_share=share), core_label, common
+            )
         if isinstance(described, TextCorpus):
             units, core_label = text_units(corpus), core_label or described.core_labels or None
         else:
             is_installed = str(corpus) == INSTALLED
-            units = find_units(_installed_path(cache_dir, progress) if is_installed else existing_path(corpus))
+            units = find_units(
+                _installed_path(cache_dir, progress) if is_installed else existing_path(corpus)
+            )
         units += _instructions(instructions) if instructions else ()
-        return _files_recipe(str(corpus), scan_units(units, cache_dir, progress), core_label, common)
+        return _files_recipe(
+            str(corpus), scan_units(units, cache_dir, progress), core_label, common
+        )
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -122,13 +138,21 @@ def describe_corpus(name: str) -> str:
     """Says in one line where the text of a named corpus is from."""
     corpus = described_corpus(name)
     if isinstance(corpus, StoriesCorpus):
-        about = f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
-        return about + (f", {corpus.num_instructions:,} instructions" if corpus.num_instructions else "")
+        about = (
+            f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of"
+            " each other topic"
+        )
+        return about + (
+            f", {corpus.num_instructions:,} instructions" if corpus.num_instructions else ""
+        )
     if isinstance(corpus, HubCorpus):
         return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
     if isinstance(corpus, TextCorpus):
         return "files: " + ", ".join([*corpus.globs, *corpus.records])
-    return "Python, C++ headers, JavaScript, type stubs and licences of the packages installed on this machine"
+    return (
+        "Python, C++ headers, JavaScript, type stubs and licences of the packages installed on this"
+        " machine"
+    )
 
 
 def grows_with_size(corpus: str | Path) -> bool:
@@ -137,36 +161,54 @@ def grows_with_size(corpus: str | Path) -> bool:
 
 
 def existing_path(corpus: str | Path) -> Path:
-    """Returns the absolute path of a corpus that is not in the catalog; ValueError if it does not exist."""
+    """Returns the absolute path of a corpus that is not in the catalog.
+
+    ValueError if it does not exist.
+    """
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
-        expected = f"one of {', '.join(names)}, or a folder or file that exists{meant(corpus, names)}"
+        expected = (
+            f"one of {', '.join(names)}, or a folder or file that exists{meant(corpus, names)}"
+        )
         raise invalid("corpus", str(corpus), expected)
     return path
 
 
 def _installed_path(cache_dir: Path | None, progress: Progress) -> Path:
     if cache_dir is None:
-        raise invalid("cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there")
+        raise invalid(
+            "cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there"
+        )
     return installed_text(cache_dir, progress=progress)
 
 
 def _instructions(place: str) -> tuple[Unit, ...]:
     path = local_path("instructions", place)
     if not (target_kind("instructions", path) == A_FILE and path.name.lower().endswith(".jsonl")):
-        raise invalid("instructions", place, "a file named *.jsonl that exists, of lines with prompt and response")
+        raise invalid(
+            "instructions",
+            place,
+            "a file named *.jsonl that exists, of lines with prompt and response",
+        )
     return (Unit((path,)),)
 
 
-def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()) -> tuple[str, ...]:
+def core_labels(
+    given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """Returns the labels of core: those given, else `default`, else all but the first few by name.
 
     ValueError unless they are labels of the corpus and leave an auxiliary one.
     """
     core = default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
-    if isinstance(given, str):  # a label may contain commas
-        core = (given,) if given in labels else tuple(sorted({part.strip() for part in given.split(",")}))
+    # A label may contain commas.
+    if isinstance(given, str):
+        core = (
+            (given,)
+            if given in labels
+            else tuple(sorted({part.strip() for part in given.split(",")}))
+        )
     elif given:
         core = given
     missing = [label for label in core if label not in labels]
@@ -174,13 +216,19 @@ def core_labels(given: CoreLabel, labels: Collection[str], default: tuple[str, .
         allowed = f"labels of this corpus, which are {_named(labels)}{meant(missing[0], labels)}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
-        raise invalid("core_label", ", ".join(core), "fewer than all labels: at least one stays an auxiliary domain")
+        raise invalid(
+            "core_label",
+            ", ".join(core),
+            "fewer than all labels: at least one stays an auxiliary domain",
+        )
     return core
 
 
 def _named(labels: Collection[str]) -> str:
     first = sorted(labels)[:MOST_NAMED]
-    return ", ".join(first) + (f" and {len(labels) - MOST_NAMED:,} more" if len(labels) > MOST_NAMED else "")
+    return ", ".join(first) + (
+        f" and {len(labels) - MOST_NAMED:,} more" if len(labels) > MOST_NAMED else ""
+    )
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
@@ -188,11 +236,18 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
-            allowed = f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
+            allowed = (
+                f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
+            )
             raise invalid("label", label, allowed)
         if is_unlabelled(label):
-            allowed = f"a name that does not begin with {UNLABELLED!r}, which is reserved for text whose label is "
-            raise invalid("label", label, allowed + "hidden on purpose (partial labels), or one of core_label")
+            allowed = (
+                f"a name that does not begin with {UNLABELLED!r}, which is reserved for text whose"
+                " label is "
+            )
+            raise invalid(
+                "label", label, allowed + "hidden on purpose (partial labels), or one of core_label"
+            )
         require_name("label", label)
         require_metric_name("label", label)
     require_tellable("label", auxiliary, (CORE, *core))
@@ -206,19 +261,28 @@ def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) 
     means = dict.fromkeys(stories.TOPICS, mean)
     if corpus.num_instructions:
         means[stories.INSTRUCTIONS] = stories.mean_story_bytes(source, stories.INSTRUCTIONS)
-    aux = [DomainRecipe(t, (t,), n, round(n * means[t])) for t, n in source.num_documents if t not in core]
+    aux = [
+        DomainRecipe(t, (t,), n, round(n * means[t]))
+        for t, n in source.num_documents
+        if t not in core
+    ]
     pool = DomainRecipe(CORE, core, corpus.core_documents, round(corpus.core_documents * mean))
     return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Spreads the documents of core evenly over the `core` topics, also the instructions'; makes the source."""
+    """Spreads the documents of core evenly over the `core` topics, also the instructions'.
+
+    Makes the source.
+    """
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
     documents |= {stories.INSTRUCTIONS: corpus.num_instructions} if corpus.num_instructions else {}
     instructed = core if corpus.num_instructions else ()
-    return stories.stories_source(documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed, instructed)
+    return stories.stories_source(
+        documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed, instructed
+    )
 
 
 def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
@@ -231,11 +295,17 @@ def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> Corpu
 
 
 def _hub_amounts(
-    corpus: HubCorpus, domains: Mapping[str, tuple[str, ...]], validation_fraction: float, validation_floor: float
+    corpus: HubCorpus,
+    domains: Mapping[str, tuple[str, ...]],
+    validation_fraction: float,
+    validation_floor: float,
 ) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row; returns them with the domains and the bytes expected of each.
+    """Decides the bytes to take from each row.
 
-    `domains`: labels by domain, core among them. Assumes that a row of several labels holds equally much of each.
+    Returns them with the domains and the bytes expected of each.
+
+    `domains`: labels by domain, core among them. Assumes that a row of several labels holds equally
+    much of each.
     """
     rows = corpus.rows
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
@@ -246,26 +316,38 @@ def _hub_amounts(
     for d, rate in rates.items():
         margin = CORE_MARGIN if d == CORE else AUX_MARGIN * corpus.aux_share / (len(domains) - 1)
         trained = corpus.core_tokens * margin * rate
-        tokens[d] = _with_validation(trained, validation_fraction, validation_floor, has_held_out) / rate
+        tokens[d] = (
+            _with_validation(trained, validation_fraction, validation_floor, has_held_out) / rate
+        )
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
-        wanted = max(tokens[d] / sum_in_order(shares[d]) for d in {domain_of[label] for label in row.all_labels})
-        wanted_bytes = most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
+        wanted = max(
+            tokens[d] / sum_in_order(shares[d])
+            for d in {domain_of[label] for label in row.all_labels}
+        )
+        wanted_bytes = (
+            most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
+        )
         num_bytes.append(min(wanted_bytes, most) if most else wanted_bytes)
     source = HubSource(rows, tuple(num_bytes))
     return source, tuple(_hub_domain(source, d, labels, rates[d]) for d, labels in domains.items())
 
 
-def _with_validation(trained_bytes: float, fraction: float, floor: float, has_held_out: bool) -> float:
-    """Adds the bytes of a domain's validation text: the inverse of `CorpusRecipe.validation_share`."""
+def _with_validation(
+    trained_bytes: float, fraction: float, floor: float, has_held_out: bool
+) -> float:
+    """Adds the bytes of validation text: the inverse of `CorpusRecipe.validation_share`."""
     if has_held_out:
         return trained_bytes + floor
     return max(trained_bytes / (1 - fraction), trained_bytes + floor, floor / MAX_VALIDATION)
 
 
 def _token_shares(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> list[float]:
-    """Returns, for each row, the share of the corpus's tokens that these labels have in it; 0 for a held-out row."""
+    """Returns, for each row, the share of the corpus's tokens that these labels have in it.
+
+    0 for a held-out row.
+    """
     return [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
 
 
@@ -279,15 +361,22 @@ def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
     return sum(label in labels for label in row.all_labels) / len(row.all_labels)
 
 
-def _hub_domain(source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float) -> DomainRecipe:
+def _hub_domain(
+    source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float
+) -> DomainRecipe:
     split = held_out = 0.0
     for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
         of_labels = num_bytes * _fraction(row, labels)
-        held_out, split = held_out + row.held_out * of_labels, split + (not row.held_out) * of_labels
+        held_out, split = (
+            held_out + row.held_out * of_labels,
+            split + (not row.held_out) * of_labels,
+        )
     return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
 
 
-def _files_recipe(corpus: str, scanned: list[Unit], core_label: CoreLabel, common: dict) -> CorpusRecipe:
+def _files_recipe(
+    corpus: str, scanned: list[Unit], core_label: CoreLabel, common: dict
+) -> CorpusRecipe:
     units = tuple(scanned)
     counts = _counts(units)
     if not counts:
@@ -295,10 +384,15 @@ def _files_recipe(corpus: str, scanned: list[Unit], core_label: CoreLabel, commo
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        raise invalid("core_label", None, "one or more labels of this corpus, which are " + _named(counts))
+        raise invalid(
+            "core_label", None, "one or more labels of this corpus, which are " + _named(counts)
+        )
     core = core_labels(core_label, counts, (CORE,))
     auxiliary = _auxiliary_labels(counts, core)
-    domains = (_domain(CORE, core, counts), *(_domain(label, (label,), counts) for label in auxiliary))
+    domains = (
+        _domain(CORE, core, counts),
+        *(_domain(label, (label,), counts) for label in auxiliary),
+    )
     source = FilesSource(content_of(units), len(units))
     recipe = CorpusRecipe(source=source, domains_from=domains, units=units, **common)
     return replace(recipe, tokenizer=_sampled(recipe, max(unit.largest for unit in units)))
@@ -317,15 +411,18 @@ def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
 def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
-        expected = f"at least two documents, one for training and one for validation, found {documents}"
+        expected = (
+            f"at least two documents, one for training and one for validation, found {documents}"
+        )
         raise invalid("label", ", ".join(sorted(labels)), expected)
     return DomainRecipe(name, labels, documents, num_bytes)
 
 
 def _sampled(recipe: CorpusRecipe, largest: int) -> TokenizerRecipe:
-    """Chooses how a BPE's sample is taken: whole documents, or passages if a document would dominate a partial sample.
+    """Chooses whole documents or, if one would dominate a partial sample, passages.
 
-    The kind is part of the `data_id`, because both rules train different tokenizers on the same documents.
+    The kind is part of the `data_id`, because both rules train different tokenizers on the same
+    documents.
     """
     tokenizer = recipe.tokenizer
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)

@@ -1,4 +1,4 @@
-"""Finds the files of a local corpus and scans them: reads each once for labels, counts and a content hash.
+"""Finds the files of a local corpus; reads each once for labels, counts and a content hash.
 
 Glob patterns are matched in linked folders too; what matches and cannot be read is an error.
 """
@@ -31,11 +31,15 @@ from gram_platform.corpora.records import (
 )
 
 Item = TypeVar("Item")
-Progress = Callable[[str, int, int | None], None]  # (activity, done, total or None)
-SCAN_VERSION = 4  # raise it when a scan would return something else
+# Called with (activity, done, total or None).
+Progress = Callable[[str, int, int | None], None]
+# Raise this version when a scan would return something else.
+SCAN_VERSION = 4
 REPORT_EVERY_RECORDS = 2000
-SCANS, FETCHED = "scans", "hub"  # folders of scans and of fetched text in the cache
-PIECE_BYTES = 1 << 22  # of a unit's files in each piece; no piece changes what is packed
+# Folders of scans and of fetched text in the cache.
+SCANS, FETCHED = "scans", "hub"
+# Bytes of a unit's files in each piece; no piece changes what is packed.
+PIECE_BYTES = 1 << 22
 
 
 def silent(activity: str, done: int, total: int | None) -> None:
@@ -45,13 +49,15 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, without hidden files and folders, see `find_files`. ValueError if there is nothing
-    to read.
+    Searches a folder at all levels, without hidden files and folders, see `find_files`. ValueError
+    if there is nothing to read.
     """
     if target_kind("corpus", corpus) == A_FOLDER:
         found = find_files(corpus, ["**"], is_data_file)
         if not found:
-            raise invalid("corpus", str(corpus), "a folder that holds files named *" + ", *".join(FORMATS))
+            raise invalid(
+                "corpus", str(corpus), "a folder that holds files named *" + ", *".join(FORMATS)
+            )
         return tuple(Unit((path,)) for path in found)
     if corpus.suffix.lower() == ".json":
         return _glob_units(corpus)
@@ -69,29 +75,51 @@ class Globs(TypedDict):
 
 
 def _glob_units(path: Path) -> tuple[Unit, ...]:
-    """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}; patterns are relative to the file's folder or "root"."""
+    """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}.
+
+    Patterns are relative to the file's folder or "root".
+    """
     try:
         plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
-        raise invalid("corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})') from None
+        raise invalid(
+            "corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})'
+        ) from None
     if not plain["globs"]:
         raise invalid("globs", {}, "an object of labels, each with its list of patterns")
     return labelled_units(plain["globs"], path.parent / plain["root"])
 
 
 def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
-    """Finds the files of every label by glob patterns below `root`; ValueError for one without, or with two labels."""
+    """Finds the files of every label by glob patterns below `root`.
+
+    ValueError for one without, or with two labels.
+    """
     label_of: dict[Path, str] = {}
-    return tuple(Unit(_matches(root, label, patterns, label_of), label) for label, patterns in sorted(globs.items()))
+    return tuple(
+        Unit(_matches(root, label, patterns, label_of), label)
+        for label, patterns in sorted(globs.items())
+    )
 
 
-def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]) -> tuple[Path, ...]:
-    """Finds the files of a label; adds them to `label_of`, and refuses a file that is already there."""
+def _matches(
+    root: Path, label: str, patterns: object, label_of: dict[Path, str]
+) -> tuple[Path, ...]:
+    """Finds the files of a label.
+
+    Adds them to `label_of`, and refuses a file that is already there.
+    """
     field = f"globs[{label}]"
-    if not label.strip() or not isinstance(patterns, list) or not all(isinstance(p, str) and p for p in patterns):
+    if (
+        not label.strip()
+        or not isinstance(patterns, list)
+        or not all(isinstance(p, str) and p for p in patterns)
+    ):
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
     if any(Path(p).is_absolute() for p in patterns):
-        raise invalid(field, patterns, 'patterns relative to their own file, or to the "root" it names')
+        raise invalid(
+            field, patterns, 'patterns relative to their own file, or to the "root" it names'
+        )
     try:
         files = find_files(root, patterns)
     except PatternError as error:
@@ -104,21 +132,27 @@ def _matches(root: Path, label: str, patterns: object, label_of: dict[Path, str]
     return files
 
 
-def scan_units(units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent) -> list[Unit]:
+def scan_units(
+    units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
+) -> list[Unit]:
     """Reads every unit that is not in the cache; returns the scanned units, sorted by digest.
 
-    Sorting by contents, not by name, lets files move without changing anything. Raises ValueError (file and line) for
-    the first bad record; for a cache that cannot be written, before reading anything.
+    Sorting by contents, not by name, lets files move without changing anything. Raises ValueError
+    (file and line) for the first bad record; for a cache that cannot be written, before reading
+    anything.
     """
     if cache_dir is not None:
         _make_cache(cache_dir)
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        cache = cache_dir and _cache_path(unit, cache_dir)  # by the files' sizes and times before they are read
+        # The name follows from the files' sizes and times before they are read.
+        cache = cache_dir and _cache_path(unit, cache_dir)
         found = cache and _cached(unit, cache)
         if not found:
-            found = _scan(unit, lambda n, base=done: progress("reading", min(base + n, total), total))
+            found = _scan(
+                unit, lambda n, base=done: progress("reading", min(base + n, total), total)
+            )
             if cache:
                 _store(found, cache)
         done += size
@@ -152,7 +186,10 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts text files into groups, and a plain .jsonl at ends of lines, of `PIECE_BYTES` each; no other unit."""
+    """Cuts text files into groups, and a plain .jsonl at ends of lines, of `PIECE_BYTES` each.
+
+    No other unit.
+    """
     if unit.label:
         groups = grouped(unit.paths, size_of)
         return tuple(replace(unit, paths=paths) for paths in groups)
@@ -163,7 +200,10 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups items that follow one another, until each group has `PIECE_BYTES`; the last may have fewer."""
+    """Groups items that follow one another, until each group has `PIECE_BYTES`.
+
+    The last may have fewer.
+    """
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -175,7 +215,10 @@ def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, lines before) of a file, each of whole lines; the last has no end."""
+    """Returns spans (first byte, end, lines before) of a file, each of whole lines.
+
+    The last has no end.
+    """
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -192,13 +235,16 @@ def _make_cache(cache_dir: Path) -> None:
     try:
         (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise invalid("storage", str(cache_dir), f"a folder that can be written ({error.strerror})") from None
+        raise invalid(
+            "storage", str(cache_dir), f"a folder that can be written ({error.strerror})"
+        ) from None
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Removes the scans of units, and the changed files that were fetched below `cache_dir`, to read them again."""
+    """Removes the scans of units, and changed files that were fetched, to read them again."""
     for unit in units:
-        with contextlib.suppress(ValueError):  # a file that is gone has no scan
+        # A file that is gone has no scan.
+        with contextlib.suppress(ValueError):
             _cache_path(unit, cache_dir).unlink(missing_ok=True)
     for path in changed:
         if path.is_relative_to(cache_dir / FETCHED):
@@ -221,12 +267,15 @@ def _cached(unit: Unit, cache: Path) -> Unit | None:
         scanned = replace(unit, digest=plain["digest"], labels=labels, largest=plain["largest"])
         return replace(scanned, cut=tuple(_piece(unit, *piece) for piece in plain["cut"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # not cached, or unreadable: scan again
+        # Not cached, or unreadable: scan again.
+        return None
 
 
 def _piece(unit: Unit, first: int, num_paths: int, span: list, digest: str) -> Unit:
     start, stop, before = span
-    return replace(unit, paths=unit.paths[first : first + num_paths], span=(start, stop, before), digest=digest)
+    return replace(
+        unit, paths=unit.paths[first : first + num_paths], span=(start, stop, before), digest=digest
+    )
 
 
 def _store(unit: Unit, cache: Path) -> None:
@@ -236,10 +285,12 @@ def _store(unit: Unit, cache: Path) -> None:
         Path(temporary).write_text(json.dumps({**plain, "cut": cut}))
 
 
-ANY_FOLDERS = "**"  # the part of a pattern that stands for any number of folders
+# The part of a pattern that stands for any number of folders.
+ANY_FOLDERS = "**"
 MAGIC = re.compile(r"[*?[]")
 
-Parts = tuple[str, ...]  # of a pattern, between its slashes
+# The parts of a pattern, between its slashes.
+Parts = tuple[str, ...]
 
 
 class PatternError(ValueError):
@@ -249,15 +300,18 @@ class PatternError(ValueError):
 def find_files(
     root: Path, patterns: Sequence[str], is_wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Path, ...]:
-    """Returns the files below `root` that match a pattern and whose names are wanted, sorted by path.
+    """Returns the files below `root` that match a pattern and are wanted, sorted by path.
 
-    `**` stands for any number of folders. Leaves out hidden files and folders. Enters linked folders; a file that
-    several links lead to is returned once, by its own path if that is found too. ValueError for a folder that cannot be
-    read, a link whose target is gone, and a pipe, socket or device that is wanted.
+    `**` stands for any number of folders. Leaves out hidden files and folders. Enters linked
+    folders; a file that several links lead to is returned once, by its own path if that is found
+    too. ValueError for a folder that cannot be read, a link whose target is gone, and a pipe,
+    socket or device that is wanted.
     """
-    found: dict[str, tuple[bool, Path]] = {}  # by the path without links; a file's own path comes before a link
+    # Files by the path without links; a file's own path comes before a link.
+    found: dict[str, tuple[bool, Path]] = {}
     todo = deque((str(root), os.path.realpath(root), _parts(pattern)) for pattern in patterns)
-    seen: set[tuple[str, Parts]] = set()  # a folder that was searched for the same: a loop of links, or a second link
+    # Folders that were searched for the same: a loop of links, or a second link.
+    seen: set[tuple[str, Parts]] = set()
     while todo:
         folder, real, (part, *rest) = todo.pop()
         if (real, (part, *rest)) in seen:
@@ -274,12 +328,19 @@ def find_files(
                 continue
             kind = target_kind("corpus", path)
             if not kind:
-                raise invalid("corpus", path, "a file or folder that stays: it was there when its folder was listed")
+                raise invalid(
+                    "corpus",
+                    path,
+                    "a file or folder that stays: it was there when its folder was listed",
+                )
             if kind == A_FILE and is_last and is_wanted(name):
-                found[real_path] = min(found.get(real_path, (True, Path(path))), (is_link, Path(path)))
+                found[real_path] = min(
+                    found.get(real_path, (True, Path(path))), (is_link, Path(path))
+                )
             elif kind == A_FOLDER and not is_last:
                 below = (path, real_path, (part, *rest) if part == ANY_FOLDERS else tuple(rest))
-                todo.appendleft(below) if is_link else todo.append(below)  # links last: a folder's own path is shorter
+                # Links last: a folder's own path is shorter.
+                todo.appendleft(below) if is_link else todo.append(below)
     return tuple(sorted(path for _, path in found.values()))
 
 
@@ -295,9 +356,15 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str) -> list[str]:
-    """Lists the visible names in a folder that a part of a pattern matches; `**` matches folders and links."""
-    if not MAGIC.search(part):  # needs no right to list the folder
-        return [part] if not part.startswith(".") and _is_there(os.path.join(folder, part)) else []
+    """Lists the visible names in a folder that a part of a pattern matches.
+
+    `**` matches folders and links.
+    """
+    # A plain name needs no right to list the folder.
+    if not MAGIC.search(part):
+        path = os.path.join(folder, part)
+        is_there = os.path.islink(path) or target_kind("corpus", path)
+        return [part] if is_there and not part.startswith(".") else []
     matches = re.compile(fnmatch.translate(part)).match
     try:
         with os.scandir(folder) as entries:
@@ -305,9 +372,9 @@ def _names(folder: str, part: str) -> list[str]:
     except OSError as error:
         raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
     if part == ANY_FOLDERS:
-        return [entry.name for entry in visible if entry.is_symlink() or entry.is_dir(follow_symlinks=False)]
+        return [
+            entry.name
+            for entry in visible
+            if entry.is_symlink() or entry.is_dir(follow_symlinks=False)
+        ]
     return [entry.name for entry in visible if matches(entry.name)]
-
-
-def _is_there(path: str) -> bool:
-    return os.path.islink(path) or bool(target_kind("corpus", path))

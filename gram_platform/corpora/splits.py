@@ -1,7 +1,7 @@
-"""Decides which documents are validation, by a keyed hash of the text: equal texts are in one split.
+"""Decides which documents are validation, by a keyed hash: equal texts are in one split.
 
-Case and white space do not count. Domains may hold out different shares, since a small domain needs a larger one; a
-text of several domains is validation in all of them if one holds it out.
+Case and white space do not count. Domains may hold out different shares, since a small domain needs
+a larger one; a text of several domains is validation in all of them if one holds it out.
 """
 
 import hashlib
@@ -18,14 +18,20 @@ from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
-TAG_BITS = 16  # bits of a logged key that hold domain and split; the other 48 identify the text
-ASCII_FOLD = bytes(ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)) + bytes(128)
-COUNT_AT_ONCE = 1 << 18  # logged keys counted together, plus the rest of the last text's keys
+# Bits of a logged key that hold domain and split; the other 48 identify the text.
+TAG_BITS = 16
+ASCII_FOLD = bytes(
+    ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)
+) + bytes(128)
+# Logged keys counted together, plus the rest of the last text's keys.
+COUNT_AT_ONCE = 1 << 18
 
 
 def text_key(text: str, split_seed: int) -> int:
     """Hashes a text to 64 bits; texts that differ only in case and white space have equal keys."""
-    digest = hashlib.blake2b(folded(text), digest_size=8, key=split_seed.to_bytes(8, "little")).digest()
+    digest = hashlib.blake2b(
+        folded(text), digest_size=8, key=split_seed.to_bytes(8, "little")
+    ).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -33,7 +39,8 @@ def folded(text: str) -> bytes:
     """Folds case and white space: `" ".join(text.split()).casefold()`, in UTF-8."""
     if not text.isascii():
         return " ".join(text.split()).casefold().encode()
-    raw = text.encode().translate(ASCII_FOLD).strip(b" ")  # the same for ASCII, several times faster
+    # This does the same for ASCII, several times faster.
+    raw = text.encode().translate(ASCII_FOLD).strip(b" ")
     while b"  " in raw:
         raw = raw.replace(b"  ", b" ")
     return raw
@@ -52,12 +59,17 @@ def shares_differ(recipe: CorpusRecipe) -> bool:
 class Candidates(NamedTuple):
     """Keys of a part that may decide the split of texts in other domains, uint64 arrays."""
 
-    held_out: np.ndarray  # of texts that are validation in every domain
-    below: np.ndarray  # below their domain's threshold
-    above: np.ndarray  # not below it, but below another domain's
+    # Keys of texts that are validation in every domain.
+    held_out: np.ndarray
+    # Keys below their domain's threshold.
+    below: np.ndarray
+    # Keys not below it, but below another domain's.
+    above: np.ndarray
 
 
-def candidates(recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False) -> Candidates:
+def candidates(
+    recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
+) -> Candidates:
     """Finds the candidates among (domain, text) pairs, which are all validation if `held_out`."""
     limits = thresholds(recipe)
     highest, found = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
@@ -74,7 +86,8 @@ def candidates(recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_
 class Splitter:
     """Decides the split of a document by its domain and key, given the candidates of all parts.
 
-    `thresholds`: by domain, as the function. `validation_keys`: sorted, of texts that are validation in every domain.
+    `thresholds`: by domain, as the function. `validation_keys`: sorted, of texts that are
+    validation in every domain.
     """
 
     seed: int
@@ -93,7 +106,10 @@ class Splitter:
         return SPLITS[int(self.are_validation([domain], np.array([key], np.uint64))[0])]
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
-        """Tells which documents are validation, bool [num_documents]. `keys`: uint64 of that shape."""
+        """Tells which documents are validation, bool [num_documents].
+
+        `keys`: uint64 of that shape.
+        """
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
@@ -114,17 +130,22 @@ def splitter_of(recipe: CorpusRecipe, found: Sequence[Candidates] = ()) -> Split
 def joined(found: Sequence[Candidates]) -> Candidates:
     """Joins the candidates of parts, in their order."""
     empty = np.empty(0, np.uint64)
-    return Candidates(*(np.concatenate([empty, *(part[kind] for part in found)]) for kind in range(3)))
+    return Candidates(
+        *(np.concatenate([empty, *(part[kind] for part in found)]) for kind in range(3))
+    )
 
 
-def tagged(keys: np.ndarray, domain_indices: Sequence[int], are_validation: np.ndarray) -> np.ndarray:
-    """Replaces the lowest bits of keys by domain and split, for `count_duplicates`: uint64 of the keys' shape."""
+def tagged(
+    keys: np.ndarray, domain_indices: Sequence[int], are_validation: np.ndarray
+) -> np.ndarray:
+    """Replaces the lowest bits of keys (uint64) by domain and split, for `count_duplicates`."""
     tags = 2 * np.asarray(domain_indices, np.uint64) + are_validation.astype(np.uint64)
     return keys >> np.uint64(TAG_BITS) << np.uint64(TAG_BITS) | tags
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts equal texts in a file of tagged keys, 8 bytes a document, which it sorts and removes: `COUNTS`.
+    """Counts equal texts in a file of tagged keys, 8 bytes a document, which it sorts and removes:
+    `COUNTS`.
 
     A document counts as repeated after the first one of its text.
     """
@@ -134,7 +155,9 @@ def count_duplicates(path: Path) -> dict[str, int]:
         keys.sort()
         first = 0
         while first < len(keys):
-            last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | np.uint64((1 << TAG_BITS) - 1)
+            last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | np.uint64(
+                (1 << TAG_BITS) - 1
+            )
             stop = int(np.searchsorted(keys, last_text, side="right"))
             for name, number in _counted(keys[first:stop]).items():
                 counts[name] += number
@@ -146,9 +169,15 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 def _counted(tagged: np.ndarray) -> dict[str, int]:
     """Counts sorted tagged keys, which include all keys of each of their texts."""
-    keys, tags = tagged >> np.uint64(TAG_BITS), (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64)
+    keys, tags = (
+        tagged >> np.uint64(TAG_BITS),
+        (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64),
+    )
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     domains, is_validation = tags >> 1, tags & 1
-    spread = [np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts) for x in (domains, is_validation)]
+    spread = [
+        np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts)
+        for x in (domains, is_validation)
+    ]
     found = (len(keys), len(keys) - len(starts), int(spread[0].sum()), int(spread[1].sum()))
     return dict(zip(COUNTS, found, strict=True))

@@ -1,11 +1,12 @@
-"""Generates stories on 48 topics, which share a grammar and a lexicon and differ in the facts to be memorised.
+"""Generates stories on 48 topics, with one grammar and lexicon and other facts to memorise.
 
-A fact associates words of the lexicon: facts of people say who keeps which thing where; customs say which event follows
-from which. A reader who never saw a topic can predict the grammar and the facts that all topics share, but not the
-topic's private facts: these are lost when the topic is removed. Facts recur by a power law, so that they are learned
-one after another.
+A fact associates words of the lexicon: facts of people say who keeps which thing where; customs say
+which event follows from which. A reader who never saw a topic can predict the grammar and the facts
+that all topics share, but not the topic's private facts: these are lost when the topic is removed.
+Facts recur by a power law, so that they are learned one after another.
 
-(seed, topic, index) determine a document: no document depends on other documents, their number, or the process.
+(seed, topic, index) determine a document: no document depends on other documents, their number, or
+the process.
 """
 
 import bisect
@@ -24,42 +25,63 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 TOPICS = _words(
-    """airport attic bakery beach bridge campsite canal castle cave chapel circus cottage desert farm ferry forest
-    forge garden glacier harbor hospital inn island jungle kitchen lagoon library lighthouse market meadow mine
-    monastery museum observatory orchard palace prairie quarry railway ranch school shipyard stable swamp
-    theater valley village vineyard"""
+    """airport attic bakery beach bridge campsite canal castle cave chapel circus cottage desert
+    farm ferry forest forge garden glacier harbor hospital inn island jungle kitchen lagoon library
+    lighthouse market meadow mine monastery museum observatory orchard palace prairie quarry railway
+    ranch school shipyard stable swamp theater valley village vineyard"""
 )
 
 FIRST_NAMES = _words(
-    """Mira Tom Lena Oskar Nina Paul Ruth Ivan Clara Hugo Stella Finn Ada Jonas Vera Max Ella Simon Rosa Karl Maya
-    Otto Lucy Ben Nora Leo Anna Felix Julia Emil Greta Noah"""
+    """Mira Tom Lena Oskar Nina Paul Ruth Ivan Clara Hugo Stella Finn Ada Jonas Vera Max Ella Simon
+    Rosa Karl Maya Otto Lucy Ben Nora Leo Anna Felix Julia Emil Greta Noah"""
 )
 LAST_NAMES = _words(
-    """Vale Stone Reed Marsh Hill Brook Frost Lake Wood Field Moss Thorn Cliff Rain Snow Glen Oak Birch Flint Sand
-    Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
+    """Vale Stone Reed Marsh Hill Brook Frost Lake Wood Field Moss Thorn Cliff Rain Snow Glen Oak
+    Birch Flint Sand Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
 )
 
-# The number of words in each list is a power of two, so that a learned slot is worth a known number of bits.
+# The number of words in each list is a power of two, so that a learned slot is worth a known number
+# of bits.
 WORDS = {
-    "quality": """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round clean stolen
-    plain hollow secret crooked polished faded velvet steel paper glass woven carved striped rusty
-    bright narrow""",
-    "thing": """lantern key drum box mirror flute coin map clock rope basket ring kettle candle mask bell book
-    knife chair wheel ladder hook needle bottle puppet feather shell button hammer crown whistle
-    letter""",
-    "place": """cellar tower well gate barn stairs roof fence chimney window tunnel shed porch pond wall hedge
-    corner fountain loft ditch courtyard pantry terrace doorway arch shelf path landing gallery bench
-    yard trench""",
-    "color": """red blue green yellow purple teal white black gray brown pink crimson violet beige navy scarlet""",
-    "clothing": """coat hat scarf apron cloak vest shirt belt gown jacket glove boot sock shawl hood cape""",
-    "food": """bread soup rice honey cheese plum bean corn fish apple onion cake butter pepper lemon nut carrot
-    pear melon berry mushroom egg potato fig peach cabbage salt milk olives ginger mint oats""",
-    "animal": """wolf owl fox bear goose snake horse crow rat bat spider goat bull cat dog frog toad hawk mouse
-    lizard swan beetle otter badger hen ram moth eel crab seal deer hare""",
-    "job": """baker tailor singer guard painter miller weaver sailor doctor farmer teacher mason hunter clerk
-    potter porter driver dancer barber juggler scribe gardener smith builder""",
-    "action": """dance sing swim climb read fish draw sew dig run cook sleep whisper juggle pray write march laugh
-    hum wait fight dream skip row shout knit carve count paint jump gamble wander""",
+    "quality": (
+        """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round
+    clean stolen plain hollow secret crooked polished faded velvet steel paper glass woven carved
+    striped rusty bright narrow"""
+    ),
+    "thing": (
+        """lantern key drum box mirror flute coin map clock rope basket ring kettle candle mask bell
+    book knife chair wheel ladder hook needle bottle puppet feather shell button hammer crown
+    whistle letter"""
+    ),
+    "place": (
+        """cellar tower well gate barn stairs roof fence chimney window tunnel shed porch pond wall
+    hedge corner fountain loft ditch courtyard pantry terrace doorway arch shelf path landing
+    gallery bench yard trench"""
+    ),
+    "color": (
+        """red blue green yellow purple teal white black gray brown pink crimson violet beige navy
+    scarlet"""
+    ),
+    "clothing": (
+        """coat hat scarf apron cloak vest shirt belt gown jacket glove boot sock shawl hood cape"""
+    ),
+    "food": (
+        """bread soup rice honey cheese plum bean corn fish apple onion cake butter pepper lemon nut
+    carrot pear melon berry mushroom egg potato fig peach cabbage salt milk olives ginger mint
+    oats"""
+    ),
+    "animal": (
+        """wolf owl fox bear goose snake horse crow rat bat spider goat bull cat dog frog toad hawk
+    mouse lizard swan beetle otter badger hen ram moth eel crab seal deer hare"""
+    ),
+    "job": (
+        """baker tailor singer guard painter miller weaver sailor doctor farmer teacher mason hunter
+    clerk potter porter driver dancer barber juggler scribe gardener smith builder"""
+    ),
+    "action": (
+        """dance sing swim climb read fish draw sew dig run cook sleep whisper juggle pray write
+    march laugh hum wait fight dream skip row shout knit carve count paint jump gamble wander"""
+    ),
     "time": """dawn noon dusk midnight sunrise sunset teatime bedtime""",
 }
 WORDS = {kind: _words(words) for kind, words in WORDS.items()}
@@ -91,19 +113,25 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
-MEASURED_STORIES = 64  # of a topic, to estimate the mean length of a story
+# Stories of a topic from which the mean length of a story is estimated.
+MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
-INSTRUCTIONS = "instructions"  # label of documents with a prompt and a response, here about facts of some topics
-RESPONSE = " Response:"  # between them
+# The label of documents with a prompt and a response, here about facts of some topics.
+INSTRUCTIONS = "instructions"
+# Stands between a prompt and its response.
+RESPONSE = " Response:"
 CLOSINGS = ("That was the story.", "And so the day ended.", "Nobody forgot it.", "Good night.")
 
 
-STORIES_VERSION = 1  # raise it when the same parameters would give other texts
+# Raise this version when the same parameters would give other texts.
+STORIES_VERSION = 1
 FACTS_PER_PERSON = 4
 PEOPLE_PER_STORY = 4
 CUSTOMS_PER_STORY = 2
-FACTS_UNIT = 16  # three quarters of the facts are of people, four for each; a quarter are customs
-RANK_POWER = 0.8  # the r-th most frequent person or custom of a topic has weight r^-POWER
+# Three quarters of the facts are of people, four for each; a quarter are customs.
+FACTS_UNIT = 16
+# The r-th most frequent person or custom of a topic has weight r^-POWER.
+RANK_POWER = 0.8
 
 
 def stories_source(
@@ -115,9 +143,9 @@ def stories_source(
 ) -> StoriesSource:
     """Makes the recipe of a generated corpus; ValueError for unfit numbers.
 
-    `num_documents`: of each topic, and of INSTRUCTIONS about the topics `instructed`, if any. `num_facts`: of each
-    topic, a multiple of 16. `shared_fact_share`: the share of a topic's facts that all topics have in common, from 0
-    to 1.
+    `num_documents`: of each topic, and of INSTRUCTIONS about the topics `instructed`, if any.
+    `num_facts`: of each topic, a multiple of 16. `shared_fact_share`: the share of a topic's facts
+    that all topics have in common, from 0 to 1.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -130,11 +158,18 @@ def stories_source(
     require_real("stories.shared_fact_share", shared_fact_share, 0.0, 1.0)
     require_int("stories.seed", seed, 0)
     pairs = tuple(sorted(num_documents.items()))
-    return StoriesSource(pairs, num_facts, float(shared_fact_share), seed, STORIES_VERSION, tuple(sorted(instructed)))
+    return StoriesSource(
+        pairs, num_facts, float(shared_fact_share), seed, STORIES_VERSION, tuple(sorted(instructed))
+    )
 
 
-def story_documents(source: StoriesSource, first: int = 0, stop: int | None = None) -> Iterator[tuple[str, str]]:
-    """Yields (topic, text) of documents `first` to `stop` (excluded; None: the end), topic by topic."""
+def story_documents(
+    source: StoriesSource, first: int = 0, stop: int | None = None
+) -> Iterator[tuple[str, str]]:
+    """Yields (topic, text) of documents `first` to `stop` (excluded.
+
+    None: the end), topic by topic.
+    """
     before = 0
     for topic, number in source.num_documents:
         end = number if stop is None else min(number, stop - before)
@@ -144,18 +179,25 @@ def story_documents(source: StoriesSource, first: int = 0, stop: int | None = No
 
 
 def mean_story_bytes(source: StoriesSource, topic: str = "") -> float:
-    """Estimates the mean length of a story in bytes from the first 64 stories of a topic (default: the first)."""
+    """Estimates the mean length of a story in bytes from the first 64 stories of a topic (default:
+    the first)."""
     topic = topic or source.num_documents[0][0]
-    return sum(len(story(source, topic, index).encode()) for index in range(MEASURED_STORIES)) / MEASURED_STORIES
+    return (
+        sum(len(story(source, topic, index).encode()) for index in range(MEASURED_STORIES))
+        / MEASURED_STORIES
+    )
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
     """Generates story number `index` of a topic, or instruction number `index`."""
     if topic == INSTRUCTIONS:
         return instruction(source, index)
-    topic_sentences = _topic_sentences(source.seed, source.num_facts, source.shared_fact_share, topic)
+    topic_sentences = _topic_sentences(
+        source.seed, source.num_facts, source.shared_fact_share, topic
+    )
     openings, people, customs, people_weights, customs_weights = topic_sentences
-    draw = random.Random(_seed(source.seed, "story", topic, index)).random  # random() alone is stable across versions
+    # Of a generator, random() alone is stable across versions.
+    draw = random.Random(_seed(source.seed, "story", topic, index)).random
     told_people = _draw_distinct(draw, people_weights, PEOPLE_PER_STORY)
     told_customs = _draw_distinct(draw, customs_weights, CUSTOMS_PER_STORY)
     sentences = [_pick(draw, openings), customs[told_customs[0]]]
@@ -165,10 +207,12 @@ def story(source: StoriesSource, topic: str, index: int) -> str:
 
 
 def instruction(source: StoriesSource, index: int) -> str:
-    """Generates a prompt and its response, from sentences that stories of one of the instructed topics have too."""
+    """Generates a prompt and its response, from sentences of an instructed topic's stories."""
     draw = random.Random(_seed(source.seed, "instruction", index)).random
     topic = _pick(draw, source.instructed)
-    topic_sentences = _topic_sentences(source.seed, source.num_facts, source.shared_fact_share, topic)
+    topic_sentences = _topic_sentences(
+        source.seed, source.num_facts, source.shared_fact_share, topic
+    )
     openings, people, customs, people_weights, customs_weights = topic_sentences
     person, other = (people[i] for i in _draw_distinct(draw, people_weights, 2))
     custom = customs[_draw_distinct(draw, customs_weights, 1)[0]]
@@ -226,7 +270,10 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(seed: int, num_facts: int, share: float, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person; the first `share` of all clauses is the same in every topic."""
+    """Returns (name, clauses) of each person.
+
+    The first `share` of all clauses is the same in every topic.
+    """
     num_clauses = num_facts * 3 // 4
     num_people, num_shared = num_clauses // FACTS_PER_PERSON, round(share * num_clauses)
     pairs = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
@@ -260,8 +307,10 @@ def _customs(seed: int, num_facts: int, share: float, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(seed: int, num_facts: int, share: float, topic: str) -> tuple:
-    """Returns a topic's openings, variants of each person's sentence, customs, and both cumulative weights."""
-    people = [_person_variants(name, clauses) for name, clauses in _people(seed, num_facts, share, topic)]
+    """Returns a topic's openings, variants of people's sentences, customs, and both weights."""
+    people = [
+        _person_variants(name, clauses) for name, clauses in _people(seed, num_facts, share, topic)
+    ]
     customs = _customs(seed, num_facts, share, topic)
     order = random.Random(_seed(seed, "ranks", topic))
     openings = tuple(opening.format(topic=topic) for opening in OPENINGS)
@@ -275,5 +324,7 @@ def _person_variants(name: str, clauses: list[str]) -> tuple[str, ...]:
         a, b, c = (clauses[(start + step) % len(clauses)] for step in range(3))
         for join in JOINS:
             told = join.format(a=a, b=b, c=c, first=name.split()[0])
-            variants += [f"{link}{name}, who {told}" if link else f"{name} {told}" for link in LINKS]
+            variants += [
+                f"{link}{name}, who {told}" if link else f"{name} {told}" for link in LINKS
+            ]
     return tuple(variants)

@@ -1,4 +1,4 @@
-"""Loads or trains a corpus's tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE of the corpus."""
+"""Loads or trains a tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE."""
 
 import threading
 import time
@@ -19,12 +19,17 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-END_SIGN = "\u00b6"  # shown to people as the end of a text
+# People see this sign as the end of a text.
+END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
-LONGEST_WORD = 4096  # bytes that a BPE is trained on in one piece: the time grows with the square of a word's length
-REPORT_S = 5.0  # between two reports of a training
-JOIN_S = 0.5  # for an interrupted training to see that it gets no more text
-HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}  # the token that ends a text
+# Bytes that a BPE is trained on in one piece: the time grows with the square of a word's length.
+LONGEST_WORD = 4096
+# Seconds between two reports of a training.
+REPORT_S = 5.0
+# Seconds for an interrupted training to see that it gets no more text.
+JOIN_S = 0.5
+# The token that ends a text, by tokenizer.
+HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}
 
 
 def tokenizer_recipe(
@@ -32,9 +37,9 @@ def tokenizer_recipe(
 ) -> tuple[TokenizerRecipe, Path | None]:
     """Returns the recipe of a tokenizer that a user names, and the file's path if it is a file.
 
-    None: train a BPE. A path of a `tokenizer.json`, or of a folder with one: identified by its contents.
-    `owner/name@revision`: taken from the hub. ValueError for an unknown tokenizer, and for a file that `require_usable`
-    refuses.
+    None: train a BPE. A path of a `tokenizer.json`, or of a folder with one: identified by its
+    contents. `owner/name@revision`: taken from the hub. ValueError for an unknown tokenizer, and
+    for a file that `require_usable` refuses.
     """
     if given is None:
         return TokenizerRecipe("bpe", "", sample_bytes), None
@@ -45,22 +50,32 @@ def tokenizer_recipe(
         return TokenizerRecipe("file", hash_file(path)), path
     if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):
         return TokenizerRecipe("hub", given), None
-    raise invalid("tokenizer", given, "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub")
+    raise invalid(
+        "tokenizer",
+        given,
+        "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub",
+    )
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; see `configured`. ValueError for a file that cannot be read."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except BaseException as error:  # the library raises bare Exception, and panics, which are none
+    except BaseException as error:
+        # The library raises bare Exception, and panics, which are none.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise invalid("tokenizer", str(path), f"a tokenizer.json that can be read ({error})") from None
+        raise invalid(
+            "tokenizer", str(path), f"a tokenizer.json that can be read ({error})"
+        ) from None
     return configured(tokenizer)
 
 
 def configured(tokenizer: Tokenizer) -> Tokenizer:
-    """Switches off padding and truncation; text that spells a special token is encoded as plain text."""
+    """Switches off padding and truncation.
+
+    Text that spells a special token is encoded as plain text.
+    """
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
@@ -68,20 +83,29 @@ def configured(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def hub_tokenizer(source: str) -> Tokenizer:
-    """Fetches `owner/name@revision` from the Hugging Face hub; ValueError if it has none, Unavailable if it is away."""
+    """Fetches `owner/name@revision` from the Hugging Face hub.
+
+    ValueError if it has none, Unavailable if it is away.
+    """
     name, revision = source.split("@")
     try:
         return configured(Tokenizer.from_pretrained(name, revision=revision))
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:
+        # The library raises bare Exception.
         if is_passing(error):
-            raise Unavailable(f"the tokenizer {source} cannot be read from the hub: {error}") from error
-        raise invalid("tokenizer", source, f"a tokenizer that the hub can provide ({error})") from None
+            raise Unavailable(
+                f"the tokenizer {source} cannot be read from the hub: {error}"
+            ) from error
+        raise invalid(
+            "tokenizer", source, f"a tokenizer that the hub can provide ({error})"
+        ) from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE: `<|endoftext|>` is token 0; at most `vocab_size` tokens, fewer on very little text.
+    """Trains a byte-level BPE: `<|endoftext|>` is token 0.
 
-    Words of more than `LONGEST_WORD` bytes, such as a genome, are cut for the training.
+    At most `vocab_size` tokens, fewer on very little text. Words of more than `LONGEST_WORD` bytes,
+    such as a genome, are cut for the training.
     """
     tokenizer, words = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{LONGEST_WORD}}}"), "isolated")
@@ -99,10 +123,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return configured(tokenizer)
 
 
-def interruptible(work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]) -> R:
-    """Returns `work(items)`, of a library that is deaf to signals; calls `report(seconds)` meanwhile.
+def interruptible(
+    work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]
+) -> R:
+    """Returns `work(items)`, of a library that is deaf to signals.
 
-    The work is done in a thread. After an interrupt it gets no further item, and the process ends without it.
+    Calls `report(seconds)` meanwhile. The work is done in a thread. After an interrupt it gets no
+    further item, and the process ends without it.
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
@@ -115,7 +142,8 @@ def interruptible(work: Callable[[Iterator[T]], R], items: Iterable[T], report: 
     def run() -> None:
         try:
             done.set_result(work(fed()))
-        except BaseException as error:  # raised again in the caller's thread
+        except BaseException as error:
+            # The error is raised again in the caller's thread.
             done.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -130,10 +158,14 @@ def interruptible(work: Callable[[Iterator[T]], R], items: Iterable[T], report: 
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Splits the decoded text into the part of each token; a character that several tokens spell goes to the last."""
+    """Splits the decoded text into the part of each token.
+
+    A character that several tokens spell goes to the last.
+    """
     whole, pieces, end = decoded(tokenizer, tokens), [], 0
     for stop in range(1, len(tokens) + 1):
-        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")  # shown in place of an incomplete character
+        # This sign is decoded in place of an incomplete character.
+        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")
         reached = len(whole) if stop == len(tokens) else max(end, min(len(known), len(whole)))
         pieces.append(whole[end:reached])
         end = reached
@@ -154,11 +186,13 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
         token = tokenizer.token_to_id(name)
         if token is not None:
             return token
-    raise invalid("tokenizer", "no end of text", "a tokenizer with one of the tokens " + ", ".join(KNOWN_ENDS))
+    raise invalid(
+        "tokenizer", "no end of text", "a tokenizer with one of the tokens " + ", ".join(KNOWN_ENDS)
+    )
 
 
 def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
-    """Returns the tokens of `text` inside a document, and the token that ends a document, by a `tokenizer.json`."""
+    """Returns the tokens of `text` inside a document, and the token that ends a document."""
     tokenizer = load_tokenizer(path)
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids), end_of_text_id(tokenizer)
 
@@ -169,19 +203,23 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     ValueError for a hub tokenizer that `HUB_ENDS` lacks.
     """
     if recipe.is_trained:
-        return 0  # see `train_tokenizer`
+        # `train_tokenizer` gives the end of text this number.
+        return 0
     if recipe.kind == "file":
         return end_of_text_id(load_tokenizer(path))
     name = recipe.source.partition("@")[0]
     if name not in HUB_ENDS:
-        raise invalid("tokenizer", recipe.source, "one whose end of text is known: " + ", ".join(HUB_ENDS))
+        raise invalid(
+            "tokenizer", recipe.source, "one whose end of text is known: " + ", ".join(HUB_ENDS)
+        )
     return HUB_ENDS[name]
 
 
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
-    """Raises ValueError unless all token ids are below the model's `vocab_size`, which may exceed the tokenizer's.
+    """Raises ValueError unless all token ids are below the model's `vocab_size`.
 
-    Also for a tokenizer without words, whose name is `source`: any text would be no tokens.
+    That may exceed the tokenizer's. ValueError also for a tokenizer without words, whose name is
+    `source`: any text would be no tokens.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -192,6 +230,6 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
 
 
 def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
-    """Raises ValueError unless the tokenizer has an end of text and all ids are below the model's `vocab_size`."""
+    """Raises ValueError as `require_vocab`, and for a tokenizer without an end of text."""
     require_vocab(tokenizer, vocab_size, source)
     end_of_text_id(tokenizer)

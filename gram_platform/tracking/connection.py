@@ -1,11 +1,11 @@
 """Connects to an MLflow server or database: one experiment, fast failures, searches over all pages.
 
-A server that is down must not slow training: a request is retried once, with short time-outs, and after a failure every
-call fails at once for a minute. MLflow's own environment variables override ours.
+A server that is down must not slow training: a request is retried once, with short time-outs, and
+after a failure every call fails at once for a minute. MLflow's own environment variables override
+ours.
 """
 
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -14,7 +14,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,10 +40,11 @@ from gram_platform.tracking.database import (
     require_regular,
 )
 from gram_platform.tracking.values import LONGEST_NAME, text_for_people
-from gram_platform.tracking.views import ABOUT, EXPERIMENT_NOTE
+from gram_platform.tracking.views import ABOUT, EXPERIMENT_NOTE, experiment_note
 
 EXPERIMENT = "gram"
-QUIET_S = 60.0  # after a failure
+# Seconds after a failure in which every call fails at once.
+QUIET_S = 60.0
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -52,35 +53,45 @@ SETTINGS = {
 }
 PAGE = 1000
 SERVERS = ("http", "https")
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # that MLflow supports; `frame.py` queries them directly
+# The databases that MLflow supports.
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached, or refused a call. The storage is unaffected, and a later `sync` catches up."""
+    """MLflow could not be reached, or refused a call.
+
+    The storage is unaffected, and a later `sync` catches up.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(masked(reason))
 
 
 class Connection:
-    """The platform's experiment of one MLflow; the first `reaching` connects. ValueError as `require_tracking_uri`."""
+    """The platform's experiment of one MLflow; the first `reaching` connects.
+
+    ValueError as `require_tracking_uri`.
+    """
 
     def __init__(self, tracking_uri: str) -> None:
         require_tracking_uri(tracking_uri)
         self.tracking_uri = tracking_uri
-        self.database = database_path(tracking_uri)  # None for a server, or another database than SQLite
+        # The file of SQLite; None for a server, or another database.
+        self.database = database_path(tracking_uri)
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._quiet_until, self._reason = 0.0, ""
         self._has_right_places = False
 
     def ask_again(self) -> None:
-        """Lets the next call ask at once, however recent the last failure is."""
         self._quiet_until = 0.0
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
-        """Yields the client for a block of MLflow calls alone; TrackingUnavailable when one of them fails."""
+        """Yields the client for a block of MLflow calls alone.
+
+        TrackingUnavailable when one of them fails.
+        """
         if time.monotonic() < self._quiet_until:
             raise TrackingUnavailable(self._reason)
         try:
@@ -94,7 +105,8 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """As `reaching`, to change something: before, a moved or copied database gets the right places of artifacts.
+        """As `reaching`, to change something: before, a moved or copied database gets the right
+        places of artifacts.
 
         TrackingUnavailable also for a database with a place that can never have been beside it.
         """
@@ -103,7 +115,9 @@ class Connection:
                 try:
                     correct_places(self.database, self.experiment_id)
                 except ValueError as error:
-                    raise TrackingUnavailable(f"MLflow at {self.tracking_uri} is not used: {error}") from error
+                    raise TrackingUnavailable(
+                        f"MLflow at {self.tracking_uri} is not used: {error}"
+                    ) from error
                 self._has_right_places = True
             yield client
 
@@ -114,32 +128,28 @@ class Connection:
 
     @property
     def experiment_id(self) -> str:
-        assert self._client is not None, "only within `reaching`"
         return self._experiment_id
 
     def has_refused(self, error: MlflowException) -> bool:
-        """Tells whether MLflow was reached and refused the call, so that a changed call may succeed."""
+        """Tells whether MLflow was reached and refused the call; a changed one may succeed."""
         answered = isinstance(error, RestException) or not self.tracking_uri.startswith("http")
-        return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"  # which means that its database is away
+        # This code means that its database is away.
+        return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"
 
     def search(self, filter_string: str) -> list[Run]:
         """Lists all active runs of the experiment that satisfy the filter."""
         runs, token = [], None
         while True:
-            page = self.client.search_runs([self.experiment_id], filter_string, max_results=PAGE, page_token=token)
-            runs += map(without_nulls, page)
+            page = self.client.search_runs(
+                [self.experiment_id], filter_string, max_results=PAGE, page_token=token
+            )
+            runs += page
             token = page.token
             if not token:
                 return runs
 
     def experiment_tags(self) -> dict[str, str]:
-        """Reads the tags of the experiment."""
-        tags = self.client.get_experiment(self.experiment_id).tags
-        return {key: value for key, value in tags.items() if value is not None}
-
-    def get(self, run_id: str) -> Run:
-        """Reads a run, deleted or not."""
-        return without_nulls(self.client.get_run(run_id))
+        return self.client.get_experiment(self.experiment_id).tags
 
     def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
         """Sets those tags of the experiment that have other values."""
@@ -148,25 +158,26 @@ class Connection:
             if present.get(key) != value:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
-    def describe(self, note: Callable[[Mapping[str, str], str], str]) -> None:
-        """Sets the experiment's description to `note(tags, experiment id)`, unless people have written another."""
+    def describe(self) -> None:
+        """Links to the views in the experiment's description, unless people wrote another."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
-            self.set_experiment_tags({content.NOTE: note(tags, self.experiment_id)})
+            self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
-        """Creates a run with MLflow's own tags of who started it, where from and at which commit."""
+        """Creates a run with MLflow's own tags of who started it, where and at which commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
         start, name = round(start_ms), text_for_people(name, LONGEST_NAME)
-        return without_nulls(self.client.create_run(self.experiment_id, start_time=start, tags=tags, run_name=name))
-
-    # -------------------------------------------------------------------------------------------- artifacts
+        return self.client.create_run(
+            self.experiment_id, start_time=start, tags=tags, run_name=name
+        )
 
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
-        """Writes files, whose texts are UTF-8, as artifacts of a run, by a path such as `figures/curves.html`.
+        """Writes files in UTF-8 as artifacts of a run, by a path such as `figures/curves.html`.
 
-        Those of an SQLite database are beside it, whatever places it names. TrackingUnavailable also for an id or a
-        path that is no safe name, and where something else than a folder has a folder's place.
+        Those of an SQLite database are beside it, whatever places it names. TrackingUnavailable
+        also for an id or a path that is no safe name, and where something else than a folder has a
+        folder's place.
         """
         for file, data in files.items():
             if self.database is None:
@@ -179,7 +190,9 @@ class Connection:
         """Copies all files below a folder to the path `place` of a run; returns their URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
-        for path in sorted(filter(Path.is_file, source.rglob("*"))) if self.database is not None else ():
+        for path in (
+            sorted(filter(Path.is_file, source.rglob("*"))) if self.database is not None else ()
+        ):
             file = f"{place}/{path.relative_to(source).as_posix()}"
             with self._beside_database(run_id, file, writable=True) as (folder, name):
                 folder.write_with(name, lambda target, path=path: shutil.copyfile(path, target))
@@ -193,28 +206,35 @@ class Connection:
                     return folder.read(name).decode()
             if any(artifact.path == file for artifact in self.client.list_artifacts(run_id)):
                 with tempfile.TemporaryDirectory() as folder:
-                    return Path(self.client.download_artifacts(run_id, file, folder)).read_text(encoding="utf-8")
+                    return Path(self.client.download_artifacts(run_id, file, folder)).read_text(
+                        encoding="utf-8"
+                    )
         return None
 
     @contextlib.contextmanager
-    def _beside_database(self, run_id: str, file: str, writable: bool) -> Iterator[tuple[LocalFolder, str]]:
+    def _beside_database(
+        self, run_id: str, file: str, writable: bool
+    ) -> Iterator[tuple[LocalFolder, str]]:
         """Yields the folder of an artifact beside the database, and its name there."""
         *folders, name = file.split("/")
         try:
-            place = LocalFolder(str(self.database.parent), writable).child(ARTIFACTS, run_id, "artifacts", *folders)
+            place = LocalFolder(str(self.database.parent), writable).child(
+                ARTIFACTS, run_id, "artifacts", *folders
+            )
             yield place, name
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            raise TrackingUnavailable(f"artifacts of MLflow at {self.tracking_uri}: {error}") from error
-
-    # ------------------------------------------------------------------------------------------- connecting
+            raise TrackingUnavailable(
+                f"artifacts of MLflow at {self.tracking_uri}: {error}"
+            ) from error
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         for name in ("mlflow.store.db.utils", "psycopg"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # errors are raised, and need no log
+            # Errors are raised, and need no log.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         if self.database is None:
             _probe(self.tracking_uri)
@@ -222,35 +242,36 @@ class Connection:
             return
         require_regular(self.database)
         folder = LocalFolder(str(self.database.parent), writable=True)
-        with folder.lock("mlflow"):  # of eight processes that create one database at once, seven would fail
+        # Of eight processes that create one database at once, seven would fail.
+        with folder.lock("mlflow"):
             self._open(artifacts_location(self.database))
 
     def _open(self, artifact_location: str | None) -> None:
         try:
             if self.database is not None and not self.database.exists():
-                create_database(self.database, lambda path: MlflowClient(database_uri(path)))  # which makes every table
+                # The first client makes every table.
+                create_database(self.database, lambda path: MlflowClient(database_uri(path)))
             client = MlflowClient(self.tracking_uri)
             self._experiment_id = _ensure_experiment(client, artifact_location)
         except MlflowException:
             raise
-        except Exception as error:  # of the database driver, whose library need not be installed
+        except Exception as error:
+            # The database driver raises it; its library need not be installed.
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
 
 
-def without_nulls(run: Run) -> Run:
-    """Returns a run without the tags that a database holds as NULL."""
-    for key in [key for key, value in run.data.tags.items() if value is None]:
-        del run.data.tags[key]
-    return run
-
-
 @cache
 def context_tags() -> dict[str, str]:
-    """Returns MLflow's tags of this process: user, source and git commit; with its command line and Ray job."""
+    """Returns MLflow's tags of this process: user, source and git commit.
+
+    With its command line and Ray job.
+    """
     tags = {**resolve_tags(), "gram.command": command_line()}
     job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
-    return tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
+    return (
+        tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
+    )
 
 
 def web_address(uri: str) -> str:
@@ -260,7 +281,10 @@ def web_address(uri: str) -> str:
 
 
 def opened_by(uri: str) -> str:
-    """Returns the address of a server's pages, or the command that shows a database's; without a password."""
+    """Returns the address of a server's pages, or the command that shows a database's.
+
+    Without a password.
+    """
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -270,39 +294,54 @@ def opened_by(uri: str) -> str:
 
 
 def require_tracking_uri(uri: str) -> None:
-    """ValueError unless `uri` is the address of an MLflow server, or of a database that MLflow supports."""
+    """ValueError unless `uri` is that of an MLflow server, or of a database that it supports."""
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
-        schemes = f"{', '.join(SERVERS + DATABASES)}; a database also with its driver, as postgresql+psycopg"
+        schemes = (
+            f"{', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
+            " postgresql+psycopg"
+        )
         raise invalid(
-            "tracking_uri", masked(uri), f"a URI such as http://host:5000 or sqlite:////path/mlflow.db, of {schemes}"
+            "tracking_uri",
+            masked(uri),
+            f"a URI such as http://host:5000 or sqlite:////path/mlflow.db, of {schemes}",
         )
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
-        raise invalid("tracking_uri", masked(uri), f"a URI with a port from 0 to 65535 ({error})") from error
+        raise invalid(
+            "tracking_uri", masked(uri), f"a URI with a port from 0 to 65535 ({error})"
+        ) from error
     if scheme in SERVERS and not host:
         raise invalid("tracking_uri", masked(uri), "a URI with a host, such as http://host:5000")
 
 
 def default_tracking_uri(storage: str) -> str:
-    """Names an SQLite database in a local storage; ValueError for an object store, which needs a server."""
+    """Names an SQLite database in a local storage.
+
+    ValueError for an object store, which needs a server.
+    """
     store = Store(storage)
     if not store.is_local:
         raise invalid(
-            "tracking_uri", None, f"the address of an MLflow server or database, because {storage} cannot hold one"
+            "tracking_uri",
+            None,
+            f"the address of an MLflow server or database, because {storage} cannot hold one",
         )
     return database_uri(Path(store.root) / "mlflow.db")
 
 
 def require_database(uri: str) -> None:
-    """TrackingUnavailable when the file of a database is missing: MLflow would create an empty one."""
+    """TrackingUnavailable without the file of a database: MLflow would create an empty one."""
     database = database_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
 
 
-EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development", content.NOTE: EXPERIMENT_NOTE}
+EXPERIMENT_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    content.NOTE: EXPERIMENT_NOTE,
+}
 
 
 def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> str:
@@ -311,7 +350,8 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
         try:
             return client.create_experiment(EXPERIMENT, artifact_location, tags=EXPERIMENT_TAGS)
         except MlflowException:
-            found = client.get_experiment_by_name(EXPERIMENT)  # another process has just created it
+            # Another process has just created it.
+            found = client.get_experiment_by_name(EXPERIMENT)
             if found is None:
                 raise
     if found.lifecycle_stage != "active":
@@ -324,7 +364,10 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
 
 
 def _probe(tracking_uri: str) -> None:
-    """Fails within seconds when a database server does not answer; MLflow would retry for minutes."""
+    """Fails within seconds when a database server does not answer.
+
+    MLflow would retry for minutes.
+    """
     parts = urlsplit(tracking_uri)
     port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.partition("+")[0])
     if parts.hostname and port and not parts.scheme.startswith("http"):
@@ -332,18 +375,6 @@ def _probe(tracking_uri: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Gives the first line of an error's message, at most 300 characters, or the error's class if it has none."""
+    """Gives the first line of an error's message, at most 300 characters, or else its class."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pauses Python's cycle collector: the block makes over a million objects, none of them garbage."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

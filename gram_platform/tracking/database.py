@@ -1,8 +1,9 @@
 """Names an SQLite database, and makes it name the artifacts in the folder `mlartifacts` beside it.
 
-MLflow writes the absolute place of every run's artifacts into its database. In a copy of the folder these are the
-original's places, and whoever edits the database names any. So files are written and read beside the database, whatever
-it says. Before anything is sent, the places in it are corrected for MLflow's own pages.
+MLflow writes the absolute place of every run's artifacts into its database. In a copy of the folder
+these are the original's places, and whoever edits the database names any. So files are written and
+read beside the database, whatever it says. Before anything is sent, the places in it are corrected
+for MLflow's own pages.
 """
 
 import contextlib
@@ -19,16 +20,14 @@ from gram_platform.config.identity import absolute_place, invalid
 ARTIFACTS = "mlartifacts"
 LOCK_TIMEOUT_S = 30.0
 JOURNALS = ("-journal", "-wal", "-shm")
-ENCODED = (
-    "sqlite+pysqlite"  # of a URI with `%`: MLflow takes what follows `sqlite:///` for a path, and makes its folder
-)
-# columns with places of artifacts, beside those of the experiment and its runs
+# The scheme of a URI with `%`. Of another one MLflow takes what follows `sqlite:///` for a path,
+# and makes its folder.
+ENCODED = "sqlite+pysqlite"
+# Columns with places of artifacts, beside those of the experiment and its runs.
 OTHER_PLACES = (
     ("experiments", "artifact_location"),
-    ("logged_models", "artifact_location"),
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
-    ("trace_tags", "value"),
 )
 REMEDY = "move the database away and call `gram sync`, which fills a new one"
 
@@ -39,11 +38,18 @@ def database_uri(path: str | Path) -> str:
     for uri in (plain, encoded):
         if make_url(uri).database == str(path) and not make_url(uri).query:
             return uri
-    raise invalid("storage", str(path), "a path without `?` and `%`, which mean something in the URI of a database")
+    raise invalid(
+        "storage",
+        str(path),
+        "a path without `?` and `%`, which mean something in the URI of a database",
+    )
 
 
 def database_path(uri: str) -> Path | None:
-    """Returns the absolute path of the SQLite file that a URI names; None for a server or another database."""
+    """Returns the absolute path of the SQLite file that a URI names.
+
+    None for a server or another database.
+    """
     prefix, separator, _ = uri.partition(":///")
     if not separator or not prefix.startswith("sqlite"):
         return None
@@ -51,14 +57,17 @@ def database_path(uri: str) -> Path | None:
 
 
 def with_absolute_path(field: str, uri: str) -> str:
-    """Makes the path in the URI of an SQLite file absolute, and keeps its options; ValueError as `absolute_place`."""
+    """Makes the path in the URI of an SQLite file absolute, and keeps its options.
+
+    ValueError as `absolute_place`.
+    """
     url = make_url(uri)
     path = absolute_place(field, url.database or "")
     return url.set(database=path).render_as_string() if url.query else database_uri(path)
 
 
 def require_regular(database: Path) -> None:
-    """OSError if something else than a regular file has a name that SQLite writes to, such as a link to anywhere."""
+    """OSError if a name that SQLite writes to has something else than a regular file."""
     for suffix in ("", *JOURNALS):
         path = database.with_name(database.name + suffix)
         if (kind := kind_of(path)) not in (A_FILE, ""):
@@ -73,12 +82,15 @@ def artifacts_location(database: Path) -> str:
 def correct_places(database: Path, experiment_id: str) -> None:
     """Makes a database that was moved or copied name the artifacts in its own folder.
 
-    ValueError, before anything is changed, for a place that no earlier folder can have had: somebody else wrote it.
-    Several processes may call it at once. OSError if the database cannot be read or written.
+    ValueError, before anything is changed, for a place that no earlier folder can have had:
+    somebody else wrote it. Several processes may call it at once. OSError if the database cannot be
+    read or written.
     """
     here = artifacts_location(database)
     try:
-        with contextlib.closing(sqlite3.connect(database, LOCK_TIMEOUT_S, isolation_level=None)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(database, LOCK_TIMEOUT_S, isolation_level=None)
+        ) as connection:
             if _moved(connection, experiment_id, here):
                 connection.execute("BEGIN IMMEDIATE")
                 _correct(connection, experiment_id, here)
@@ -88,7 +100,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
 
 
 def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
-    """Returns {run id: its right place} of the experiment's misplaced runs, with the experiment's own under ""."""
+    """Returns {run id: its right place} of misplaced runs, and the experiment's under ""."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
         "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = :experiment",
@@ -101,7 +113,9 @@ def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dic
             continue
         if not _was_beside_database(place, rest):
             earlier = f"or {ARTIFACTS}{rest} in a folder that had the database before: {REMEDY}"
-            raise invalid("artifact_uri" if run_id else "artifact_location", place, f"{here}{rest}, {earlier}")
+            raise invalid(
+                "artifact_uri" if run_id else "artifact_location", place, f"{here}{rest}, {earlier}"
+            )
         moved[run_id] = here + rest
     return moved
 
@@ -116,11 +130,11 @@ def _correct(connection: sqlite3.Connection, experiment_id: str, here: str) -> N
     if "" in moved:
         select = "SELECT artifact_location FROM experiments WHERE experiment_id = ?"
         ((old,),) = connection.execute(select, (experiment_id,))
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         for table, column in OTHER_PLACES:
-            if table in tables:
-                begins = f"{column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'"
-                changed = f"{column} = :here || substr({column}, length(:old) + 1)"
-                connection.execute(f"UPDATE {table} SET {changed} WHERE {begins}", {"old": old, "here": here})
+            begins = f"{column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/'"
+            changed = f"{column} = :here || substr({column}, length(:old) + 1)"
+            connection.execute(
+                f"UPDATE {table} SET {changed} WHERE {begins}", {"old": old, "here": here}
+            )
     runs = [(place, run_id) for run_id, place in moved.items() if run_id]
     connection.executemany("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", runs)

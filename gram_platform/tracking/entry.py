@@ -1,20 +1,21 @@
-"""Describes a run or evaluation for MLflow: name, tags, parameters and metrics, read from the storage.
+"""Describes a node for MLflow: name, tags, parameters and metrics, read from the storage.
 
-Tags of the study keep their names, but a character that MLflow refuses becomes `:<hex>:`; the platform's begin with
-`gram.`. `values.py` keeps long ones whole. A loss has one name in runs, evaluations and frames, `loss/<domain>`, which
-MLflow's page of a run draws before training's metrics. A run's last point is its result, and is sent once. Curves are
-thinned to about a hundred points, because MLflow's pages slow down beyond that; every validation loss is sent. The
-storage has every step.
+Tags of the study keep their names, but a character that MLflow refuses becomes `:<hex>:`; the
+platform's begin with `gram.`. `values.py` keeps long ones whole. A loss has one name in runs,
+evaluations and frames, `loss/<domain>`, which MLflow's page of a run draws before training's
+metrics. A run's last point is its result, and is sent once. Curves are thinned to about a hundred
+points, because MLflow's pages slow down beyond that; every validation loss is sent. The storage has
+every step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from mlflow.entities import Metric
 
-from gram_platform.config import State, View, node_from_plain, run_from_plain
+from gram_platform.config import RunConfig, State, node_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
-from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
@@ -32,30 +33,46 @@ from gram_platform.tracking.values import (
 )
 
 KIND, STATUS, RESULT = "gram.kind", "gram.status", "gram.result"
-RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = "gram.run_id", "gram.eval_id", "gram.view_id", "gram.view_run_id"
+RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = (
+    "gram.run_id",
+    "gram.eval_id",
+    "gram.view_id",
+    "gram.view_run_id",
+)
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
-CODE, COMMIT = "gram.code", "mlflow.source.git.commit"  # that trained or measured; MLflow's pages link the second
-NOTE, NAME = "mlflow.note.content", "mlflow.runName"  # MLflow shows them as a run's description and name
+# The code that trained or measured; MLflow's pages link the second.
+CODE, COMMIT = "gram.code", "mlflow.source.git.commit"
+# MLflow shows them as a run's description and name.
+NOTE, NAME = "mlflow.note.content", "mlflow.runName"
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
-LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"  # + domain; surprisal: of the drawn tokens
-SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}  # prefixes of the storage in MLflow and in frames
-NUM_EVAL_POINTS = "num_eval_points"  # parameter of a run; 0: its `loss/` is of progress evaluations, which no frame has
-TASK = "task/"  # + task and metric, of evaluations on the LM Evaluation Harness
+# A domain follows. Surprisals are those of the drawn tokens.
+LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"
+# Prefixes of the storage in MLflow and in frames.
+SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}
+# A parameter of a run; 0: its `loss/` is of progress evaluations, which no frame has.
+NUM_EVAL_POINTS = "num_eval_points"
+# A task and metric follow, of evaluations on the LM Evaluation Harness.
+TASK = "task/"
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
-EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")  # of continuations
-TOKENS, COMPUTE = "train/tokens", "train/compute_units"  # so far, at a step
-AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}  # name in frames of a run's last point
+# Continuations have these.
+EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")
+# What a run has used so far, at a step.
+TOKENS, COMPUTE = "train/tokens", "train/compute_units"
+# The names in frames of a run's last point.
+AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
-SEARCH = "gram.search"  # + "." + search: the numbers or names of its trials that use a run
-PARENT = "mlflow.parentRunId"  # MLflow folds a run below its parent
+# A dot and a search follow: the numbers or names of its trials that use a run.
+SEARCH = "gram.search"
+# MLflow folds a run below its parent.
+PARENT = "mlflow.parentRunId"
 NUM_CURVE_POINTS = 100
 
 
 @dataclass(frozen=True)
-class Entry:
+class NodeEntry:
     """One node as MLflow shows it; `result_metrics` is empty until there is a result."""
 
     kind: str
@@ -65,11 +82,17 @@ class Entry:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     result_metrics: Mapping[str, float] = field(default_factory=dict)
-    parent: str = ""  # id of the run that an evaluation measures or an attack starts from
-    num_steps: int = 0
-    config: Mapping = field(default_factory=dict)  # plain, of a run
-    last_step: int = -1  # with a committed record
+    # The id of the run that an evaluation measures or an attack starts from.
+    parent: str = ""
+    # A run alone has one.
+    config: RunConfig | None = None
+    # The last step with a committed record.
+    last_step: int = -1
     ended_ms: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return self.config.num_steps if self.config else 0
 
 
 def shown_name(name: str) -> str:
@@ -78,13 +101,15 @@ def shown_name(name: str) -> str:
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
 
-def node_entry(node: RunDirectory | EvaluationDirectory) -> Entry | None:
-    """Describes a node, as `run_entry` or `evaluation_entry`."""
+def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
     return run_entry(node) if isinstance(node, RunDirectory) else evaluation_entry(node)
 
 
-def run_entry(run: RunDirectory) -> Entry | None:
-    """Describes a run; None before the first attempt, and with a warning when the config is corrupted."""
+def run_entry(run: RunDirectory) -> NodeEntry | None:
+    """Describes a run.
+
+    None before the first attempt, and with a warning when the config is corrupted.
+    """
     status = run.status()
     if status == State.ABSENT:
         return None
@@ -95,7 +120,7 @@ def run_entry(run: RunDirectory) -> Entry | None:
     note = text_for_people(run_note(config, run))
     name = run_name("run", run.run_id, tags)
     run_tags = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note, NAME: name}
-    return Entry(
+    return NodeEntry(
         kind="run",
         node_id=run.run_id,
         tags=_tags("run", tags, status, result) | run_tags | code_tags(timing.get("code", "")),
@@ -103,33 +128,38 @@ def run_entry(run: RunDirectory) -> Entry | None:
         status=status,
         params=run_params(config),
         result_metrics=run_metrics(result, timing),
-        parent=config["start"]["run_id"] if config["start"] and "elicited" in tags else "",
-        num_steps=config_steps(config),
+        parent=config.start.run_id if config.start and "elicited" in tags else "",
         config=config,
         last_step=run.last_step(),
         ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
 
 
-def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
-    """Describes an evaluation; None before the result, and with a warning when the config is corrupted."""
+def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
+    """Describes an evaluation.
+
+    None before the result, and with a warning when the config is corrupted.
+    """
     result = evaluation.result()
     if result is None:
         return None
     config, timing = _config(evaluation), evaluation.timing()
     if config is None:
         return None
-    view, tags = from_plain(View, config["view"]), evaluation.tags()
+    view, plain, tags = config.view, to_plain(config), evaluation.tags()
     ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
     name = run_name("evaluation", evaluation.eval_id, tags)
-    about = {NOTE: text_for_people(evaluation_note(config)), NAME: name}
-    return Entry(
+    about = {NOTE: text_for_people(evaluation_note(plain)), NAME: name}
+    return NodeEntry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result) | ids | about | code_tags(timing.get("code", "")),
+        tags=_tags("evaluation", tags, State.COMPLETE, result)
+        | ids
+        | about
+        | code_tags(timing.get("code", "")),
         name=name,
         status=State.COMPLETE,
-        params=evaluation_params(config),
+        params=evaluation_params(plain),
         result_metrics=evaluation_metrics(result, timing),
         parent=view.run_id,
         ended_ms=milliseconds(timing.get("ended", 0.0)),
@@ -137,11 +167,16 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> Entry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags of a text of `provenance.Code`; {} without one, as for a run that is not complete."""
+    """Returns the tags of a text of `provenance.Code`.
+
+    {} without one, as for a run that is not complete.
+    """
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
-    return {CODE: text_for_people(code)} | ({COMMIT: text_for_people(name)} if kind == "commit" else {})
+    return {CODE: text_for_people(code)} | (
+        {COMMIT: text_for_people(name)} if kind == "commit" else {}
+    )
 
 
 def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
@@ -149,14 +184,14 @@ def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     return text_for_people(node_name(kind, node_id, tags), LONGEST_NAME)
 
 
-def run_note(config: Mapping, run: RunDirectory) -> str:
+def run_note(config: RunConfig, run: RunDirectory) -> str:
     """Describes a run for people, in Markdown."""
-    tokens = config["batch_size"] * config["model"]["seq_len"]
-    drawn = ", ".join(f"{d['name']} ({d['num_draws']:,})" for d in config["data"]["domains"])
-    modules = ", ".join(f"{m['domain']} ({m['kind']}, {m['width']} wide)" for m in config["model"]["modules"])
-    start = f"the weights of run `{config['start']['run_id']}`" if config["start"] else f"seed {config['seed']}"
+    tokens = config.batch_size * config.model.seq_len
+    drawn = ", ".join(f"{d.name} ({d.num_draws:,})" for d in config.data.domains)
+    modules = ", ".join(f"{m.domain} ({m.kind}, {m.width} wide)" for m in config.model.modules)
+    start = f"the weights of run `{config.start.run_id}`" if config.start else f"seed {config.seed}"
     parts = [
-        f"{config_steps(config):,} steps of {tokens:,} tokens from {start}. Sequences drawn: {drawn}.",
+        f"{config.num_steps:,} steps of {tokens:,} tokens from {start}. Sequences drawn: {drawn}.",
         f"Modules: {modules}." if modules else "No modules: a dense model.",
         f"The whole config and every record: `{run.folder.path}`.",
     ]
@@ -165,33 +200,43 @@ def run_note(config: Mapping, run: RunDirectory) -> str:
 
 def evaluation_note(config: Mapping) -> str:
     """Describes an evaluation of any measure for people, in Markdown."""
-    view, num_sequences = config["view"], config.get("num_sequences", len(config.get("documents", ())))
+    view, num_sequences = (
+        config["view"],
+        config.get("num_sequences", len(config.get("documents", ()))),
+    )
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
     where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
-    measured = f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
+    measured = (
+        f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
+    )
     if "tasks" in config:
         measured = f"Tasks of lm-eval {config['harness']}: {', '.join(config['tasks'])}"
     return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
-def config_steps(config: Mapping) -> int:
-    """Counts the optimizer steps of a plain RunConfig."""
-    return sum(domain["num_draws"] for domain in config["data"]["domains"]) // config["batch_size"]
-
-
-def run_params(config: Mapping) -> dict[str, str]:
-    """Picks the fields of a plain RunConfig by which people tell runs apart; the run directory has all."""
+def run_params(run: RunConfig) -> dict[str, str]:
+    """Picks the fields by which people tell runs apart; the run directory has all."""
+    config = to_plain(run)
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
-    params = {key: config[key] for key in ("batch_size", "micro_batch", "seed", "precision", "objective")}
-    params |= {key: model[key] for key in ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")}
-    params |= routing | {
-        key: optimizer[key] for key in ("peak_lr", "warmup_fraction", "decay_fraction", "weight_decay")
+    params = {
+        key: config[key] for key in ("batch_size", "micro_batch", "seed", "precision", "objective")
     }
-    params["modules"] = " ".join(f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"])
-    params["sequences"] = " ".join(f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"])
-    params |= {"data_id": config["data"]["data_id"], "num_steps": config_steps(config)}
+    params |= {
+        key: model[key] for key in ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
+    }
+    params |= routing | {
+        key: optimizer[key]
+        for key in ("peak_lr", "warmup_fraction", "decay_fraction", "weight_decay")
+    }
+    params["modules"] = " ".join(
+        f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"]
+    )
+    params["sequences"] = " ".join(
+        f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"]
+    )
+    params |= {"data_id": config["data"]["data_id"], "num_steps": run.num_steps}
     params[NUM_EVAL_POINTS] = config["eval_points"]["num_points"]
-    params["start"] = "" if config["start"] is None else canonical_json(config["start"])
+    params["start"] = canonical_json(config["start"]) if run.start else ""
     return {key: text_for_people(str(value)) for key, value in params.items()}
 
 
@@ -203,41 +248,54 @@ def evaluation_params(config: Mapping) -> dict[str, str]:
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of a complete run: sizes, costs, times, `loss/` and `loss_at_best/`; {} for other runs."""
+    """Reads {name: value} of a complete run: sizes, costs, times, `loss/` and `loss_at_best/`.
+
+    {} for other runs.
+    """
     if not result:
         return {}
-    values = {key: result[key] for key in SIZES if key in result} | {key: timing[key] for key in TIMES if key in timing}
-    values |= {name: loss for name, loss in result.get("final", {}).items() if name.startswith(tuple(SHOWN))}
+    values = {key: result[key] for key in SIZES if key in result} | {
+        key: timing[key] for key in TIMES if key in timing
+    }
+    values |= {
+        name: loss
+        for name, loss in result.get("final", {}).items()
+        if name.startswith(tuple(SHOWN))
+    }
     metrics = {shown_name(name): float(value) for name, value in values.items()}
     return last_as_best(metrics) | metrics
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss_at_best/` of a run whose last evaluation was its best one: MLflow gets them of other runs alone."""
-    return {BEST_LOSS + name.removeprefix(LOSS): loss for name, loss in metrics.items() if name.startswith(LOSS)}
+    """Returns `loss_at_best/` of a run whose last evaluation was its best: others send theirs."""
+    return {
+        BEST_LOSS + name.removeprefix(LOSS): loss
+        for name, loss in metrics.items()
+        if name.startswith(LOSS)
+    }
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of an evaluation: `loss/<domain>`, `surprisal/<domain>` or `task/...`, and elapsed_s."""
+    """Reads {name: value} of an evaluation: `loss/`, `surprisal/` or `task/...`, and elapsed_s."""
     kinds = {"losses": LOSS, "surprisals": SURPRISAL}
-    values = {f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()}
+    values = {
+        f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()
+    }
     scores = result.get("tasks", {}).items()
-    values |= {f"{TASK}{task}/{name}": float(v) for task, found in scores for name, v in found.items()}
+    values |= {
+        f"{TASK}{task}/{name}": float(v) for task, found in scores for name, v in found.items()
+    }
     return values | {key: float(timing[key]) for key in TIMES if key in timing}
 
 
-def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> list[Metric]:
-    """Lists the metrics of committed records above `after_step`, with stored times, always thinned alike.
+def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
+    """Lists the metrics of records above `after_step`, with stored times, always thinned alike.
 
-    A metric whose name is too long for MLflow is left out.
-    `train/tokens` and `train/compute_units` are axes on which runs of different batches and sizes can be compared.
+    A metric whose name is too long for MLflow is left out. `train/tokens` and `train/compute_units`
+    are axes on which runs of different batches and sizes can be compared.
     """
-    records = [record for record in records if record["step"] > after_step]
-    if not records:
-        return []
-    run, stride = run_from_plain(entry.config), max(1, entry.num_steps // NUM_CURVE_POINTS)
-    metrics = []
-    for record in records:
+    run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
+    for record in (record for record in records if record["step"] > after_step):
         step, found, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
         kept = step % stride == 0 or step == entry.num_steps
         losses = (VALIDATION, PROGRESS)
@@ -246,21 +304,35 @@ def curve_metrics(records: Iterable[Mapping], entry: Entry, after_step: int) -> 
         if names:
             tokens = step * run.batch_size * run.model.seq_len
             values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
-        metrics += [Metric(key, float(value), time_ms, step) for key, value in values.items() if is_short_name(key)]
+        metrics += [
+            Metric(key, float(value), time_ms, step)
+            for key, value in values.items()
+            if is_short_name(key)
+        ]
     return metrics
 
 
-def result_metrics(entry: Entry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists the result's metrics that do not follow from the curves, at the run's last step and time of ending."""
+def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
+    """Lists metrics that do not follow from the curves, at the run's last step and end."""
     curves = {name: key for key, name in AT_END.items()}
-    values = {curves.get(name, name): value for name, value in entry.result_metrics.items() if name != "num_steps"}
-    known = {unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)} | last_as_best(values)
+    values = {
+        curves.get(name, name): value
+        for name, value in entry.result_metrics.items()
+        if name != "num_steps"
+    }
+    known = {
+        unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)
+    } | last_as_best(values)
     new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
-    return [Metric(key, value, entry.ended_ms, entry.num_steps) for key, value in new.items() if is_short_name(key)]
+    return [
+        Metric(key, value, entry.ended_ms, entry.num_steps)
+        for key, value in new.items()
+        if is_short_name(key)
+    ]
 
 
-def start_ms(records: Sequence[Mapping], entry: Entry, now_s: float) -> int:
-    """Estimates when the work began, in Unix milliseconds: the first record, else the end less the elapsed time."""
+def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
+    """Estimates when work began, in Unix milliseconds: the first record, else from the end."""
     if records:
         return milliseconds(records[0]["time"])
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
@@ -272,8 +344,13 @@ def _tags(kind: str, tags: Mapping[str, str], status: State, result: Mapping) ->
 
 
 def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Returns an entry's `parent` from its tags and parameters in MLflow; None where they do not tell it."""
-    return tags.get(VIEW_RUN) or (run_of_start(params.get("start", "")) if "elicited" in tags else "")
+    """Returns an entry's `parent` from its tags and parameters in MLflow.
+
+    None where they do not tell it.
+    """
+    return tags.get(VIEW_RUN) or (
+        run_of_start(params.get("start", "")) if "elicited" in tags else ""
+    )
 
 
 def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
@@ -281,11 +358,13 @@ def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
     return {**whole_tags(tags), RESULT: sha256}
 
 
-def _config(node: RunDirectory | EvaluationDirectory) -> dict | None:
-    """Reads a node's config with every field; None, with a warning, when it is damaged or has another shape."""
+def _config(node: RunDirectory | EvaluationDirectory) -> Any:
+    """Reads a node's config; None, with a warning, when it is damaged or has another shape."""
     try:
-        return to_plain(node.config_as(lambda plain: node_from_plain(node.kind, plain)))
+        return node.config_as(lambda plain: node_from_plain(node.kind, plain))
     except ValueError as error:
-        text = f"{node.kind} {node.node_id} is left out until it is submitted again: {error}"
-        warn(text, stacklevel=3)
+        warn(
+            f"{node.kind} {node.node_id} is left out until it is submitted again: {error}",
+            stacklevel=3,
+        )
         return None

@@ -1,20 +1,19 @@
-"""Reads runs, evaluations and curves as data frames, from MLflow or from the storage: both give equal frames.
+"""Reads nodes and curves as data frames, from MLflow or the storage: both give equal frames.
 
-`load_runs` and `load_store` give one row for each run that was attempted and each evaluation that has a result:
+`load_runs` and `load_store` give one row for each run that was attempted and each evaluation that
+has a result:
 
-| column | meaning |
-|---|---|
-| kind, id | "run" or "evaluation", and its run_id or eval_id |
-| run_id, view_id | the run itself and "", or the evaluated view and its run |
-| status | complete, failed, running or interrupted |
-| method, size, seed, profile, retained, ... | the tags of the study, all strings, "" where missing |
-| measure | if any has one: "tokens", "samples" or "tasks" for such evaluations, "" for those of losses |
-| num_steps, num_tokens, parameters, compute_units, hardware_flops | of complete runs (num_steps: of every run) |
-| elapsed_s, tokens_per_second | of complete runs; elapsed_s of evaluations too |
-| loss/<domain> | validation loss at the end of complete runs, with every module on; of evaluations |
-| loss_at_best/<domain> | of complete runs, at the evaluation with the lowest mean |
-| surprisal/<domain> | of continuations: mean -log probability of the tokens drawn, in nats |
-| task/<task>/<metric> | of scores on tasks of the LM Evaluation Harness |
+| column | meaning | |---|---| | kind, id | "run" or "evaluation", and its run_id or eval_id | |
+run_id, view_id | the run itself and "", or the evaluated view and its run | | status | complete,
+failed, running or interrupted | | method, size, seed, profile, retained, ... | the tags of the
+study, all strings, "" where missing | | measure | if any has one: "tokens", "samples" or "tasks"
+for such evaluations, "" for those of losses | | num_steps, num_tokens, parameters, compute_units,
+hardware_flops | of complete runs (num_steps: of every run) | | elapsed_s, tokens_per_second | of
+complete runs; elapsed_s of evaluations too | | loss/<domain> | validation loss at the end of
+complete runs, with every module on; of evaluations | | loss_at_best/<domain> | of complete runs, at
+the evaluation with the lowest mean | | surprisal/<domain> | of continuations: mean -log probability
+of the tokens drawn, in nats | | task/<task>/<metric> | of scores on tasks of the LM Evaluation
+Harness |
 
 Rows are sorted by kind and id; numbers are float64, NaN where missing.
 """
@@ -29,7 +28,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import collector_paused, first_line
+from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.rows import (
     CURVE,
     MEASURED,
@@ -44,23 +43,29 @@ TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
-MlflowRuns = Mapping[tuple[str, str], Run]  # by kind and id
+# MLflow's runs by kind and id.
+MlflowRuns = Mapping[tuple[str, str], Run]
 
 
 def load_runs(tracking_uri: str, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from MLflow, only rows with the given tag values; TrackingUnavailable when it cannot be read."""
+    """Reads the frame from MLflow, only rows with the given tag values.
+
+    TrackingUnavailable when it cannot be read.
+    """
     return _mlflow_frame(Tracker(tracking_uri).runs(), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from the storage, only rows with the given tag values (one value or several for each tag)."""
+    """Reads the frame from the storage, only rows with the given tag values (one or several)."""
     store = storage if isinstance(storage, Store) else Store(storage)
     return _store_frame(store, store.nodes(), tags)
 
 
-@collector_paused()
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order; all runs by default."""
+    """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order.
+
+    All runs by default.
+    """
     tracker = Tracker(tracking_uri)
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
@@ -74,25 +79,29 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
         for record in store.run(run_id).records() if wanted is None or run_id in wanted else ():
             for name, loss in record["metrics"].items():
                 if name.startswith(VALIDATION):
-                    rows.append((run_id, record["step"], name.removeprefix(VALIDATION), float(loss)))
+                    rows.append(
+                        (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
+                    )
     return _curves(rows)
-
-
-# --------------------------------------------------------------------------------------------------- of one study
 
 
 class Frames(NamedTuple):
     """The nodes of a study, the curves of its baselines, and where they were read."""
 
-    nodes: pd.DataFrame  # as `load_runs`
-    curves: pd.DataFrame  # as `load_curves`
-    source: str  # "MLflow", or "the storage", with the reason if MLflow could not be read
+    # As `load_runs`.
+    nodes: pd.DataFrame
+    # As `load_curves`.
+    curves: pd.DataFrame
+    # "MLflow", or "the storage", with the reason if MLflow could not be read.
+    source: str
 
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
     """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
     nodes = [node for node in store.nodes() if node.node_id in ids]
-    return Frames(_store_frame(store, nodes, {}), load_store_curves(store, curves_of), "the storage")
+    return Frames(
+        _store_frame(store, nodes, {}), load_store_curves(store, curves_of), "the storage"
+    )
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
@@ -101,8 +110,10 @@ def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[
     return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
 
-def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same for a final table: from MLflow if the tracker's last `sync` has sent everything.
+def final_frames(
+    store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]
+) -> Frames:
+    """Reads the same for a final table: from MLflow if the last `sync` has sent everything.
 
     Otherwise, and when MLflow goes away before it is read, reads the storage.
     """
@@ -111,10 +122,9 @@ def final_frames(store: Store, tracker: Tracker | None, ids: Collection[str], cu
     try:
         return mlflow_frames(tracker, ids, curves_of)
     except TrackingUnavailable as error:
-        return store_frames(store, ids, curves_of)._replace(source=f"the storage: {first_line(error)}")
-
-
-# ------------------------------------------------------------------------------------------------------- rows
+        return store_frames(store, ids, curves_of)._replace(
+            source=f"the storage: {first_line(error)}"
+        )
 
 
 def _store_frame(
@@ -140,14 +150,15 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
     text, numbers = [*TEXT_COLUMNS, *TAGS, *other_tags], [*NUMBER_COLUMNS, *measured]
     rows = sorted(rows, key=lambda row: (row["kind"], row["id"]))
     columns = {name: pd.Series([row.get(name, "") for row in rows], dtype="str") for name in text}
-    columns |= {name: pd.Series([row.get(name) for row in rows], dtype="float64") for name in numbers}
+    columns |= {
+        name: pd.Series([row.get(name) for row in rows], dtype="float64") for name in numbers
+    }
     return pd.DataFrame(columns)
 
 
-# ----------------------------------------------------------------------------------------------------- curves
-
-
-def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:
+def _mlflow_curves(
+    runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None
+) -> pd.DataFrame:
     wanted = None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, step, domain, loss)
@@ -161,8 +172,13 @@ def _mlflow_curves(runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | 
 
 
 def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]:
-    """Reads (step, loss) from the run's tag; by a request where there is no such text, as for a running run."""
-    return curve_points(run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")) or tracker.history(run, key)
+    """Reads (step, loss) from the run's tag.
+
+    By a request where there is no such text, as for a running run.
+    """
+    return curve_points(
+        run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")
+    ) or tracker.history(run, key)
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:

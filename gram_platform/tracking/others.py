@@ -1,8 +1,9 @@
-"""Writes runs and evaluations for other trackers than MLflow, with MLflow's names and values, in a folder of their own.
+"""Writes runs and evaluations for other trackers, with MLflow's names and values.
 
-These are curves and last metrics alone: compute ratios, tables, figures and reports are MLflow's and the storage's.
-A tracker is a function `write(place, entry, points)`: it writes one node, with its metrics in the order of their steps,
-into the new folder `place`. Installed packages add trackers under the entry points `gram.trackers`.
+These are curves and last metrics alone: compute ratios, tables, figures and reports are MLflow's
+and the storage's. A tracker is a function `write(place, entry, points)`: it writes one node, with
+its metrics in the order of their steps, into the new folder `place`. Installed packages add
+trackers under the entry points `gram.trackers`.
 """
 
 import os
@@ -20,13 +21,15 @@ from gram_platform.config.identity import invalid, require_choice, short_hash
 from gram_platform.config.plugins import Table
 from gram_platform.store import RunDirectory, Store
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.values import study_of, unescape
 
-WRITTEN = "written"  # file beside a node's events: once they are whole it has the hash of what they show
-MOST_BYTES_OF_NAME = 200  # of a folder's name without the node's id
+# A file beside a node's events: once they are whole it has the hash of what they show.
+WRITTEN = "written"
+# Bytes of a folder's name without the node's id.
+MOST_BYTES_OF_NAME = 200
 
-Write = Callable[[Path, Entry, Sequence[Metric]], None]
+Write = Callable[[Path, NodeEntry, Sequence[Metric]], None]
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
@@ -42,7 +45,9 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             continue
         place = folder / f"{_folder_name(entry.name)}_{entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
-        is_written = kind_of(place / WRITTEN) == A_FILE and (place / WRITTEN).read_bytes() == shown.encode()
+        is_written = (
+            kind_of(place / WRITTEN) == A_FILE and (place / WRITTEN).read_bytes() == shown.encode()
+        )
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
             # Other tags give the node's folder another name.
@@ -52,19 +57,21 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             place.mkdir(parents=True, exist_ok=True)
             (place / WRITTEN).touch()
             records = node.records() if isinstance(node, RunDirectory) else []
-            points = content.curve_metrics(records, entry, -1) + content.result_metrics(entry, records)
+            points = content.curve_metrics(records, entry, -1) + content.result_metrics(
+                entry, records
+            )
             write(place, entry, sorted(points, key=lambda point: point.step))
             (place / WRITTEN).write_text(shown)
     return counts
 
 
 def _folder_name(name: str) -> str:
-    """Returns a node's name as one component of a path, without blanks: its tags may hold any text."""
+    """Returns a node's name as one component of a path: its tags may hold any text."""
     plain = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", name).lstrip(".")
     return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 
-def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
+def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     """Writes event files: `tensorboard --logdir FOLDER` shows them."""
     with SummaryWriter(str(place)) as writer:
         for point in points:
@@ -72,7 +79,7 @@ def _tensorboard(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
         writer.add_text("description", entry.tags[content.NOTE])
 
 
-def _wandb(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
+def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     """Writes a run of Weights & Biases with the node's id; WANDB_PROJECT names the project.
 
     It stays here for `wandb sync`, unless WANDB_MODE=online.
@@ -80,15 +87,26 @@ def _wandb(place: Path, entry: Entry, points: Sequence[Metric]) -> None:
     try:
         import wandb
     except ImportError as error:
-        raise invalid("to", "wandb", "an installed wandb: pip install 'gram-platform[wandb]'") from error
-    quiet = wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True)
+        raise invalid(
+            "to", "wandb", "an installed wandb: pip install 'gram-platform[wandb]'"
+        ) from error
+    quiet = wandb.Settings(
+        silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
+    )
     about = {"name": entry.name, "notes": entry.tags[content.NOTE], "job_type": entry.kind}
     about |= {"id": entry.node_id, "group": entry.parent or entry.node_id, "resume": "allow"}
     tags = [f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()]
-    where = {"project": os.environ.get("WANDB_PROJECT", "gram"), "mode": os.environ.get("WANDB_MODE", "offline")}
-    with wandb.init(dir=place, config=dict(entry.params), tags=tags, settings=quiet, **about, **where) as run:
+    where = {
+        "project": os.environ.get("WANDB_PROJECT", "gram"),
+        "mode": os.environ.get("WANDB_MODE", "offline"),
+    }
+    with wandb.init(
+        dir=place, config=dict(entry.params), tags=tags, settings=quiet, **about, **where
+    ) as run:
         for step, group in groupby(points, key=lambda point: point.step):
             run.log({unescape(point.key): point.value for point in group}, step=step)
 
 
-TRACKERS = Table("gram.trackers", {"tensorboard": _tensorboard, "wandb": _wandb}, reserved=("mlflow",))
+TRACKERS = Table(
+    "gram.trackers", {"tensorboard": _tensorboard, "wandb": _wandb}, reserved=("mlflow",)
+)

@@ -1,4 +1,4 @@
-"""Makes the row of a node in a frame, from the storage's entry or from MLflow's run, and the tags that hold curves."""
+"""Makes a node's row from the storage's entry or MLflow's run, and the tags that hold curves."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,32 +9,48 @@ from gram_platform.config.identity import metric_name
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.entry import Entry
-from gram_platform.tracking.values import LONGEST_TEXT, in_utf8, is_short_name, number_of, study_of, unescape
+from gram_platform.tracking.entry import NodeEntry
+from gram_platform.tracking.values import (
+    LONGEST_TEXT,
+    in_utf8,
+    is_short_name,
+    number_of,
+    study_of,
+    unescape,
+)
 
 NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
-CURVE = "mlflow.gram.curve."  # + domain; MLflow's pages hide tags whose names begin with `mlflow.`
-LONGEST_TAG, MOST_CURVES = LONGEST_TEXT, 60  # of a curve's text, and of such texts of a run
+# A domain follows. MLflow's pages hide tags whose names begin with `mlflow.`.
+CURVE = "mlflow.gram.curve."
+# Characters of a curve's text.
+LONGEST_TAG = LONGEST_TEXT
 
 
-def entry_row(entry: Entry) -> dict:
+def entry_row(entry: NodeEntry) -> dict:
     """Returns the row of a node of the storage."""
     return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
 
 def mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns the row of a node of MLflow; without a result its metrics are the curves' points so far."""
+    """Returns the row of a node of MLflow.
+
+    Without a result its metrics are the curves' points so far.
+    """
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
     has_losses = kind != "run" or has_eval_points(run)
     shown = {column(key): value for key, value in run.data.metrics.items()} if has_result else {}
-    metrics = {name: value for name, value in shown.items() if has_losses or not name.startswith(content.LOSS)}
+    metrics = {
+        name: value
+        for name, value in shown.items()
+        if has_losses or not name.startswith(content.LOSS)
+    }
     metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
     return _row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps"))
 
 
 def has_eval_points(run: Run) -> bool:
-    """Tells whether the losses of MLflow's run are of its config's evaluation points, and not of its progress."""
+    """Tells whether the losses of MLflow's run are of evaluation points, not of progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 
@@ -45,21 +61,35 @@ def column(key: str) -> str:
 
 def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
     is_run = kind == "run"
-    study = {in_utf8(name): in_utf8(value) for name, value in study_of(tags).items() if not name.startswith(MEASURED)}
+    study = {
+        in_utf8(name): in_utf8(value)
+        for name, value in study_of(tags).items()
+        if not name.startswith(MEASURED)
+    }
     study = {name: value for name, value in study.items() if name not in NUMBER_COLUMNS}
-    ids = {"run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""), "view_id": tags.get(content.VIEW_ID, "")}
+    ids = {
+        "run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""),
+        "view_id": tags.get(content.VIEW_ID, ""),
+    }
     numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
     numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
     numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
-    return {**study, **numbers, "kind": kind, "id": node_id, **ids, "status": tags.get(content.STATUS, "")}
+    return {
+        **study,
+        **numbers,
+        "kind": kind,
+        "id": node_id,
+        **ids,
+        "status": tags.get(content.STATUS, ""),
+    }
 
 
-def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
+def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
 
-    Tags come with their run, a thousand runs in one request. The history of a metric needs a request
-    of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag
-    gets none, and a run with too many curves gets none at all.
+    Tags come with their run, a thousand runs in one request. The history of a metric needs a
+    request of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long
+    for a tag gets none.
     """
     curves: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
@@ -68,6 +98,6 @@ def curve_tags(records: Iterable[Mapping], entry: Entry) -> dict[str, str]:
                 points = curves.setdefault(CURVE + metric_name(name.removeprefix(VALIDATION)), [])
                 points.append(f"{record['step']}:{float(loss)!r}")
     texts = {key: " ".join(points) for key, points in curves.items()}
-    if len(texts) > MOST_CURVES:
-        return {}
-    return {key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and is_short_name(key)}
+    return {
+        key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and is_short_name(key)
+    }

@@ -14,12 +14,14 @@ from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
-from gram_platform.tracking.entry import Entry
+from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.rows import curve_tags
 from gram_platform.tracking.values import MOST_TAGS, number_of
 
-METRICS_PER_REQUEST = 1000  # MLflow's own limit
-NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25  # for a node that other machines send too
+# MLflow's own limit.
+METRICS_PER_REQUEST = 1000
+# Tries, and the pause between them, for a node that other machines send too.
+NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25
 
 
 class Sender:
@@ -27,12 +29,18 @@ class Sender:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.known: dict[tuple[str, str], str] = {}  # (kind, node_id) -> MLflow's run id
+        # (kind, node_id) -> MLflow's run id.
+        self.known: dict[tuple[str, str], str] = {}
         # Runs of which MLflow lacks records that the storage has lost.
         self.incomplete: set[str] = set()
 
-    def mirror(self, node: RunDirectory | EvaluationDirectory, entry: Entry | None) -> str | None:
-        """Sends what MLflow lacks of a node; returns the MLflow run id, None for a node without entry."""
+    def mirror(
+        self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
+    ) -> str | None:
+        """Sends what MLflow lacks of a node.
+
+        Returns the MLflow run id, None for a node without entry.
+        """
         if entry is None:
             return None
         records: Sequence[Mapping] = []
@@ -49,16 +57,20 @@ class Sender:
         self.known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
 
-    def _bring_up(self, entry: Entry, records: Sequence[Mapping]) -> Run:
-        """Finds or makes the node's MLflow run and sends the difference; retries when another machine interferes.
+    def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
+        """Finds or makes the node's MLflow run and sends the difference.
 
-        That machine may have deleted our duplicate, or written the same values first. If MLflow has
-        another result than the storage, the node was made again, and a new MLflow run replaces the old one.
+        Retries when another machine interferes. That machine may have deleted our duplicate, or
+        written the same values first. If MLflow has another result than the storage, the node was
+        made again, and a new MLflow run replaces the old one.
         """
         for num_left in reversed(range(NUM_TRIES)):
             try:
                 run = self.find(entry)
-                if run is not None and run.data.tags.get(content.RESULT, "") not in ("", entry.tags[content.RESULT]):
+                if run is not None and run.data.tags.get(content.RESULT, "") not in (
+                    "",
+                    entry.tags[content.RESULT],
+                ):
                     self.delete([run])
                     run = None
                 is_new = run is None
@@ -72,30 +84,36 @@ class Sender:
             time.sleep(random.uniform(0.0, LONGEST_PAUSE_S))
         raise AssertionError("the last try returns or raises")
 
-    def is_mirrored(self, run: Run, entry: Entry) -> bool:
+    def is_mirrored(self, run: Run, entry: NodeEntry) -> bool:
         """Tells whether MLflow has all that the storage has of the node."""
         is_sent = has(run, entry.last_step, self._wanted(entry))
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
-    def _wanted(self, entry: Entry) -> dict[str, str]:
+    def _wanted(self, entry: NodeEntry) -> dict[str, str]:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
-        """Returns the tag by which MLflow folds a node below the run that it measures or attacks, if that is known."""
+        """Returns the tag by which MLflow folds a node below its parent, if that is known."""
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
-    def find(self, entry: Entry) -> Run | None:
-        """Finds the node's MLflow run; deletes all but the oldest where several machines made one at once."""
+    def find(self, entry: NodeEntry) -> Run | None:
+        """Finds the node's MLflow run.
+
+        Deletes all but the oldest where several machines made one at once.
+        """
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
-            with contextlib.suppress(MlflowException):  # deleted by hand: look for it again
-                run = self._connection.get(known)
+            # Somebody may have deleted it by hand: it is looked for again.
+            with contextlib.suppress(MlflowException):
+                run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
         id_tag = content.ID_TAGS[entry.kind]
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
-        found = sorted(self._connection.search(f"{of_kind} and tags.`{id_tag}` = '{entry.node_id}'"), key=age)
+        found = sorted(
+            self._connection.search(f"{of_kind} and tags.`{id_tag}` = '{entry.node_id}'"), key=age
+        )
         self.delete(found[1:])
         return found[0] if found else None
 
@@ -108,30 +126,40 @@ class Sender:
                 if not self._connection.has_refused(error):
                     raise
 
-    def _create(self, entry: Entry, records: Sequence[Mapping]) -> Run:
+    def _create(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
         tags = {content.KIND: entry.kind, content.ID_TAGS[entry.kind]: entry.node_id}
         if entry.last_step >= 0:
             tags[content.SENDING_STEP] = str(entry.last_step)
-        run = self._connection.create(entry.name, tags, content.start_ms(records, entry, time.time()))
+        run = self._connection.create(
+            entry.name, tags, content.start_ms(records, entry, time.time())
+        )
         data_id = entry.params["data_id"]
         dataset = Dataset(f"packed {data_id}", data_id, "gram", json.dumps({"data_id": data_id}))
-        context = InputTag("mlflow.data.context", "training" if entry.kind == "run" else "evaluation")
+        context = InputTag(
+            "mlflow.data.context", "training" if entry.kind == "run" else "evaluation"
+        )
         self._connection.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
         return self.find(entry) or run
 
-    def _send(self, run: Run, entry: Entry, records: Sequence[Mapping], is_new: bool) -> None:
-        """Sends curves and results, then tags (`gram.mirrored_step` among them), then the status."""
+    def _send(self, run: Run, entry: NodeEntry, records: Sequence[Mapping], is_new: bool) -> None:
+        """Sends curves and results, then tags (also `gram.mirrored_step`), then the status."""
         client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
-        # a step that somebody has removed or changed tells nothing
-        if metrics and not is_new and (mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored):
+        # A step that somebody has removed or changed tells nothing.
+        if (
+            metrics
+            and not is_new
+            and (mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored)
+        ):
             metrics = list(self._unsent(run_id, metrics))
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
-        has_curves = tags.get(content.RESULT) == entry.tags[content.RESULT] and mirrored >= entry.last_step
+        has_curves = (
+            tags.get(content.RESULT) == entry.tags[content.RESULT] and mirrored >= entry.last_step
+        )
         curves = {} if has_curves else curve_tags(records, entry)
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
@@ -141,22 +169,30 @@ class Sender:
             **curves,
             content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
         }
-        changed = [RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value]
-        missing = [Param(key, value) for key, value in entry.params.items() if key not in run.data.params]
-        while len(changed) > MOST_TAGS:  # the last of them is `gram.mirrored_step`
+        changed = [
+            RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value
+        ]
+        missing = [
+            Param(key, value) for key, value in entry.params.items() if key not in run.data.params
+        ]
+        # The last of them is `gram.mirrored_step`.
+        while len(changed) > MOST_TAGS:
             client.log_batch(run_id, tags=changed[:MOST_TAGS])
             changed = changed[MOST_TAGS:]
-        client.log_batch(run_id, metrics=metrics, params=missing, tags=changed)  # MLflow writes the tags last
+        # MLflow writes the tags last.
+        client.log_batch(run_id, metrics=metrics, params=missing, tags=changed)
         self._set_status(run, entry)
 
     def _unsent(self, run_id: str, metrics: Sequence[Metric]) -> Iterator[Metric]:
         """Yields the metrics that MLflow lacks at their step."""
         client = self._connection.client
         keys = sorted({metric.key for metric in metrics})
-        present = {key: {metric.step for metric in client.get_metric_history(run_id, key)} for key in keys}
+        present = {
+            key: {metric.step for metric in client.get_metric_history(run_id, key)} for key in keys
+        }
         return (metric for metric in metrics if metric.step not in present[metric.key])
 
-    def _set_status(self, run: Run, entry: Entry) -> None:
+    def _set_status(self, run: Run, entry: NodeEntry) -> None:
         client, status = self._connection.client, content.MLFLOW_STATUS[entry.status]
         if run.info.status == status:
             return

@@ -1,9 +1,9 @@
-"""Sends the storage to MLflow: one MLflow run for each node, found by a tag, and nothing sent twice.
+"""Sends the storage to MLflow: one MLflow run for each node, and nothing sent twice.
 
-Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync` compares MLflow with the
-storage and sends the difference. An interrupted send leaves the tag `gram.sending_step`; then whole histories are
-compared. Processes of one machine lock a node. Machines share no lock: after a collision the sender looks again and
-sends the rest.
+Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync`
+compares MLflow with the storage and sends the difference. An interrupted send leaves the tag
+`gram.sending_step`; then whole histories are compared. Processes of one machine lock a node.
+Machines share no lock: after a collision the sender looks again and sends the rest.
 """
 
 import re
@@ -22,7 +22,11 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.root import Finished
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import Connection, collector_paused, require_database, web_address
+from gram_platform.tracking.connection import (
+    Connection,
+    require_database,
+    web_address,
+)
 from gram_platform.tracking.sender import Sender, age, has
 from gram_platform.tracking.values import number_of, text_for_people
 from gram_platform.tracking.views import (
@@ -31,15 +35,18 @@ from gram_platform.tracking.views import (
     VIEW_TAG,
     Line,
     SavedView,
-    experiment_note,
     saved_views,
     study_id,
 )
 
-NUM_SENDERS = 8  # threads
-LOCAL_UI = "http://127.0.0.1:5000/"  # the default address of `mlflow ui`
-NODES_AT_ONCE = 1000  # that `sync` has in memory
-EXPORT = "gram.export"  # tag of a model version: the hash of its export's record
+# Threads that send.
+NUM_SENDERS = 8
+# The default address of `mlflow ui`.
+LOCAL_UI = "http://127.0.0.1:5000/"
+# Nodes that `sync` has in memory.
+NODES_AT_ONCE = 1000
+# A tag of a model version: the hash of its export's record.
+EXPORT = "gram.export"
 
 
 class Tracker:
@@ -48,15 +55,17 @@ class Tracker:
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
         self._connection = Connection(tracking_uri)
-        self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS  # SQLite has one writer
+        # SQLite has one writer.
+        self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS
         self._sender = Sender(self._connection)
-        # Whether the last `sync` sent everything without an error. Then final tables are read from MLflow.
+        # Whether the last `sync` sent everything without an error. Then final tables are read from
+        # MLflow.
         self.has_sent_all = False
 
-    def prepare_database(self) -> str:
-        """Creates the database and the experiment if need be, before workers start; returns the experiment's id."""
+    def prepare_database(self) -> None:
+        """Creates the database and the experiment if need be, before workers start."""
         with self._connection.writing():
-            return self._connection.experiment_id
+            pass
 
     def ask_again(self) -> None:
         """Lets the next call reach MLflow at once, however recent the last failure is."""
@@ -70,22 +79,28 @@ class Tracker:
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Gives MLflow's status KILLED to runs that were sent while they trained, and that now lose their driver."""
-        sent = [self._sender.known[key] for run_id in run_ids if (key := ("run", run_id)) in self._sender.known]
+        """Gives the status KILLED to runs that were sent and that now lose their driver."""
+        sent = [
+            self._sender.known[key]
+            for run_id in run_ids
+            if (key := ("run", run_id)) in self._sender.known
+        ]
         with self._connection.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirrors all runs and evaluations, or those of the given ids; counts them as {"sent", "unchanged"}.
+        """Mirrors all runs and evaluations, or those of the given ids.
 
-        With `ids`, finished nodes of an object store are not read where MLflow has their results and tags.
+        Counts them as {"sent", "unchanged"}. With `ids`, finished nodes of an object store are not
+        read where MLflow has their results and tags.
         """
         self.has_sent_all = False
         self._sender.incomplete.clear()
         copies = self._copies()
         mirrored = {key: oldest for key, (oldest, *_) in copies.items()}
-        with self._connection.writing():  # a sender or server that was killed may have left a copy
+        # A sender or server that was killed may have left a copy.
+        with self._connection.writing():
             self._sender.delete([copy for _, *later in copies.values() for copy in later])
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
         nodes = store.nodes()
@@ -93,9 +108,16 @@ class Tracker:
         if ids is not None:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
-            found = {} if store.is_local else store.finished((node.kind, node.node_id) for node in nodes)
+            found = (
+                {}
+                if store.is_local
+                else store.finished((node.kind, node.node_id) for node in nodes)
+            )
             same = {i for i, end in found.items() if end and self._has_finished(i, end, mirrored)}
-            counts["unchanged"], nodes = len(same), [node for node in nodes if node.node_id not in same]
+            counts["unchanged"], nodes = (
+                len(same),
+                [node for node in nodes if node.node_id not in same],
+            )
         orphans: list[RunDirectory | EvaluationDirectory] = []
         for kind in content.ID_TAGS:
             of_kind = [node for node in nodes if node.kind == kind]
@@ -112,23 +134,33 @@ class Tracker:
         counts: Counter[str],
         are_orphans: bool = False,
     ) -> list:
-        """Sends what MLflow lacks; returns the nodes that wait for their parents, unless they are such orphans.
+        """Sends what MLflow lacks.
 
-        Adds to `counts`.
+        Returns the nodes that wait for their parents, unless they are such orphans. Adds to
+        `counts`.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
             for start in range(0, len(nodes), NODES_AT_ONCE):
                 part, changed = nodes[start : start + NODES_AT_ONCE], []
-                for node, entry in zip(part, store.concurrently(content.node_entry, part), strict=True):
+                for node, entry in zip(
+                    part, store.concurrently(content.node_entry, part), strict=True
+                ):
                     run = entry and mirrored.get((entry.kind, entry.node_id))
-                    if entry and entry.parent and ("run", entry.parent) not in self._sender.known and not are_orphans:
+                    if (
+                        entry
+                        and entry.parent
+                        and ("run", entry.parent) not in self._sender.known
+                        and not are_orphans
+                    ):
                         orphans.append(node)
                     elif run is not None and self._sender.is_mirrored(run, entry):
                         counts["unchanged"] += 1
                     elif entry is not None:
                         changed.append((node, entry))
-                counts["sent"] += len(list(threads.map(lambda pair: self._sender.mirror(*pair), changed)))
+                counts["sent"] += len(
+                    list(threads.map(lambda pair: self._sender.mirror(*pair), changed))
+                )
         return orphans
 
     def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
@@ -140,7 +172,9 @@ class Tracker:
         parent = content.shown_parent(run.data.tags, run.data.params)
         if parent is None:
             return False
-        wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(parent)
+        wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(
+            parent
+        )
         wanted |= {content.NAME: content.run_name(kind, node_id, finished.tags)}
         last_step = number_of(run.data.params, "num_steps") if kind == "run" else -1
         return last_step is not None and has(run, last_step, wanted)
@@ -156,9 +190,11 @@ class Tracker:
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
         """Reads (step, value) of every point of a metric of MLflow's run."""
         with self._connection.reaching() as client:
-            return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, key)]
+            return [
+                (point.step, point.value)
+                for point in client.get_metric_history(run.info.run_id, key)
+            ]
 
-    @collector_paused()
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""
         with self._connection.reaching():
@@ -183,34 +219,55 @@ class Tracker:
         code: str = "",
         node_metrics: Mapping[str, Mapping[str, float]] | None = None,
     ) -> str:
-        """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run; returns the MLflow run id.
+        """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run.
 
-        The run belongs to the study's name and parameters: logging them again replaces the artifacts, and the runs
-        that hold its lines. The nodes in `node_tags` get these tags and `gram.study.NAME`. The experiment gets
-        the views, and its description links to them unless people have written another. `code`: of its newest
-        submission, a text of `provenance.Code`. `node_metrics`: of runs, by id, beside those of their results.
+        Returns the MLflow run id. The run belongs to the study's name and parameters: logging them
+        again replaces the artifacts, and the runs that hold its lines. The nodes in `node_tags` get
+        these tags and `gram.study.NAME`. The experiment gets the views, and its description links
+        to them unless people have written another. `code`: of its newest submission, a text of
+        `provenance.Code`. `node_metrics`: of runs, by id, beside those of their results.
         """
         params = {key: str(value) for key, value in params.items()}
         identity = study_id(name, params)
-        pages = {f"figures/{file_name(key)}.html": _page(figure) for key, figure in figures.items()}
+        pages = {
+            f"figures/{file_name(key)}.html": figure.to_html(include_plotlyjs="cdn").encode()
+            for key, figure in figures.items()
+        }
         tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: identity}
         facts = ", ".join(f"{key} {value}" for key, value in params.items())
-        note = f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every figure."
+        note = (
+            f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every"
+            " figure."
+        )
         with self._connection.writing() as client:
             of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{identity}'")
             found = [run for run in of_study if run.data.tags.get(content.KIND) == "study"]
-            run = min(found, key=age) if found else self._connection.create(f"study {name}", tags, time.time() * 1000)
+            run = (
+                min(found, key=age)
+                if found
+                else self._connection.create(f"study {name}", tags, time.time() * 1000)
+            )
             missing = [
-                Param(key, text_for_people(value)) for key, value in params.items() if key not in run.data.params
+                Param(key, text_for_people(value))
+                for key, value in params.items()
+                if key not in run.data.params
             ]
             written = {**tags, **content.code_tags(code), content.NOTE: text_for_people(note)}
-            client.log_batch(run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()])
+            client.log_batch(
+                run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()]
+            )
             self._connection.write_artifacts(run.info.run_id, {**files, **pages})
-            lines_before = [other for other in of_study if other.data.tags.get(content.KIND) == LINE]
-            self._replace_lines({content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines)
+            lines_before = [
+                other for other in of_study if other.data.tags.get(content.KIND) == LINE
+            ]
+            self._replace_lines(
+                {content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines
+            )
             client.set_terminated(run.info.run_id, "FINISHED")
-            self._connection.set_experiment_tags({VIEW_TAG + view.key: view.to_tag() for view in views})
-            self._connection.describe(experiment_note)
+            self._connection.set_experiment_tags(
+                {VIEW_TAG + view.key: view.to_tag() for view in views}
+            )
+            self._connection.describe()
         of_study = {f"{content.STUDY}.{name}": identity}
         tags_of = {node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()}
         self._mark_nodes(tags_of, node_metrics or {})
@@ -228,10 +285,13 @@ class Tracker:
             read = (self._connection.read_artifact(run.info.run_id, file) for run in runs)
             return next((text for text in read if text is not None), None)
 
-    def _replace_lines(self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]) -> None:
-        """Makes a run for each line, with the tags `of_study`; keeps equal ones, deletes those of other content.
+    def _replace_lines(
+        self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
+    ) -> None:
+        """Makes a run for each line, with the tags `of_study`.
 
-        They are no children of the study's run: MLflow's charts leave out the runs below a folded one.
+        Keeps equal ones, deletes those of other content. They are no children of the study's run:
+        MLflow's charts leave out the runs below a folded one.
         """
         client = self._connection.client
         wanted = {line.digest: line for line in lines}
@@ -242,32 +302,56 @@ class Tracker:
         for digest, line in wanted.items():
             tags = {content.KIND: LINE, content.RESULT: digest, **of_study}
             run = self._connection.create(line.name, {**line.tags, **tags}, now)
-            points = [Metric(key, value, now, step) for step, at in line.points.items() for key, value in at.items()]
+            points = [
+                Metric(key, value, now, step)
+                for step, at in line.points.items()
+                for key, value in at.items()
+            ]
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _mark_nodes(self, tags: Mapping[str, Mapping[str, str]], metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Sets tags and metrics that the nodes' MLflow runs lack: one filter lists the runs of a study or a trial."""
+    def _mark_nodes(
+        self, tags: Mapping[str, Mapping[str, str]], metrics: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        """Sets tags and metrics of nodes: one filter then lists the runs of a study or a trial."""
         runs, now = self.runs() if tags or metrics else {}, int(time.time() * 1000)
         with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
-                wanted = {key: text_for_people(value) for key, value in tags.get(node_id, {}).items()}
-                missing = [RunTag(key, value) for key, value in wanted.items() if run.data.tags.get(key) != value]
+                wanted = {
+                    key: text_for_people(value) for key, value in tags.get(node_id, {}).items()
+                }
+                missing = [
+                    RunTag(key, value)
+                    for key, value in wanted.items()
+                    if run.data.tags.get(key) != value
+                ]
                 values = metrics.get(node_id, {}).items()
-                new = [Metric(key, value, now, 0) for key, value in values if run.data.metrics.get(key) != value]
+                new = [
+                    Metric(key, value, now, 0)
+                    for key, value in values
+                    if run.data.metrics.get(key) != value
+                ]
                 if missing or new:
                     client.log_batch(run.info.run_id, metrics=new, tags=missing)
 
-    def register_export(self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]) -> str:
-        """Makes the folder of an export's `record` the newest version of model `name`; returns the version's number.
+    def register_export(
+        self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]
+    ) -> str:
+        """Makes the folder of an export's `record` the newest version of model `name`.
 
-        The files become artifacts of the MLflow run of the view's `run`, which is sent before. An export that is
-        registered under the name keeps its version and gets the tags.
+        Returns the version's number. The files become artifacts of the MLflow run of the view's
+        `run`, which is sent before. An export that is registered under the name keeps its version
+        and gets the tags.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
         active = " ".join(f"{domain}={weight:g}" for domain, weight in view.weights) or "none"
-        tags = {content.RUN_ID: view.run_id, content.VIEW_ID: view.view_id, "gram.modules": active, **tags}
+        tags = {
+            content.RUN_ID: view.run_id,
+            content.VIEW_ID: view.view_id,
+            "gram.modules": active,
+            **tags,
+        }
         note = f"View of run `{view.run_id}`; modules switched on: {active}. "
         note += "The files' README says how it was verified."
         with self._connection.writing() as client:
@@ -278,7 +362,9 @@ class Tracker:
                     for key, value in tags.items():
                         client.set_model_version_tag(name, version.version, key, value)
                     return str(version.version)
-            source = self._connection.copy_artifacts(mlflow_run_id, f"exports/{digest[:16]}", record.parent)
+            source = self._connection.copy_artifacts(
+                mlflow_run_id, f"exports/{digest[:16]}", record.parent
+            )
             tags |= {EXPORT: digest, content.KIND: "export"}
             made = client.create_model_version(
                 name, source, mlflow_run_id, tags, description=note, await_creation_for=0
@@ -286,27 +372,40 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Gives {what it shows: address} of a study's saved views; `pages`: where those of a database are."""
+        """Gives {what it shows: address} of a study's saved views.
+
+        `pages`: where those of a database are.
+        """
         with self._connection.reaching():
             found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix = f"gram.{study}."
         base = self._base(pages)
-        return {key[len(prefix) :]: f"{base}{page}" for key, (_, page) in found.items() if key.startswith(prefix)}
+        return {
+            key[len(prefix) :]: f"{base}{page}"
+            for key, (_, page) in found.items()
+            if key.startswith(prefix)
+        }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
         """Gives the address of a run's page; `pages`: where those of a database are."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
-        return f"{self._base(pages)}#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
+        return (
+            f"{self._base(pages)}#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
+        )
 
     def _base(self, pages: str) -> str:
-        return f"{web_address(self.tracking_uri).rstrip('/')}/" if self.tracking_uri.startswith("http") else pages
+        return (
+            f"{web_address(self.tracking_uri).rstrip('/')}/"
+            if self.tracking_uri.startswith("http")
+            else pages
+        )
 
 
 def file_name(name: str) -> str:
     """Returns a name for a file that is safe, and another one for another name."""
-    return name if is_safe_name(name) else f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}-{short_hash(name)}"
-
-
-def _page(figure: Any) -> bytes:
-    return figure.to_html(include_plotlyjs="cdn").encode()
+    return (
+        name
+        if is_safe_name(name)
+        else f"{re.sub('[^A-Za-z0-9-]', '_', name)[:100]}-{short_hash(name)}"
+    )

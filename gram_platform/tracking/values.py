@@ -1,4 +1,4 @@
-"""Writes texts within MLflow's limits, and reads back what MLflow holds, where people may have changed anything.
+"""Writes texts within MLflow's limits, and reads them back, though people may change them.
 
 A value that cannot be what the mirror wrote counts as absent, so that it is written again.
 """
@@ -10,19 +10,25 @@ from collections.abc import Mapping
 from gram_platform.config.identity import canonical_json, metric_name
 from gram_platform.config.plain import parse_json
 
-LONGEST_TEXT = 5000  # characters of a tag or parameter that every MLflow and its databases keep whole
-LONGEST_NAME = 250  # characters of a run's name, and of the name of a tag, parameter or metric
+# Characters of a tag or parameter that every MLflow and its databases keep whole.
+LONGEST_TEXT = 5000
+# Characters of a run's name, and of the name of a tag, parameter or metric.
+LONGEST_NAME = 250
 LONGEST_S = 2.0**52 / 1000
-MOST_TAGS = 100  # in one request
-TAG_NAMES = "gram.tags"  # the names of the study's tags, separated by commas
-NUM_PARTS = "gram.num_parts"  # of the text that has the study's tags where MLflow could not hold each as a tag
-TAG_PART = "mlflow.gram.part."  # + its number; MLflow's pages hide tags whose names begin with `mlflow.`
+# Tags in one request.
+MOST_TAGS = 100
+# The names of the study's tags, separated by commas.
+TAG_NAMES = "gram.tags"
+# The number of parts of the text that has the study's tags where MLflow could not hold each.
+NUM_PARTS = "gram.num_parts"
+# The part's number follows. MLflow's pages hide tags whose names begin with `mlflow.`.
+TAG_PART = "mlflow.gram.part."
 RESERVED = ("gram.", "mlflow.")
 _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Returns a text that MLflow takes: a longer one ends in `…`, NUL and half surrogates are escaped."""
+    """Returns a text that MLflow takes: cut at `most`, with NUL and half surrogates escaped."""
     text = in_utf8(text).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -45,13 +51,19 @@ def is_short_name(name: str) -> bool:
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns MLflow's tags for a study's tags, from which `study_of` reads the same ones.
 
-    Where a name or value is too long, or one that MLflow or its databases refuse, hidden tags hold all of them as JSON.
-    The tags for people then have the beginnings.
+    Where a name or value is too long, or one that MLflow or its databases refuse, hidden tags hold
+    all of them as JSON. The tags for people then have the beginnings.
     """
     shown = {metric_name(name): text_for_people(value) for name, value in tags.items()}
-    shown = {name: value for name, value in shown.items() if is_short_name(name) and not name.startswith(RESERVED)}
+    shown = {
+        name: value
+        for name, value in shown.items()
+        if is_short_name(name) and not name.startswith(RESERVED)
+    }
     names = ",".join(sorted(shown))
-    if len(names) <= LONGEST_TEXT and shown == {metric_name(name): value for name, value in tags.items()}:
+    if len(names) <= LONGEST_TEXT and shown == {
+        metric_name(name): value for name, value in tags.items()
+    }:
         return {**shown, TAG_NAMES: names, NUM_PARTS: ""}
     text = canonical_json(dict(tags))
     parts = [text[start : start + LONGEST_TEXT] for start in range(0, len(text), LONGEST_TEXT)]
@@ -60,7 +72,10 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`; a key that somebody else wrote may hold codes of no character, which stay."""
+    """Inverts `metric_name`.
+
+    A key that somebody else wrote may hold codes of no character, which stay.
+    """
     return _ESCAPE.sub(_character, key)
 
 
@@ -79,7 +94,8 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
         except ValueError:
             pass
     names = [name for name in tags.get(TAG_NAMES, "").split(",") if name]
-    return {unescape(name): tags.get(name, "") for name in names}  # MLflow may drop an empty tag
+    # MLflow may drop an empty tag.
+    return {unescape(name): tags.get(name, "") for name in names}
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
@@ -92,13 +108,18 @@ def number_of(values: Mapping[str, str], key: str) -> int | None:
 def curve_points(text: str) -> list[tuple[int, float]] | None:
     """Reads (step, loss) from a text `<step>:<loss> <step>:<loss> ...`; None for another text."""
     try:
-        return [(int(step), float(loss)) for step, loss in (point.split(":") for point in text.split())]
+        return [
+            (int(step), float(loss)) for step, loss in (point.split(":") for point in text.split())
+        ]
     except ValueError:
         return None
 
 
 def run_of_start(text: str) -> str | None:
-    """Reads the run's id in the parameter `start`, "" where a run starts from none; None for another text."""
+    """Reads the run's id in the parameter `start`, "" where a run starts from none.
+
+    None for another text.
+    """
     try:
         run_id = parse_json(text, dict).get("run_id") if text else ""
     except ValueError:

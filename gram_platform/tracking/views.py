@@ -1,8 +1,8 @@
-"""Builds saved views of MLflow's page of runs, so that one click shows a study's charts or its runs.
+"""Builds saved views of MLflow's page of runs: one click shows a study's charts or runs.
 
-MLflow keeps a saved view, which is a filter, columns and charts, as a tag of the experiment, and its page lists them
-under "Views". No document describes the tag; the format is what MLflow's page 3.17 writes and reads. A test,
-`test_mlflow_pages.py`, opens our views in a browser.
+MLflow keeps a saved view, which is a filter, columns and charts, as a tag of the experiment, and
+its page lists them under "Views". No document describes the tag; the format is what MLflow's page
+3.17 writes and reads. A test, `test_mlflow_pages.py`, opens our views in a browser.
 """
 
 import json
@@ -16,28 +16,35 @@ from gram_platform.config.plain import parse_json
 from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people
 
-LINE = "line"  # the kind of MLflow's runs that hold a line of a study's figures
-VIEW_TAG = "mlflow.sharedViewState."  # + key
-TRIAL, OBJECTIVE = "trial/", "objective"  # metrics of the runs of a search's trials; the first + parameter
-TRAINING_RUNS = "workflowType=machine_learning"  # else MLflow's pages are those about traces of language models
+# The kind of MLflow's runs that hold a line of a study's figures.
+LINE = "line"
+# The view's key follows.
+VIEW_TAG = "mlflow.sharedViewState."
+# Metrics of the runs of a search's trials; a parameter follows the first.
+TRIAL, OBJECTIVE = "trial/", "objective"
+# Without this, MLflow's pages are those about traces of language models.
+TRAINING_RUNS = "workflowType=machine_learning"
 VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`")
-RATIO = "ratio/"  # + a class: compute ratios, metrics of an evaluation
+# A class follows: compute ratios are metrics of an evaluation.
+RATIO = "ratio/"
 _NODE_COLUMNS = (*VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
 _OF_RUNS = f"tags.`{KIND}` = 'run'"
-MOST_LINKS = LONGEST_TEXT - 500  # characters of the links in an experiment's description
+# Characters of the links in an experiment's description.
+MOST_LINKS = LONGEST_TEXT - 500
 ABOUT = "Runs that `gram_platform` trained"
-EXPERIMENT_NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on them. The run `study
-NAME` has the study's table, report and figures. The runs of kind `line` hold its compute ratios by model size (the
-step)."""
+EXPERIMENT_NOTE = f"""{ABOUT}; unfold one to see the evaluations of its views and the attacks on
+them. The run `study NAME` has the study's table, report and figures. The runs of kind `line`
+hold its compute ratios by model size (the step)."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a study's figures, which MLflow draws as a run: its metrics have model sizes for steps."""
+    """One line of a study's figures. It is a run to MLflow, with model sizes for steps."""
 
     name: str
     tags: Mapping[str, str]
-    points: Mapping[int, Mapping[str, float]]  # number of parameters -> metric -> value
+    # The number of parameters -> metric -> value.
+    points: Mapping[int, Mapping[str, float]]
 
     @property
     def digest(self) -> str:
@@ -58,15 +65,20 @@ class SavedView:
     name: str
     filter_string: str
     columns: tuple[str, ...] = ()
-    charts: tuple[
-        tuple[str, ...], ...
-    ] = ()  # metrics of each chart, against the step on a log axis; the first names it
-    contours: tuple[tuple[str, str, str], ...] = ()  # metrics x, y, z of charts
-    order_by: str = ""  # a column, lowest first
+    # Metrics of each chart, against the step on a log axis; the first names it.
+    charts: tuple[tuple[str, ...], ...] = ()
+    # Metrics x, y, z of each contour chart.
+    contours: tuple[tuple[str, str, str], ...] = ()
+    # A column, lowest first.
+    order_by: str = ""
 
     def to_tag(self) -> str:
         """Encodes the view as MLflow's page does; equal views have equal text."""
-        state = {"searchFilter": self.filter_string, "selectedColumns": self.columns, "runsHiddenMode": "SHOW_ALL"}
+        state = {
+            "searchFilter": self.filter_string,
+            "selectedColumns": self.columns,
+            "runsHiddenMode": "SHOW_ALL",
+        }
         if self.order_by:
             state |= {"orderByKey": self.order_by, "orderByAsc": True}
         if self.charts or self.contours:
@@ -74,13 +86,19 @@ class SavedView:
             section = {"uuid": self.key, "name": title, "display": True, "columns": 2}
             charts = [_line_chart(self.key, metrics) for metrics in self.charts]
             charts += [_contour_chart(self.key, *metrics) for metrics in self.contours]
-            state |= {"compareRunSections": [section], "compareRunCharts": charts, "isAccordionReordered": True}
-        return json.dumps({"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+            state |= {
+                "compareRunSections": [section],
+                "compareRunCharts": charts,
+                "isAccordionReordered": True,
+            }
+        return json.dumps(
+            {"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+        )
 
 
 @dataclass(frozen=True)
 class TrialColumns:
-    """The columns of a search's trials that MLflow shows: what is varied and what is aimed at, the first ones first.
+    """What a search varies and what it aims at: the columns of its trials in MLflow.
 
     `sizes`: of models, where they have a chart each.
     """
@@ -99,8 +117,13 @@ class TrialColumns:
         return values
 
     def objective_metric(self, name: str, size: str = "") -> str:
-        """Names an objective's metric: it alone is `objective`; `size`: for the runs of one size."""
-        return metric_name("/".join(filter(None, (OBJECTIVE, name if len(self.objectives) > 1 else "", size))))
+        """Names an objective's metric: it alone is `objective`.
+
+        `size`: for the runs of one size.
+        """
+        return metric_name(
+            "/".join(filter(None, (OBJECTIVE, name if len(self.objectives) > 1 else "", size)))
+        )
 
 
 def parameter_metric(name: str) -> str:
@@ -109,7 +132,7 @@ def parameter_metric(name: str) -> str:
 
 
 def search_views(search: str, columns: TrialColumns) -> tuple[SavedView, ...]:
-    """Returns the view of a search's trials: columns, the best first, and a contour of each objective at each size."""
+    """Returns the view of a search's trials: columns, the best first, and contours by size."""
     varied = tuple(map(parameter_metric, columns.parameters))
     aims = tuple(map(columns.objective_metric, columns.objectives))
     contours = [
@@ -118,30 +141,46 @@ def search_views(search: str, columns: TrialColumns) -> tuple[SavedView, ...]:
         for size in columns.sizes or ("",)
         if len(varied) > 1
     ]
-    shown, best = [f"metrics.`{name}`" for name in (*aims, *varied)], f"metrics.`{aims[0]}`" if aims else ""
+    shown, best = (
+        [f"metrics.`{name}`" for name in (*aims, *varied)],
+        f"metrics.`{aims[0]}`" if aims else "",
+    )
     columns, drawn = (*shown, *VIEW_COLUMNS), tuple(contours)
     key, name = f"gram.{search}.runs", f"{search}: trials"
-    return (SavedView(key, name, f"{_OF_RUNS} and {_nodes_of(search)}", columns, contours=drawn, order_by=best),)
+    return (
+        SavedView(
+            key, name, f"{_OF_RUNS} and {_nodes_of(search)}", columns, contours=drawn, order_by=best
+        ),
+    )
 
 
 def study_views(
     study: str, study_id: str, shown: Mapping[str, str], charts: tuple[tuple[str, ...], ...]
 ) -> tuple[SavedView, ...]:
-    """Returns the views of a study: the charts of its lines with the tags `shown`, its evaluations, and all its nodes.
+    """Returns the views of a study: charts of its lines, its evaluations, and all its nodes.
 
-    Without charts all nodes alone. `charts`: as of `SavedView`; an evaluation has the same ratios, the best first.
+    Without charts all nodes alone. `charts`: as of `SavedView`; an evaluation has the same ratios,
+    the best first.
     """
     nodes = SavedView(f"gram.{study}.runs", f"{study}: runs", _nodes_of(study), _NODE_COLUMNS)
     if not charts:
         return (nodes,)
     tags = {KIND: LINE, STUDY_ID: study_id, **shown}
-    lines = " and ".join(f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items())
+    lines = " and ".join(
+        f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items()
+    )
     ratios = tuple(f"metrics.`{RATIO}{name}`" for name, *_ in charts)
     of_evaluations = f"tags.`{KIND}` = 'evaluation' and {_nodes_of(study)}"
     best = next((name for name in ratios if name.endswith("forget`")), ratios[0])
     columns = (best, *(name for name in ratios if name != best), *VIEW_COLUMNS)
     return (
-        SavedView(f"gram.{study}.evaluations", f"{study}: evaluations", of_evaluations, columns, order_by=best),
+        SavedView(
+            f"gram.{study}.evaluations",
+            f"{study}: evaluations",
+            of_evaluations,
+            columns,
+            order_by=best,
+        ),
         SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts),
         nodes,
     )
@@ -152,12 +191,14 @@ def _nodes_of(study: str) -> str:
 
 
 def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Reads our views among an experiment's tags: {key: (name, address of the page below MLflow's own)}."""
+    """Reads our views among an experiment's tags: {key: (name, address below MLflow's own)}."""
     found = {}
     for tag, value in sorted(tags.items()):
         if tag.startswith(f"{VIEW_TAG}gram.") and (view := _named_state(value)) is not None:
             key, (name, state) = tag.removeprefix(VIEW_TAG), view
-            address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}&viewStateShareKey={quote(key)}"
+            address = (
+                f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}&viewStateShareKey={quote(key)}"
+            )
             found[key] = name, address + "&compareRunsMode=CHART" * ("compareRunCharts" in state)
     return found
 
@@ -170,7 +211,10 @@ class StoredView(TypedDict):
 
 
 def _named_state(text: str) -> tuple[str, dict] | None:
-    """Reads a view's name and state; None for a text of another shape, which the next study of that name replaces."""
+    """Reads a view's name and state.
+
+    None for a text of another shape, which the next study of that name replaces.
+    """
     try:
         view = parse_json(text, StoredView)
         return view["name"], parse_json(view["state"], dict)
@@ -179,12 +223,18 @@ def _named_state(text: str) -> tuple[str, dict] | None:
 
 
 def _quoted(value: str) -> str:
-    """Quotes a value for MLflow's filters, which know no escape: a text with both quotes loses the double ones."""
+    """Quotes a value for MLflow's filters, which know no escape.
+
+    A text with both quotes loses the double ones.
+    """
     return '"{}"'.format(value.replace('"', "")) if "'" in value else f"'{value}'"
 
 
 def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
-    """Describes an experiment for people, in Markdown; the links to our views come first, where folded text is seen."""
+    """Describes an experiment for people, in Markdown.
+
+    The links to our views come first, where folded text is seen.
+    """
     links = ""
     for name, address in saved_views(tags, experiment_id).values():
         link = f"{' · ' if links else ''}[{name}]({address})"
@@ -196,8 +246,16 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
 
 
 def _contour_chart(section: str, x: str, y: str, z: str) -> dict:
-    axes = {f"{axis}axis": {"key": key, "type": "METRIC"} for axis, key in (("x", x), ("y", y), ("z", z))}
-    about = {"type": "CONTOUR", "uuid": f"{section}.{z}", "metricSectionId": section, "displayName": z}
+    axes = {
+        f"{axis}axis": {"key": key, "type": "METRIC"}
+        for axis, key in (("x", x), ("y", y), ("z", z))
+    }
+    about = {
+        "type": "CONTOUR",
+        "uuid": f"{section}.{z}",
+        "metricSectionId": section,
+        "displayName": z,
+    }
     return about | {"runsCountToCompare": 100, **axes}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-WORDS = (
+WORDS = [
     "river",
     "stone",
     "lamp",
@@ -20,17 +20,22 @@ WORDS = (
     "paper",
     "wind",
     "iron",
-)
+]
 
 
 def make_records(seed: int = 0, num: int = 60) -> list[dict[str, str]]:
-    """`num` documents for each of two labels; every document starts with its label and a number of its own."""
+    """`num` documents for each of two labels.
+
+    Every document starts with its label and a number of its own.
+    """
     rng = random.Random(seed)
     records = []
     for index in range(num):
         for label in ("core", "virology"):
             words = " ".join(rng.choice(WORDS) for _ in range(40))
-            records.append({"text": f"{label} number {index}: {words}.\nÜber {index}, 日本", "label": label})
+            records.append(
+                {"text": f"{label} number {index}: {words}.\nÜber {index}, 日本", "label": label}
+            )
     return records
 
 
@@ -55,7 +60,13 @@ def corpus(tmp_path, records) -> Path:
 @pytest.fixture
 def settings() -> dict:
     """What `resolve` needs beside the corpus, small."""
-    return {"core_label": "core", "seq_len": 16, "vocab_size": 300, "validation_sequences": 4, "sample_bytes": 100_000}
+    return {
+        "core_label": "core",
+        "seq_len": 16,
+        "vocab_size": 300,
+        "validation_sequences": 4,
+        "sample_bytes": 100_000,
+    }
 
 
 @pytest.fixture

@@ -16,10 +16,16 @@ DOMAINS = ("core", "lisp", "virology")
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 18])
 def test_counts(tmp_path, monkeypatch, at_once):
-    """Few texts, many of them equal, against sets; texts end within parts, at their borders, and fill several."""
+    """Few texts, many of them equal, against sets.
+
+    Texts end within parts, at their borders, and fill several.
+    """
     monkeypatch.setattr(splits, "COUNT_AT_ONCE", at_once)
     draw = random.Random(0)
-    records = [(draw.choice(DOMAINS), draw.choice(("train", "validation")), draw.randrange(60)) for _ in range(200)]
+    records = [
+        (draw.choice(DOMAINS), draw.choice(("train", "validation")), draw.randrange(60))
+        for _ in range(200)
+    ]
     records += [("core", "train", 77)] * 50 + [("lisp", "train", 200), ("core", "train", 200)]
     found = defaultdict(set)
     for domain, split, text in records:
@@ -27,7 +33,9 @@ def test_counts(tmp_path, monkeypatch, at_once):
     domains, splits_of, texts = zip(*records, strict=True)
     keys = np.array(texts, np.uint64) * GOLDEN
     are_validation = np.array([split == "validation" for split in splits_of])
-    tagged(keys, [DOMAINS.index(domain) for domain in domains], are_validation).tofile(tmp_path / "keys")
+    tagged(keys, [DOMAINS.index(domain) for domain in domains], are_validation).tofile(
+        tmp_path / "keys"
+    )
     several = sum(len({domain for domain, _ in places}) > 1 for places in found.values())
     both = sum(len({split for _, split in places}) > 1 for places in found.values())
     expected = (len(records), len(records) - len(found), several, both)

@@ -1,4 +1,7 @@
-"""Finding text: through links, and in folders that hold what cannot be read; nothing is left out in silence."""
+"""Finding text: through links, and in folders that hold what cannot be read.
+
+Nothing is left out in silence.
+"""
 
 import json
 import os
@@ -14,7 +17,9 @@ from tests.refused import refused
 @pytest.fixture
 def other(tmp_path, jsonl, labelled):
     """A folder beside the corpus with one more label."""
-    records = [{**record, "label": "email"} for record in labelled(seed=1) if record["label"] == "core"]
+    records = [
+        {**record, "label": "email"} for record in labelled(seed=1) if record["label"] == "core"
+    ]
     jsonl(tmp_path / "other" / "deep" / "mails.jsonl", records)
     return tmp_path / "other"
 
@@ -52,7 +57,9 @@ def test_patterns_enter_linked_folders(tmp_path, other, settings):
     (tmp_path / "text" / "prose").symlink_to(other)
     (tmp_path / "text" / ".hidden").symlink_to(other)
     (tmp_path / "text" / "src" / "loop").symlink_to(tmp_path / "text")
-    assert names(tmp_path / "text", "**/*.jsonl", "*/*/*.jsonl", "prose/d?ep/mails.jsonl") == ["prose/deep/mails.jsonl"]
+    assert names(tmp_path / "text", "**/*.jsonl", "*/*/*.jsonl", "prose/d?ep/mails.jsonl") == [
+        "prose/deep/mails.jsonl"
+    ]
     assert names(tmp_path / "text", "**") == ["a.c", "prose/deep/mails.jsonl"]
     assert names(tmp_path / "text", "./src/../*.c", "nothing/*.c") == []
     (tmp_path / "text" / "b.c").symlink_to("a.c")
@@ -109,17 +116,24 @@ def refuse(monkeypatch, function: str, place) -> None:
     monkeypatch.setattr(os, function, denied)
 
 
-@pytest.mark.parametrize("look", [check, lambda corpus: resolve(corpus, seq_len=16, vocab_size=300)])
+@pytest.mark.parametrize(
+    "look", [check, lambda corpus: resolve(corpus, seq_len=16, vocab_size=300)]
+)
 def test_a_folder_without_a_right_is_named(corpus, other, monkeypatch, look):
     other.rename(corpus / "sub")
-    for function, place in (("scandir", corpus / "sub"), ("stat", corpus / "sub" / "deep" / "mails.jsonl")):
+    for function, place in (
+        ("scandir", corpus / "sub"),
+        ("stat", corpus / "sub" / "deep" / "mails.jsonl"),
+    ):
         with monkeypatch.context() as patch:
             refuse(patch, function, place)
             with refused("corpus", str(place)):
                 look(corpus)
 
 
-def test_a_file_that_goes_away_or_cannot_be_read_is_named(tmp_path, corpus, other, settings, monkeypatch):
+def test_a_file_that_goes_away_or_cannot_be_read_is_named(
+    tmp_path, corpus, other, settings, monkeypatch
+):
     units = find_units(corpus)
     recipe = resolve(corpus, **settings)
     (corpus / "part.jsonl").rename(tmp_path / "elsewhere")
@@ -132,14 +146,18 @@ def test_a_file_that_goes_away_or_cannot_be_read_is_named(tmp_path, corpus, othe
 
 
 def test_names_of_any_bytes(tmp_path, records, settings, jsonl):
-    """Not UTF-8, in capitals, with an empty file, and with what a Mac and an archive leave behind."""
+    """Not UTF-8, in capitals, with an empty file, and with what a Mac and an archive leave
+    behind."""
     folder = tmp_path / os.fsdecode(b"caf\xe9 [a]{b}*")
     jsonl(folder / os.fsdecode(b"\xff.JSONL"), records)
     for name in ("._a.jsonl", ".DS_Store", "__MACOSX/._a.jsonl", "notes.txt", "empty.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("" if name == "empty.jsonl" else "no record")
     assert resolve(folder, **settings, cache_dir=tmp_path / "cache").domains == ("core", "virology")
-    assert [(result.ok, result.found[:6]) for result in check(folder)] == [(True, "no rec"), (True, "core n")]
+    assert [(result.ok, result.found[:6]) for result in check(folder)] == [
+        (True, "no rec"),
+        (True, "core n"),
+    ]
     only = tmp_path / "only"
     only.mkdir()
     (only / "a.jsonl").write_text("\n\n")
@@ -149,7 +167,12 @@ def test_names_of_any_bytes(tmp_path, records, settings, jsonl):
 def test_a_label_whose_files_hold_no_text_is_named(tmp_path, settings):
     for name, text in (("a.txt", "words " * 30), ("b.txt", "more words " * 30), ("a.c", " \n")):
         (tmp_path / name).write_text(text)
-    (tmp_path / "globs.json").write_text(json.dumps({"globs": {"core": ["*.txt"], "code": ["*.c"]}}))
+    (tmp_path / "globs.json").write_text(
+        json.dumps({"globs": {"core": ["*.txt"], "code": ["*.c"]}})
+    )
     with refused("label", "code"):
         resolve(tmp_path / "globs.json", **settings)
-    assert [(result.label, result.ok) for result in check(tmp_path / "globs.json")] == [("code", False), ("core", True)]
+    assert [(result.label, result.ok) for result in check(tmp_path / "globs.json")] == [
+        ("code", False),
+        ("core", True),
+    ]

@@ -1,4 +1,5 @@
-"""Instructions of a user: lines of prompt and response, packed beside local text, and where their responses are."""
+"""Instructions of a user: lines of prompt and response, packed beside local text, and where their
+responses are."""
 
 import json
 
@@ -13,7 +14,10 @@ from tests.corpora.conftest import make_records, write_jsonl
 from tests.refused import refused
 
 SHAPE = {"seq_len": 16, "vocab_size": 400, "validation_sequences": 4, "sample_bytes": 100_000}
-ASKED = [{"prompt": f"Who keeps key {n}?\n", "response": f"Mira keeps key {n}, says {n * 7}."} for n in range(80)]
+ASKED = [
+    {"prompt": f"Who keeps key {n}?\n", "response": f"Mira keeps key {n}, says {n * 7}."}
+    for n in range(80)
+]
 
 
 @pytest.fixture
@@ -28,14 +32,18 @@ def test_they_become_a_label_whose_responses_alone_are_counted(corpus, tmp_path)
     assert recipe.domains == ("core", INSTRUCTIONS, "virology")
     assert recipe.data_id != resolve(corpus, **SHAPE).data_id
     packed = prepare(recipe, tmp_path / "packed")
-    tokenizer, rows = load_tokenizer(packed.tokenizer_path), np.array(packed.train(INSTRUCTIONS), dtype=np.int64)
+    tokenizer, rows = (
+        load_tokenizer(packed.tokenizer_path),
+        np.array(packed.train(INSTRUCTIONS), dtype=np.int64),
+    )
     separator = Separator(*separator_tokens(packed.tokenizer_path, RESPONSE))
     counted = np.where(separator.of_responses(rows), rows[:, 1:], -1).reshape(-1)
     told = tokenizer.decode(counted[counted >= 0].tolist(), skip_special_tokens=False)
     expected = {f" {one['response']}" for one in ASKED}
     found = told.split("<|endoftext|>")
     whole = [part for part in found if part in expected]
-    assert len(whole) > 0.8 * packed.num_documents("train", INSTRUCTIONS)  # a row may begin inside the others
+    # A row may begin inside the others.
+    assert len(whole) > 0.8 * packed.num_documents("train", INSTRUCTIONS)
     assert not any("Who keeps" in part or "Instruction" in part for part in found)
 
 
@@ -52,9 +60,7 @@ def test_lines_in_a_folder_are_the_same_text_as_records_with_that_label(corpus, 
     "line",
     [
         {"prompt": "a"},
-        {"response": "a"},
         {"prompt": " ", "response": "a"},
-        {"prompt": "a", "response": 3},
         {"prompt": "a Response: b", "response": "c"},
         {"question": "a", "answer": "b"},
     ],

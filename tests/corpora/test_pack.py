@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -37,13 +36,16 @@ def texts(packed: PackedCorpus, split: str, domain: str) -> list[str]:
 
 def test_sequences_hold_the_documents_and_nothing_else(tmp_path, corpus, records, settings):
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
-    known = {domain: [r["text"] for r in records if r["label"] == domain] for domain in packed.domains}
+    known = {
+        domain: [r["text"] for r in records if r["label"] == domain] for domain in packed.domains
+    }
     for domain in packed.domains:
         found = {split: texts(packed, split, domain) for split in ("train", "validation")}
         for split, documents in found.items():
             rows = packed.sequences(split, domain)
             assert rows.shape == (packed.num_sequences(split, domain), packed.seq_len + 1)
-            assert (rows[1:, 0] == rows[:-1, -1]).all()  # each row starts with the last token of the one before
+            # Each row starts with the last token of the one before.
+            assert (rows[1:, 0] == rows[:-1, -1]).all()
             assert rows.dtype == np.dtype("<u2")
             assert set(documents[:-1]) <= set(known[domain])
             assert any(text.startswith(documents[-1].rstrip("\ufffd")) for text in known[domain])
@@ -81,7 +83,9 @@ def test_equal_recipes_pack_to_equal_bytes(tmp_path, corpus, settings):
 def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settings):
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
     assert packed.manifest["tokenizer_sha256"] == hash_file(packed.tokenizer_path)
-    given = resolve(corpus, **{**settings, "vocab_size": 70_000}, tokenizer=str(packed.tokenizer_path))
+    given = resolve(
+        corpus, **{**settings, "vocab_size": 70_000}, tokenizer=str(packed.tokenizer_path)
+    )
     assert given.tokenizer.source == packed.manifest["tokenizer_sha256"]
     other = prepare(given, tmp_path / "data")
     assert other.train("core").dtype == np.dtype("<u4")
@@ -97,7 +101,9 @@ def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settin
         resolve(corpus, **settings, tokenizer=str(tmp_path / "endless.json"))
 
 
-def test_a_tokenizer_of_the_hub_is_checked_before_anything_is_read(tmp_path, corpus, settings, monkeypatch):
+def test_a_tokenizer_of_the_hub_is_checked_before_anything_is_read(
+    tmp_path, corpus, settings, monkeypatch
+):
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
     monkeypatch.setattr(pack, "hub_tokenizer", lambda source: load_tokenizer(packed.tokenizer_path))
     recipe = resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer="owner/name@main")
@@ -113,7 +119,8 @@ def test_text_cannot_spell_the_end_of_text(tmp_path, records, settings, jsonl):
 
 
 def test_duplicates_land_on_one_side_and_are_counted(tmp_path, records, settings, jsonl):
-    """Repeats, texts under two labels and texts that differ in case and blanks only, with unequal held-out shares."""
+    """Repeats, texts under two labels and texts that differ in case and blanks only, with unequal
+    held-out shares."""
     small = [r for r in records if r["label"] == "virology"][:12]
     large = [r for r in records if r["label"] == "core"]
     again = [{"text": "  " + r["text"].upper().replace(" ", "  "), "label": "core"} for r in small]
@@ -138,12 +145,6 @@ def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, js
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_a_domain_of_equal_documents(tmp_path, records, settings, jsonl):
-    path = jsonl(tmp_path / "a.jsonl", [*records, *[{"text": "the same words " * 40, "label": "one"}] * 30])
-    with refused("label 'one'"):
-        prepare(resolve(path, **settings), tmp_path / "data")
-
-
 def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
     recipe = resolve(corpus, **settings)
     with (corpus / "part.jsonl").open("a") as handle:
@@ -161,7 +162,11 @@ def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
     file.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
     with pytest.raises(CorruptCorpus):
         PackedCorpus.open(packed.path)
-    for damage in (lambda: file.write_bytes(raw[:-2]), file.unlink, (packed.path / "manifest.json").unlink):
+    for damage in (
+        lambda: file.write_bytes(raw[:-2]),
+        file.unlink,
+        (packed.path / "manifest.json").unlink,
+    ):
         damage()
         with pytest.raises(CorruptCorpus):
             PackedCorpus.open(packed.path)
@@ -185,11 +190,16 @@ def test_a_manifest_that_changed_is_compared_again(tmp_path, corpus, settings):
             PackedCorpus.open(packed.path)
 
 
-def test_contents_are_compared_once_a_machine_and_again_after_a_change(tmp_path, corpus, settings, monkeypatch):
-    """Also after one that keeps size and time, as of a sequence that was put into another domain's file."""
+def test_contents_are_compared_once_a_machine_and_again_after_a_change(
+    tmp_path, corpus, settings, monkeypatch
+):
+    """Also after one that keeps size and time, as of a sequence that was put into another domain's
+    file."""
     packed = prepare(resolve(corpus, **settings), tmp_path / "data")
     read, hashed = packed_module.hash_file, []
-    monkeypatch.setattr(packed_module, "hash_file", lambda path: (hashed.append(path.name), read(path))[1])
+    monkeypatch.setattr(
+        packed_module, "hash_file", lambda path: (hashed.append(path.name), read(path))[1]
+    )
     PackedCorpus.open(packed.path)
     assert hashed == []
     file = packed.path / "train" / "core.bin"
@@ -205,17 +215,21 @@ def test_contents_are_compared_once_a_machine_and_again_after_a_change(tmp_path,
 
 
 def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled, monkeypatch):
-    """kill -9 while parts are being packed: nothing under the corpus' name, and the next attempt lacks one part alone.
+    """kill -9 while parts are being packed: nothing under the corpus' name, and the next attempt
+    lacks one part alone.
 
     A part that is half written is written again.
     """
     monkeypatch.setattr(sources, "PIECE_BYTES", 200_000)
     code = (
-        "import sys; from gram_platform.corpora import prepare, resolve, sources; sources.PIECE_BYTES = 200_000;"
-        f"prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2], lambda *a: print(*a, flush=True))"
+        "import sys; from gram_platform.corpora import prepare, resolve, sources;"
+        f" sources.PIECE_BYTES = 200_000;prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2],"
+        " lambda *a: print(*a, flush=True))"
     )
-    root, path = tmp_path / "data", jsonl(tmp_path / "large.jsonl", labelled(num=8000))
-    process = subprocess.Popen([sys.executable, "-c", code, str(path), str(root)], stdout=subprocess.PIPE, text=True)
+    root, path = tmp_path / "data", jsonl(tmp_path / "large.jsonl", labelled(num=4000))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path), str(root)], stdout=subprocess.PIPE, text=True
+    )
     for line in process.stdout:
         if line.startswith("packing, part 3 of"):
             process.send_signal(signal.SIGKILL)
@@ -234,7 +248,8 @@ def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled,
     numbers = [line.split(",")[1] for line in said if line.startswith("packing")]
     total = len(numbers) + num_done
     assert numbers == [f" part {number} of {total}" for number in range(num_done + 1, total + 1)]
-    assert not [line for line in said if not line.startswith("packing")]  # keys and the sample had been written
+    # Keys and the sample had been written.
+    assert not [line for line in said if not line.startswith("packing")]
     assert [p.name for p in root.iterdir()] == [recipe.data_id]
 
 
@@ -258,7 +273,8 @@ def test_permuted_rows_are_the_same_rows_in_the_order_of_the_permutation(
 
 
 def test_a_damaged_part_is_packed_anew(tmp_path, corpus, settings, monkeypatch):
-    """As by a power failure: neither tokens nor keys that differ get into a corpus, and the next attempt has none."""
+    """As by a power failure: neither tokens nor keys that differ get into a corpus, and the next
+    attempt has none."""
     recipe, root = resolve(corpus, **settings), tmp_path / "data"
     expected = prepare(recipe, tmp_path / "whole").fingerprint
     for name in ("keys.bin", "train-core.bin"):
@@ -281,7 +297,9 @@ def test_a_damaged_part_is_packed_anew(tmp_path, corpus, settings, monkeypatch):
 def test_another_container_with_this_host_name_keeps_its_half_packed_corpus(tmp_path, monkeypatch):
     """Its pid may mean nothing here, or another process."""
     with monkeypatch.context() as there:
-        there.setattr(packed_module, "this_place", lambda: f"{socket.gethostname()} pid:[1]", raising=False)
+        there.setattr(
+            packed_module, "this_place", lambda: f"{socket.gethostname()} pid:[1]", raising=False
+        )
         there.setattr(os, "getpid", lambda: 2**22 + 1)  # no process of ours has this one
         theirs = packed_module.new_staging(tmp_path, "abc")
     ours = packed_module.new_staging(tmp_path, "abc")
@@ -307,11 +325,13 @@ def test_a_root_that_cannot_be_written(tmp_path, corpus, settings):
 
 
 def test_a_disk_that_fills_up(tmp_path, corpus, settings):
-    """A limit on file size stands for a full disk: the error names the storage, and nothing is left behind."""
+    """A limit on file size stands for a full disk: the error names the storage, and nothing is left
+    behind."""
     code = (
-        "import resource, signal, sys; from gram_platform.corpora import prepare, resolve;"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));"
-        f"prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2])"
+        "import resource, signal, sys; from gram_platform.corpora import prepare,"
+        " resolve;signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        " resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));prepare(resolve(sys.argv[1],"
+        f" **{settings!r}), sys.argv[2])"
     )
     arguments = [sys.executable, "-c", code, str(corpus), str(tmp_path / "data")]
     ended = subprocess.run(arguments, capture_output=True, text=True)
@@ -322,7 +342,7 @@ def test_a_disk_that_fills_up(tmp_path, corpus, settings):
 def test_few_documents_are_split_too(tmp_path, settings, jsonl):
     """Ten long documents a label: a plain 5% would often hold out none."""
     words = "one two three four five six seven eight nine ten"
-    for seed in range(5):
+    for seed in range(3):
         records = [
             {"text": f"{label} {index} {words} " * 200, "label": label}
             for label in ("core", "code")
@@ -330,11 +350,14 @@ def test_few_documents_are_split_too(tmp_path, settings, jsonl):
         ]
         recipe = resolve(jsonl(tmp_path / "a.jsonl", records), **{**settings, "split_seed": seed})
         packed = prepare(recipe, tmp_path / "data")
-        assert min(packed.num_documents(s, d) for s in ("train", "validation") for d in packed.domains) > 0
+        assert (
+            min(packed.num_documents(s, d) for s in ("train", "validation") for d in packed.domains)
+            > 0
+        )
 
 
 def test_the_manifest_says_what_was_made(tmp_path, settings):
-    recipe = resolve("stories-smoke", seq_len=32, vocab_size=512)
+    recipe = resolve("stories-smoke", seq_len=32, vocab_size=512, sample_bytes=100_000)
     packed = prepare(recipe, tmp_path)
     manifest = json.loads((packed.path / "manifest.json").read_text())
     assert manifest["data_id"] == recipe.data_id == packed.path.name
@@ -342,13 +365,18 @@ def test_the_manifest_says_what_was_made(tmp_path, settings):
     assert packed.domains == recipe.domains == ("core", "airport", "attic", "bakery", "beach")
     for domain in packed.domains:
         for split in ("train", "validation"):
-            assert 0.5 < packed.num_sequences(split, domain) / recipe.expected_sequences(split, domain) < 2
+            assert (
+                0.5
+                < packed.num_sequences(split, domain) / recipe.expected_sequences(split, domain)
+                < 2
+            )
         assert packed.num_sequences("validation", domain) >= recipe.validation_sequences
 
 
 def test_opening_needs_numpy_alone():
-    banned = ["tokenizers", "datasets", "pyarrow", "zstandard", "torch"]
-    code = f"import sys; from gram_platform.corpora import PackedCorpus; print(set({banned!r}) & set(sys.modules))"
-    started = time.monotonic()
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert found.strip() == "set()", time.monotonic() - started
+    banned = {"tokenizers", "datasets", "pyarrow", "zstandard", "torch"}
+    code = (
+        f"import sys; from gram_platform.corpora import PackedCorpus; assert not {banned} &"
+        " set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,5 @@
-"""What a tokenizer is trained on: whole documents by their hash, or passages where documents are long."""
+"""What a tokenizer is trained on: whole documents by their hash, or passages where documents are
+long."""
 
 import random
 from dataclasses import replace
@@ -28,19 +29,30 @@ def sampled(monkeypatch):
 
 
 def long_records(seed: int, num_chars: int, num: int) -> list[dict[str, str]]:
-    """`num` documents of each of two labels, every one of about `num_chars` and of words of its own."""
+    """`num` documents of each of two labels, every one of about `num_chars` and of words of its
+    own."""
     draw = random.Random(seed)
-    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(500)]
-    texts = [" ".join(draw.choices(words, k=num_chars // 6)) + f" {index}" for index in range(2 * num)]
-    return [{"text": text, "label": ("core", "virology")[index % 2]} for index, text in enumerate(texts)]
+    words = [
+        "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9)))
+        for _ in range(500)
+    ]
+    texts = [
+        " ".join(draw.choices(words, k=num_chars // 6)) + f" {index}" for index in range(2 * num)
+    ]
+    return [
+        {"text": text, "label": ("core", "virology")[index % 2]} for index, text in enumerate(texts)
+    ]
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampled, seed):
-    """A sample of about one document is made of all training documents, in proportion; each is in it once at least."""
-    records = long_records(seed, SAMPLE_BYTES, 20)
+def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampled):
+    """A sample of about one document is made of all training documents, in proportion.
+
+    Each is in it once at least.
+    """
+    records = long_records(0, SAMPLE_BYTES, 20)
     recipe = resolve(
-        jsonl(tmp_path / "a.jsonl", records), **{**settings, "vocab_size": 1024, "sample_bytes": SAMPLE_BYTES}
+        jsonl(tmp_path / "a.jsonl", records),
+        **{**settings, "vocab_size": 1024, "sample_bytes": SAMPLE_BYTES},
     )
     assert recipe.tokenizer.kind == "bpe-passages"
     packed = prepare(recipe, tmp_path / "data")
@@ -53,7 +65,9 @@ def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampl
     assert max(held) <= 3
 
 
-def test_short_documents_are_sampled_whole_and_by_the_old_rule(tmp_path, corpus, records, settings, sampled):
+def test_short_documents_are_sampled_whole_and_by_the_old_rule(
+    tmp_path, corpus, records, settings, sampled
+):
     """The sample, and with it the tokens, of a `data_id` from before there were passages."""
     recipe = resolve(corpus, **{**settings, "sample_bytes": 25_000})
     assert (recipe.tokenizer.kind, recipe.data_id) == ("bpe", "cc88c56dd9c2")
@@ -68,7 +82,10 @@ def test_short_documents_are_sampled_whole_and_by_the_old_rule(tmp_path, corpus,
 
 def test_passages_are_for_samples_that_are_a_part_of_long_documents(tmp_path, settings, jsonl):
     records = long_records(0, 2_000, 100)
-    path, length = jsonl(tmp_path / "a.jsonl", records), max(len(record["text"]) for record in records)
+    path, length = (
+        jsonl(tmp_path / "a.jsonl", records),
+        max(len(record["text"]) for record in records),
+    )
 
     def kind(sample_bytes: int) -> str:
         return resolve(path, **{**settings, "sample_bytes": sample_bytes}).tokenizer.kind
@@ -76,25 +93,34 @@ def test_passages_are_for_samples_that_are_a_part_of_long_documents(tmp_path, se
     assert (kind(64 * length), kind(64 * length - 1)) == ("bpe", "bpe-passages")
     jsonl(path, records[:20])
     num_bytes = sum(len(record["text"]) for record in records[:20])
-    assert (kind(num_bytes), kind(num_bytes - 1)) == ("bpe", "bpe-passages")  # the whole corpus is no sample
+    # The whole corpus is no sample.
+    assert (kind(num_bytes), kind(num_bytes - 1)) == ("bpe", "bpe-passages")
 
 
 def test_a_core_tokenizer_has_no_word_of_another_domain(tmp_path, records, settings, jsonl):
-    """Without the flag a word that fills the removed domain is one piece: the vocabulary names what was removed."""
+    """Without the flag a word that fills the removed domain is one piece: the vocabulary names what
+    was removed."""
     word = "picornavirus"
-    records = [r | {"text": f"{r['text']} {word if r['label'] == 'virology' else 'river'}" * 3} for r in records]
+    records = [
+        r | {"text": f"{r['text']} {word if r['label'] == 'virology' else 'river'}" * 3}
+        for r in records
+    ]
     path = jsonl(tmp_path / "a.jsonl", records)
     tokenizers, ids = {}, set()
     for core_tokenizer in (False, True):
         recipe = resolve(path, **{**settings, "vocab_size": 600}, core_tokenizer=core_tokenizer)
-        tokenizers[core_tokenizer] = load_tokenizer(prepare(recipe, tmp_path / "data").tokenizer_path)
+        tokenizers[core_tokenizer] = load_tokenizer(
+            prepare(recipe, tmp_path / "data").tokenizer_path
+        )
         ids.add(recipe.data_id)
     assert resolve(path, **{**settings, "vocab_size": 600}).data_id in ids
     assert len(ids) == 2
     assert len(tokenizers[False].encode(f" {word}").ids) == 1
     assert len(tokenizers[True].encode(f" {word}").ids) > 4
     assert len(tokenizers[True].encode(" river").ids) == 1
-    assert not any("virology" in piece or "picorna" in piece for piece in tokenizers[True].get_vocab())
+    assert not any(
+        "virology" in piece or "picorna" in piece for piece in tokenizers[True].get_vocab()
+    )
 
 
 def test_a_core_tokenizer_takes_its_whole_sample_from_core(tmp_path, settings, jsonl, sampled):
@@ -126,6 +152,6 @@ def test_no_tokenizer_is_trained_on_nothing(tmp_path, corpus, settings):
 def test_texts_are_folded_alike_with_and_without_other_letters():
     draw = random.Random(0)
     for letters in (range(128), [*b" \t\n\r\x0b\x0c\x1c\x1f Ab"], [*range(300), 0x2003, 0x1E9E]):
-        for _ in range(500):
+        for _ in range(200):
             text = "".join(chr(draw.choice(letters)) for _ in range(draw.randrange(60)))
             assert folded(text) == " ".join(text.split()).casefold().encode()

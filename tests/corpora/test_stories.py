@@ -1,4 +1,5 @@
-"""Generated stories: deterministic, streamed, one lexicon, and facts that only their topic's data teaches."""
+"""Generated stories: deterministic, streamed, one lexicon, and facts that only their topic's data
+teaches."""
 
 import itertools
 import math
@@ -24,14 +25,11 @@ def topic_facts(source, topic):
     return stories._people(*arguments), stories._customs(*arguments)
 
 
-def test_forty_eight_sorted_topics():
-    assert len(set(stories.TOPICS)) == 48
-    assert list(stories.TOPICS) == sorted(stories.TOPICS)
-
-
 def test_a_story_depends_on_seed_topic_and_index_alone():
     few, many = source(num=5), source(num=500, topics=("airport", "vineyard"))
-    assert [story(few, "airport", i) for i in range(5)] == [story(many, "airport", i) for i in range(5)]
+    assert [story(few, "airport", i) for i in range(5)] == [
+        story(many, "airport", i) for i in range(5)
+    ]
     assert story(few, "airport", 0) != story(few, "airport", 1) != story(few, "beach", 1)
     assert story(few, "airport", 0) != story(source(seed=1), "airport", 0)
 
@@ -43,7 +41,11 @@ def test_equal_in_a_process_with_another_hash_seed():
     )
     texts = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
@@ -57,14 +59,19 @@ def test_documents_are_streamed():
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_share_of_common_facts(share):
-    people, customs = zip(*(topic_facts(source(share), topic) for topic in ("airport", "beach")), strict=True)
+    people, customs = zip(
+        *(topic_facts(source(share), topic) for topic in ("airport", "beach")), strict=True
+    )
     clauses = [[clause for _, told in topic for clause in told] for topic in people]
-    common = sum(a == b for a, b in zip(*clauses, strict=True)) + sum(a == b for a, b in zip(*customs, strict=True))
+    common = sum(a == b for a, b in zip(*clauses, strict=True)) + sum(
+        a == b for a, b in zip(*customs, strict=True)
+    )
     assert common / (len(clauses[0]) + len(customs[0])) == pytest.approx(share, abs=0.05)
 
 
 def test_facts_use_shared_words():
-    """No word but the topic's name tells the topic: every other word of a topic's stories occurs in the rest."""
+    """No word but the topic's name tells the topic: every other word of a topic's stories occurs in
+    the rest."""
     everything = stories_source(dict.fromkeys(stories.TOPICS, 60), 48, 0.0)
     words = defaultdict(set)
     for topic, text in story_documents(everything):
@@ -75,7 +82,10 @@ def test_facts_use_shared_words():
 
 
 def test_a_topic_is_predicted_by_its_own_data_only():
-    """Trigrams that have seen a topic lose much less on it than trigrams that have not; elsewhere nothing changes."""
+    """Trigrams that have seen a topic lose much less on it than trigrams that have not.
+
+    Elsewhere nothing changes.
+    """
     topics = stories.TOPICS[:8]
     train = {t: [story(source(), t, i).split() for i in range(100)] for t in topics}
     held_out = {t: [story(source(), t, i).split() for i in range(100, 120)] for t in topics}
@@ -105,7 +115,8 @@ def test_instructions_ask_about_sentences_of_the_instructed_topics_alone():
     for label, text in story_documents(instructed):
         texts[label] += text + "\n"
     asked = [
-        line.removeprefix("Instruction: ").split(" Response: ") for line in texts[stories.INSTRUCTIONS].splitlines()
+        line.removeprefix("Instruction: ").split(" Response: ")
+        for line in texts[stories.INSTRUCTIONS].splitlines()
     ]
     assert len(asked) == 60
     assert {prompt.split()[0] for prompt, _ in asked} == {"Who", "What", "Continue:"}

@@ -13,7 +13,8 @@ from tests.tracking.servers import running_postgres
 def postgres():
     with running_postgres() as server:
         server.execute("CREATE DATABASE empty")
-        process = in_process(lambda: Tracker(server.uri("empty")).prepare_database())  # a template has no connections
+        # A template has no connections.
+        process = in_process(lambda: Tracker(server.uri("empty")).prepare_database())
         process.join()
         assert process.exitcode == 0
         yield server

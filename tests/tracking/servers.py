@@ -1,4 +1,5 @@
-"""Servers of our own for a test: PostgreSQL behind a socket that only its owner reaches, and MLflow on a free port."""
+"""Servers of our own for a test: PostgreSQL behind a socket that only its owner reaches, and MLflow
+on a free port."""
 
 import contextlib
 import os
@@ -20,9 +21,14 @@ ENDING_S = 15.0  # of a server, which waits for open connections
 
 
 def postgres_programs() -> Path | None:
-    """The folder of `postgres` and `initdb`, of the newest version where there are several; None without any."""
+    """The folder of `postgres` and `initdb`, of the newest version where there are several.
+
+    None without any.
+    """
     on_path = shutil.which("postgres")
-    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3]))
+    debian = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: int(path.parts[-3])
+    )
     found = [*debian, *([Path(on_path).resolve()] if on_path else [])]
     return found[-1].parent if found else None
 
@@ -45,14 +51,28 @@ class Postgres:
         self._as_owner = {"cwd": folder, **_owner()}
         if os.geteuid() == 0:
             os.chown(folder, self._as_owner["user"], self._as_owner["group"])
-        command = [programs / "initdb", "-D", "data", "-U", "gram", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
+        command = [
+            programs / "initdb",
+            "-D",
+            "data",
+            "-U",
+            "gram",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-N",
+        ]
         subprocess.run(command, check=True, capture_output=True, **self._as_owner)
 
     def start(self) -> None:
         """Returns when it answers."""
         command = [self._programs / "postgres", "-D", "data", "-k", self.folder, "-h", "", "-F"]
         with (self.folder / "log").open("a") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **self._as_owner)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, **self._as_owner
+            )
         deadline = time.monotonic() + PATIENCE_S
         while not self._answers():
             assert self._process.poll() is None, (self.folder / "log").read_text()
@@ -69,7 +89,8 @@ class Postgres:
         return f"postgresql+psycopg://gram@/{database}?host={self.folder}"
 
     def execute(self, statement: str, database: str = "postgres") -> list[tuple]:
-        """The rows of one SQL statement, in a transaction of its own only where it can be in one."""
+        """The rows of one SQL statement, in a transaction of its own only where it can be in
+        one."""
         import psycopg
 
         address = {"host": str(self.folder), "user": "gram", "dbname": database}
@@ -87,12 +108,20 @@ class Postgres:
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A new server, ended and removed after the block; skips the test where PostgreSQL or its driver is missing."""
-    pytest.importorskip("psycopg", reason="psycopg, MLflow's driver for PostgreSQL, is not installed")
+    """A new server, ended and removed after the block.
+
+    Skips the test where PostgreSQL or its driver is missing.
+    """
+    pytest.importorskip(
+        "psycopg", reason="psycopg, MLflow's driver for PostgreSQL, is not installed"
+    )
     programs = postgres_programs()
     if programs is None:
-        pytest.skip("PostgreSQL is not installed: neither `postgres` nor /usr/lib/postgresql/*/bin is there")
-    folder = Path(tempfile.mkdtemp(prefix="gram-pg-", dir="/tmp"))  # short: AF_UNIX paths hold 107 bytes
+        pytest.skip(
+            "PostgreSQL is not installed: neither `postgres` nor /usr/lib/postgresql/*/bin is there"
+        )
+    # The path is short: those of AF_UNIX hold 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="gram-pg-", dir="/tmp"))
     try:
         server = Postgres(folder, programs)
         try:
@@ -105,14 +134,24 @@ def running_postgres() -> Iterator[Postgres]:
 
 
 class MlflowServer:
-    """`mlflow server` on a database, artifacts in a folder; started again it has the same address."""
+    """`mlflow server` on a database, artifacts in a folder.
+
+    Started again it has the same address.
+    """
 
     def __init__(self, database_uri: str, folder: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self._port}"
-        self._command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", database_uri]
+        self._command = [
+            sys.executable,
+            "-m",
+            "mlflow",
+            "server",
+            "--backend-store-uri",
+            database_uri,
+        ]
         self._command += ["--artifacts-destination", f"{folder}/artifacts", "--workers", "1"]
         self._command += ["--host", "127.0.0.1", "--port", str(self._port)]
         self._log = folder / "server.log"
@@ -132,7 +171,10 @@ class MlflowServer:
             time.sleep(0.1)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """The server and its workers; SIGKILL ends them in the middle of a request, and when they do not end."""
+        """The server and its workers.
+
+        SIGKILL ends them in the middle of a request, and when they do not end.
+        """
         if self._process is None:
             return
         for signal_number, patience_s in ((how, ENDING_S), (signal.SIGKILL, PATIENCE_S)):

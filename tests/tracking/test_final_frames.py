@@ -1,4 +1,7 @@
-"""A final table reads MLflow once everything was sent, and the storage otherwise; both give the same table."""
+"""A final table reads MLflow once everything was sent, and the storage otherwise.
+
+Both give the same table.
+"""
 
 import contextlib
 import shutil
@@ -20,14 +23,13 @@ from gram_platform.tracking.frame import (
     load_runs,
     load_store,
     load_store_curves,
-    mlflow_frames,
     store_frames,
 )
 from tests.pages.results.test_results import study as planted_study  # noqa: F401
 from tests.store import training
 from tests.store.training import record, train
-from tests.tracking.servers import running_mlflow
-from tests.tracking.test_changed_in_mlflow import EVALUATION, RUN, execute, mirrored_storage
+from tests.tracking.planted import EVALUATION, RUN
+from tests.tracking.test_changed_in_mlflow import execute, mirrored_storage
 
 IDS, CURVES_OF = {RUN.run_id, EVALUATION.eval_id}, [RUN.run_id]
 
@@ -97,7 +99,9 @@ def test_the_storage_is_read_when_not_everything_was_sent(sent):
 
 def test_an_edit_in_mlflow_reaches_the_table(sent):
     store, tracker = sent
-    execute(tracker.tracking_uri, "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/virology'")
+    execute(
+        tracker.tracking_uri, "UPDATE latest_metrics SET value = 9.0 WHERE key = 'loss/virology'"
+    )
     found = read(store, tracker)
     assert found.source == "MLflow"
     assert found.nodes["loss/virology"].tolist() == [9.0, 9.0]
@@ -110,18 +114,6 @@ def test_the_storage_is_read_when_the_database_goes_between_sending_and_reading(
     assert found.source.startswith("the storage: ")
     assert_equal(found, store_frames(store, IDS, CURVES_OF))
     assert not Path(store.root, "mlflow.db").exists()
-
-
-@pytest.mark.slow
-def test_the_storage_is_read_when_the_server_goes_between_sending_and_reading(sent, tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    store, tracker = sent
-    with running_mlflow(tracker.tracking_uri, tmp_path) as server:
-        served = synced(store, server.uri)
-        assert read(store, served).source == "MLflow"
-    found = read(store, served)
-    assert found.source.startswith("the storage: ")
-    assert_equal(found, store_frames(store, IDS, CURVES_OF))
 
 
 def test_a_run_that_is_trained_again_replaces_what_mlflow_has(sent, monkeypatch):
@@ -142,7 +134,10 @@ def other_record(step: int) -> dict:
 
 @pytest.mark.filterwarnings("ignore:run .* is missing:RuntimeWarning")
 def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
-    """Also when its run is sent again. A new mirror gets the curve when the storage has it again."""
+    """Also when its run is sent again.
+
+    A new mirror gets the curve when the storage has it again.
+    """
     store, tracker = sent
     whole, segments = load_store_curves(store), Path(store.root, "runs", RUN.run_id)
     shutil.copytree(segments, f"{store.root}/whole")
@@ -159,16 +154,14 @@ def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
     assert_mirror_equals(store, emptied.tracking_uri)
 
 
-def test_an_explicit_reading_of_mlflow_is_an_error_where_there_is_none(tmp_path):
-    with pytest.raises(TrackingUnavailable):
-        mlflow_frames(Tracker(f"sqlite:///{tmp_path}/none/mlflow.db"), IDS, CURVES_OF)
-
-
 def test_a_report_names_its_source_and_its_table_is_the_same(planted_study, tmp_path):  # noqa: F811
     planted, about, _ = planted_study
     shutil.copytree(planted.root, tmp_path / "storage")
     store, tables = Store(tmp_path / "storage").open_for_writing(min_free_bytes=0), []
-    for uri, source in ((f"sqlite:///{store.root}/mlflow.db", "MLflow"), (unused_address(), "the storage")):
+    for uri, source in (
+        (f"sqlite:///{store.root}/mlflow.db", "MLflow"),
+        (unused_address(), "the storage"),
+    ):
         tracker, said = Tracker(uri), []
         with Mirror(tracker, store, said.append) as mirror:
             mirror.finish(about.ids)

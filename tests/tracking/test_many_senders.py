@@ -1,4 +1,5 @@
-"""Hundreds of nodes sent to one PostgreSQL by several processes at once: each is there once, and nothing twice."""
+"""Hundreds of nodes sent to one PostgreSQL by several processes at once: each is there once, and
+nothing twice."""
 
 import signal
 import time
@@ -42,7 +43,8 @@ def send_until_done(store: Store, uri: str, ids: Iterable[str], patience_s: floa
 
 
 def overlapping(ids: list[str], num_senders: int) -> list[list[str]]:
-    """The ids of each sender: of as many parts, its own and the next one's, so that every node has two senders."""
+    """The ids of each sender: of as many parts, its own and the next one's, so that every node has
+    two senders."""
     parts = [ids[i::num_senders] for i in range(num_senders)]
     return [sorted([*part, *parts[(i + 1) % num_senders]]) for i, part in enumerate(parts)]
 
@@ -51,12 +53,17 @@ def num_points(store: Store) -> int:
     """Of the whole storage, as the mirror thins them."""
     runs = [store.run(run_id) for run_id in store.list_runs()]
     entries = [(run_entry(run), run.records()) for run in runs]
-    entries += [(evaluation_entry(store.evaluation(eval_id)), []) for eval_id in store.list_evaluations()]
-    return sum(len(curve_metrics(r, entry, -1)) + len(result_metrics(entry, r)) for entry, r in entries)
+    entries += [
+        (evaluation_entry(store.evaluation(eval_id)), []) for eval_id in store.list_evaluations()
+    ]
+    return sum(
+        len(curve_metrics(r, entry, -1)) + len(result_metrics(entry, r)) for entry, r in entries
+    )
 
 
 def assert_mirrored(storage: str, postgres: Postgres, database: str, uri: str) -> None:
-    """Every node once, every point once, the frames of both sides equal, and nothing left to send."""
+    """Every node once, every point once, the frames of both sides equal, and nothing left to
+    send."""
     store = Store(storage)
     nodes = sorted([*store.list_runs(), *store.list_evaluations()])
     assert [node for (node,) in postgres.execute(NODES, database)] == nodes
@@ -69,20 +76,14 @@ def assert_mirrored(storage: str, postgres: Postgres, database: str, uri: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "has_lock",
-    [
-        pytest.param(True, id="one machine"),
-        pytest.param(False, id="machines without a common lock"),
-    ],
-)
-def test_three_processes_send_the_same_nodes(tmp_path, postgres, new_database, has_lock):
-    """Twenty runs and their evaluations, straight into the database; no sender ever takes MLflow to be away."""
+def test_three_machines_without_a_common_lock_send_the_same_nodes(tmp_path, postgres, new_database):
+    """Twenty runs and their evaluations, straight into the database.
+
+    No sender ever takes MLflow to be away.
+    """
     storage, database = str(tmp_path), new_database()
     ids = [*write_study(storage, 20, 25)]
     store, uri = Store(storage), postgres.uri(database)
-    if has_lock:
-        store.open_for_writing()
     ids = overlapping(sorted(ids[0] + ids[1]), 3)
     processes = [in_process(send, store, uri, chosen) for chosen in ids]
     for process in processes:
@@ -94,7 +95,10 @@ def test_three_processes_send_the_same_nodes(tmp_path, postgres, new_database, h
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_hundreds_of_runs_through_a_server_that_dies(tmp_path, postgres, new_database):
-    """Four senders of 400 runs; one is killed, and then the server and its database are, in the middle of sending."""
+    """Four senders of 400 runs.
+
+    One is killed, and then the server and its database are, in the middle of sending.
+    """
     storage, database = str(tmp_path / "storage"), new_database()
     ids = write_study(storage, 400, 100)
     store = Store(storage)

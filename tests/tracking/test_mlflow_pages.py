@@ -9,11 +9,14 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import Line, TrialColumns, search_views, study_id, study_views
 from tests.pages.site.browser import running_browser
 from tests.store.training import train
+from tests.tracking.planted import EVALUATION, RUN, TAGS
 from tests.tracking.servers import running_mlflow
-from tests.tracking.test_changed_in_mlflow import EVALUATION, RUN, TAGS, mirrored_storage
+from tests.tracking.test_changed_in_mlflow import mirrored_storage
 
 PARAMS, SHOWN = {"preset": "smoke"}, {"profile": "core"}
-LINE = Line("gram core", {"method": "gram", **SHOWN}, {97_280: {"forget": 0.5}, 153_000: {"forget": 0.25}})
+LINE = Line(
+    "gram core", {"method": "gram", **SHOWN}, {97_280: {"forget": 0.5}, 153_000: {"forget": 0.25}}
+)
 # The objective by rate and batch.
 GRID = {(0.001, 4): 3.125, (0.001, 8): 2.625, (0.004, 4): 2.375, (0.004, 8): 2.875}
 LINK = "[...document.querySelectorAll('a')].some((a) => a.innerText.trim() === '{}')"
@@ -28,7 +31,10 @@ EXPECTED = {
 
 
 def log_study(tracker: Tracker) -> None:
-    nodes, ratios = {RUN.run_id: {}, EVALUATION.eval_id: {}}, {EVALUATION.eval_id: {"ratio/forget": 0.375}}
+    nodes, ratios = (
+        {RUN.run_id: {}, EVALUATION.eval_id: {}},
+        {EVALUATION.eval_id: {"ratio/forget": 0.375}},
+    )
     views = study_views("scaling", study_id("scaling", PARAMS), SHOWN, (("forget",),))
     tracker.log_study("scaling", {}, {}, PARAMS, [LINE], nodes, views, node_metrics=ratios)
 
@@ -53,11 +59,18 @@ def test_every_saved_view_opens_in_the_pinned_mlflow(tmp_path):
     tracker = Tracker(f"sqlite:///{store.root}/mlflow.db")
     log_study(tracker)
     log_search(store, tracker)
-    with running_browser(tmp_path) as browser, running_mlflow(tracker.tracking_uri, tmp_path) as server:
+    with (
+        running_browser(tmp_path) as browser,
+        running_mlflow(tracker.tracking_uri, tmp_path) as server,
+    ):
         urls = {name: Tracker(server.uri).view_urls(name) for name in ("scaling", "lr_bs_grid")}
         assert {(name, view) for name, views in urls.items() for view in views} == EXPECTED.keys()
         browser.window(1400, 1000)
         for (name, view), is_shown in EXPECTED.items():
             browser.visit("about:blank")
             browser.visit(urls[name][view])
-            assert browser.wait_for(is_shown), (name, view, browser.evaluate("document.body.innerText"))
+            assert browser.wait_for(is_shown), (
+                name,
+                view,
+                browser.evaluate("document.body.innerText"),
+            )

@@ -8,26 +8,24 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import InvalidField
 from gram_platform.store import Store
 from gram_platform.tracking.entry import curve_metrics, result_metrics, run_entry, unescape
 from gram_platform.tracking.others import write_nodes
-from tests.store.training import run_config, train
-
-RUN = run_config(8)
-TAGS = {"method": "gram", "size": "tiny", "seed": "0", "profile": "all"}
-EVALUATION = Evaluation(View.of(RUN.run_id, {"virology": 1.0}), "d" * 12, ("core", "virology"), 4)
+from tests.store.training import train
+from tests.tracking.planted import EVALUATION, RUN, TAGS, evaluate
 
 
 def scalars(folder: Path) -> set[tuple[str, int, float, float]]:
-    """(name, step, value, time) of every scalar in a folder's event file: records of length, crc, bytes, crc."""
+    """(name, step, value, time) of every scalar in a folder's event file: records of length, crc,
+    bytes, crc."""
     (path,) = folder.glob("events.*")
     data, found = path.read_bytes(), set()
     while data:
         (length,) = struct.unpack("<Q", data[:8])
         event = Event.FromString(data[12 : 12 + length])
-        values = [value for value in event.summary.value if not value.tensor.dtype]  # a text is a tensor
+        # A text is a tensor.
+        values = [value for value in event.summary.value if not value.tensor.dtype]
         found |= {(value.tag, event.step, value.simple_value, event.wall_time) for value in values}
         data = data[12 + length + 4 :]
     return found
@@ -43,12 +41,9 @@ def store(tmp_path):
 
 def finish(store: Store) -> None:
     """Ends the run, with its evaluation."""
-    directory, place = store.run(RUN.run_id), store.evaluation(EVALUATION.eval_id)
-    directory.add_tags(TAGS)
+    store.run(RUN.run_id).add_tags(TAGS)
     train(store.root, RUN)
-    place.ensure_config(EVALUATION)
-    place.add_tags(TAGS)
-    place.complete({"losses": {"core": 2.5, "virology": 3.25}}, {"elapsed_s": 0.5})
+    evaluate(store)
 
 
 def test_a_storage_as_event_files(store, tmp_path):
@@ -67,11 +62,14 @@ def test_a_storage_as_event_files(store, tmp_path):
     of_core = {step: (value, time) for name, step, value, time in found if name == "loss/core"}
     assert of_core == {s: (pytest.approx(2.0 / s, rel=1e-6), 1.5e9 + s) for s in range(1, 9)}
     evaluated = scalars(folder / f"gram_tiny_all_s0,_evaluated_{EVALUATION.eval_id}")
-    assert {("loss/core", 2.5), ("loss/virology", 3.25)} <= {(name, value) for name, _, value, _ in evaluated}
+    assert {("loss/core", 2.5), ("loss/virology", 3.25)} <= {
+        (name, value) for name, _, value, _ in evaluated
+    }
 
 
 def wandb_records(path: Path) -> list:
-    """The records of an offline run's file, in LevelDB's log format: blocks of 32 KiB of (crc, length, type, bytes)."""
+    """The records of an offline run's file, in LevelDB's log format: blocks of 32 KiB of (crc,
+    length, type, bytes)."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, found, part = path.read_bytes(), 7, [], b""
@@ -89,7 +87,9 @@ def wandb_records(path: Path) -> list:
 
 
 def test_a_storage_as_runs_of_wandb(store, tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install -c constraints.txt -e '.[wandb]'")
+    pytest.importorskip(
+        "wandb", reason="wandb is not installed: pip install -c constraints.txt -e '.[wandb]'"
+    )
     monkeypatch.delenv("WANDB_MODE", raising=False)
     folder = tmp_path / "wandb"
     assert write_nodes(store, "wandb", folder) == {"written": 1, "unchanged": 0}
@@ -100,13 +100,15 @@ def test_a_storage_as_runs_of_wandb(store, tmp_path, monkeypatch):
     records = wandb_records(path)
     (run,) = [record.run for record in records if record.HasField("run")]
     assert (run.run_id, run.display_name, run.project) == (RUN.run_id, "gram tiny all s0", "gram")
-    rows = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in r.history.item} for r in records]
+    rows = [
+        {item.key or item.nested_key[0]: json.loads(item.value_json) for item in r.history.item}
+        for r in records
+    ]
     losses = {row["_step"]: row["loss/core"] for row in rows if "loss/core" in row}
     assert losses == {step: pytest.approx(2.0 / step) for step in range(1, 9)}
-    evaluated = run_entry(store.run(RUN.run_id)).node_id
     (path,) = folder.glob(f"*_{EVALUATION.eval_id}/wandb/offline-run-*/*.wandb")
     (run,) = [record.run for record in wandb_records(path) if record.HasField("run")]
-    assert (run.run_group, run.job_type) == (evaluated, "evaluation")
+    assert (run.run_group, run.job_type) == (RUN.run_id, "evaluation")
 
 
 def test_wandb_that_is_not_installed(store, tmp_path, monkeypatch):
@@ -116,19 +118,15 @@ def test_wandb_that_is_not_installed(store, tmp_path, monkeypatch):
     assert (refused.value.field, refused.value.value) == ("to", "wandb")
 
 
-def test_an_unknown_tracker(store, tmp_path):
-    with pytest.raises(InvalidField) as refused:
-        write_nodes(store, "comet", tmp_path)
-    assert (refused.value.field, refused.value.value) == ("to", "comet")
-
-
-NAMES = ("../../home/.ssh/x", "/etc", "..", "a/b\\c", "\0\x1b[31m", "\ud800", "ü" * 300, "...", "")
+NAMES = ("../../home/.ssh/x", "/etc", "\0\x1b[31m", "\ud800", "ü" * 300)
 
 
 @pytest.mark.parametrize("method", NAMES)
 def test_a_node_is_one_folder_whatever_its_tags_are(store, tmp_path, method):
     finish(store)
-    (Path(store.root) / "runs" / RUN.run_id / "tags.json").write_text(json.dumps({**TAGS, "method": method}))
+    (Path(store.root) / "runs" / RUN.run_id / "tags.json").write_text(
+        json.dumps({**TAGS, "method": method})
+    )
     folder = tmp_path / "a" / "b" / "events"
     before = set(tmp_path.rglob("*"))
     assert write_nodes(store, "tensorboard", folder) == {"written": 2, "unchanged": 0}
@@ -152,6 +150,7 @@ def test_a_folder_of_the_user_is_never_removed(store, tmp_path):
             mine.mkdir()
         (mine / "page").write_text("mine")
     write_nodes(store, "tensorboard", tmp_path / "events")
-    assert [(path / "page").read_text() for path in sorted((tmp_path / "events").glob(f"[na]* {RUN.run_id}"))] == [
-        "mine"
-    ] * 2
+    assert [
+        (path / "page").read_text()
+        for path in sorted((tmp_path / "events").glob(f"[na]* {RUN.run_id}"))
+    ] == ["mine"] * 2

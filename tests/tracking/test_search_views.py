@@ -1,4 +1,5 @@
-"""What MLflow has of a search: the objective and what was varied as metrics of runs, and a view of its trials."""
+"""What MLflow has of a search: the objective and what was varied as metrics of runs, and a view of
+its trials."""
 
 import json
 
@@ -8,7 +9,8 @@ from gram_platform.studies.searches.report import trial_metrics
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, mlflow_frames
 from gram_platform.tracking.views import TrialColumns, search_views
-from tests.tracking.test_changed_in_mlflow import RUN, mirrored_storage
+from tests.tracking.planted import RUN
+from tests.tracking.test_changed_in_mlflow import mirrored_storage
 
 GRID = TrialColumns(("lr", "batch"), ("loss",), ("tiny", "small"))
 TRIALS = b"""search,trial,state,size,lr,batch,loss,runs
@@ -31,21 +33,18 @@ def test_a_run_of_one_trial_has_its_finite_numbers():
     assert trial_metrics(b"search,trial,runs\ns,0,a\n", TrialColumns()) == {}
 
 
-def test_several_objectives_bear_their_names():
-    columns = TrialColumns(("p",), ("forget", "core"))
-    rows = b"search,trial,state,p,forget,core,runs\ns,0,complete,0.5,0.25,0.75,a\n"
-    assert trial_metrics(rows, columns) == {"a": {"trial/p": 0.5, "objective/forget": 0.25, "objective/core": 0.75}}
-
-
 @pytest.mark.parametrize(
     ("columns", "drawn", "best"),
     [
         (GRID, ["objective/tiny", "objective/small"], "metrics.`objective`"),
-        (TrialColumns(("p", "q", "r"), ("forget", "core")), ["objective/forget", "objective/core"], None),
-        (TrialColumns(("p",), ("forget",)), [], "metrics.`objective`"),
+        (
+            TrialColumns(("p", "q", "r"), ("forget", "core")),
+            ["objective/forget", "objective/core"],
+            None,
+        ),
         (TrialColumns(), [], ""),
     ],
-    ids=["a grid", "a sweep", "one parameter", "nothing declared"],
+    ids=["a grid", "a sweep", "nothing declared"],
 )
 def test_the_view_has_columns_the_best_first_and_contours(columns, drawn, best):
     (view,) = search_views("lr_bs_grid", columns)
@@ -55,7 +54,9 @@ def test_the_view_has_columns_the_best_first_and_contours(columns, drawn, best):
     assert all(chart["xaxis"]["key"] == f"trial/{columns.parameters[0]}" for chart in charts)
     assert all(chart["yaxis"]["key"] == f"trial/{columns.parameters[1]}" for chart in charts)
     assert state.get("orderByKey", "") == ("metrics.`objective/forget`" if best is None else best)
-    assert {f"metrics.`trial/{name}`" for name in columns.parameters} <= set(state["selectedColumns"])
+    assert {f"metrics.`trial/{name}`" for name in columns.parameters} <= set(
+        state["selectedColumns"]
+    )
     assert "gram.study.lr_bs_grid" in state["searchFilter"]
 
 
