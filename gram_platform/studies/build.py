@@ -8,7 +8,7 @@ from gram_platform.config import CORE, IMPORTED
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
-from gram_platform.config.plain import from_plain, overlaid
+from gram_platform.config.plain import from_plain
 from gram_platform.corpora import resolve
 from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
@@ -23,7 +23,6 @@ from gram_platform.studies.flags import Flags
 
 # A file in the folder of a MaxEnt search.
 BEST = "best.json"
-DEFAULT_MAXENT = Unlearning()
 # The share used of the sequences expected of a recipe that is not packed yet.
 SAFE_SHARE = 0.9
 # Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat [ours]
@@ -119,7 +118,7 @@ def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
     named = resolve_corpora(preset, flags.choice, progress)
     if flags.maxent:
         data_id = named[flags.sizes[0]].data_id
-        best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
+        best = load_best(Store(flags.storage), flags.maxent, data_id)
         preset = preset.with_options(maxent_profiles=best)
     recipes = recipes_of(preset, flags.choice, named, progress)
     settings = tuple(
@@ -299,21 +298,18 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
 # ---------------------------------------------------------------------------------------------- best trials
 
 
-def load_best(
-    store: Store, search_id: str, data_id: str = "", maxent: Unlearning = DEFAULT_MAXENT
-) -> tuple[tuple[Profile, Unlearning], ...]:
+def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
     """Returns MaxEnt's parameters of each profile from a stored search, as `Options.maxent_profiles` takes them.
 
-    They equal the best trial's, so that the study shares its runs; `maxent` fills in fields that the file lacks.
+    They equal the best trial's, so that the study shares its runs.
     ValueError naming `maxent` for an unknown search, one on data other than `data_id`, or one that lacks a profile.
     """
     plain = store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
     if plain is None:
         raise invalid("maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}")
-    if data_id and plain["data_id"] != data_id:
+    if plain["data_id"] != data_id:
         raise invalid("maxent", search_id, f"a search on this study's data, {data_id}; it is on {plain['data_id']}")
     if plain["missing"]:
         lacking = ", ".join(plain["missing"])
         raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
-    built = [from_plain(Unlearning, overlaid(maxent, trial["maxent"])) for trial in plain["profiles"]]
-    return tuple((tuple(trial["retained"]), one) for trial, one in zip(plain["profiles"], built, strict=True))
+    return tuple((tuple(trial["retained"]), from_plain(Unlearning, trial["maxent"])) for trial in plain["profiles"])

@@ -84,14 +84,19 @@ def after_searches(submitted: Sequence[tuple[Study, Flags]]) -> tuple[list[tuple
             ready.append((study, flags))
             continue
         if not needed.is_complete() and needed.search_id not in ids:
-            say(f"{study.name} begins with the search {needed.named}: {num_trials(needed)}\n")
+            seeds = ", ".join(str(setting.seed) for setting in needed.settings)
+            trials = f"{needed.target} trials of each of {len(needed.groups())} profiles on seed {seeds}"
+            say(f"{study.name} begins with the search {needed.named}: {trials}\n")
             code = worst(code, run_search(needed.study, needed.flags))
         ids.add(needed.search_id)
         if needed.is_complete():
             say(f"MaxEnt's parameters in {study.name}: the best trials of {needed.named}, which is complete\n")
             ready.append((study, replace(flags, maxent=needed.search_id)))
         elif flags.dry_run:
-            say(f"\n{what_follows(needed, build_graph(study, flags))}\n")
+            preset = needed.settings[0].options.maxent
+            stand_ins = f"learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g}"
+            say(f"\nbelow, the preset's {stand_ins} stand in for what the search will find")
+            say("what both list, such as baselines, is trained once\n")
             ready.append((study, flags))
         else:
             say(f"{study.name} waits for the search {needed.named}: some profile lacks trials; submit again to go on")
@@ -105,29 +110,6 @@ def _require_ray(flags: Flags, named: str) -> None:
         if value:
             expected = f"a storage with the complete search {named} (searches need Ray), --maxent, or other --methods"
             raise invalid(name, value, expected)
-
-
-def num_trials(needed: MaxEntWork) -> str:
-    """Returns the length of a search in words."""
-    seeds = ", ".join(str(setting.seed) for setting in needed.settings)
-    return f"{needed.target} trials of each of {len(needed.groups())} profiles on seed {seeds}"
-
-
-def what_follows(needed: MaxEntWork, graph: Graph) -> str:
-    """Returns the number and cost of the MaxEnt runs that a study has after its search."""
-    machine, seeds = graph.flags.hardware, {str(setting.seed) for setting in needed.settings}
-    trained = [node for node in graph.nodes if node.is_run and not node.is_attack and node.needs]
-    unlearning = [node for node in trained if node.method == METHOD]
-    new = [node for node in unlearning if node.names["seed"] not in seeds]
-    hours = sum(expected_hours(node, machine) for node in new)
-    preset, num_best = needed.settings[0].options.maxent, len(unlearning) - len(new)
-    return (
-        f"{len(unlearning)} MaxEnt runs of {graph.study.name} follow the search: {num_best} are its best trials, "
-        f"{len(new)} are trained with their parameters in {hours:,.2f} {machine.name} hours "
-        f"(${hours * machine.dollars_per_hour:,.2f})\n"
-        f"below, the preset's learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g} stand in for "
-        "what the search will find; what both list, such as baselines, is trained once"
-    )
 
 
 def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:
@@ -174,7 +156,7 @@ def _describe_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) 
     """Describes needed searches, then all studies; returns 0 and the searches' ids."""
     ready, ids, _ = after_searches(of_study)
     graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
-    say("\n\n".join([*map(describe, graphs), "\n".join(sharing(graphs))]))
+    say("\n\n".join([*map(describe, graphs), sharing(graphs)]))
     return 0, ids
 
 
@@ -185,26 +167,20 @@ def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tu
     ready, ids, code = after_searches(of_study)
     if ready != of_study:
         graphs = [build_graph(*each) for each in ready]
-    say("\n".join(sharing(graphs)))
     say(f"storage {store.root}")
     if graphs:
+        say(sharing(graphs))
         code = worst(code, lead_studies(graphs, store, open_tracker(graphs[0].flags.tracking_uri)))
     return code, ids
 
 
-def sharing(graphs: Sequence[Graph]) -> list[str]:
-    """Returns the number of runs of each study and of all, and the saving by training each run once."""
-    if not graphs:
-        return []
-    runs = {graph.study.name: [n for n in graph.nodes if n.is_run] for graph in graphs}
-    union = unique(node for of_study in runs.values() for node in of_study)
-    machine = graphs[0].flags.hardware
-    hours = {node.id: expected_hours(node, machine) for node in union}
-    alone = sum(hours[node.id] for of_study in runs.values() for node in of_study)
-    num_alone = sum(map(len, runs.values()))
-    lines = [f"{name}: {len(of_study)} runs" for name, of_study in runs.items()]
-    saved = f"{num_alone - len(union)} saved by sharing ({alone - sum(hours.values()):,.2f} {machine.name} hours)"
-    return [*lines, f"all studies: {len(union)} runs, {saved}"]
+def sharing(graphs: Sequence[Graph]) -> str:
+    """Returns the number of runs of all studies, and the saving by training each run once."""
+    runs = [node for graph in graphs for node in graph.nodes if node.is_run]
+    machine, union = graphs[0].flags.hardware, unique(runs)
+    alone, together = (sum(expected_hours(node, machine) for node in of) for of in (runs, union))
+    saved = f"{len(runs) - len(union)} saved by sharing ({alone - together:,.2f} {machine.name} hours)"
+    return f"all studies: {len(union)} runs, {saved}"
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence) -> list:

@@ -43,7 +43,7 @@ WINDOWS_LOOKED_AT = 200
 
 
 def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals."""
     store = Store(graph.flags.storage)
     ended = ended_of((graph,), store)
     graph, device = on_known_device(graph, store, ended)
@@ -76,7 +76,6 @@ def describe(graph: Graph) -> str:
         f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
         f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all",
         predicted(work_left((graph,), ended)),
-        _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
     return "\n".join(lines)
@@ -196,12 +195,3 @@ def _size_totals(
         hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
     price = machine.dollars_per_hour
     return [f"{size}: {amount(total)} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
-
-
-def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str:
-    """Returns the saving by training each run once, not once for each method that needs it."""
-    seen: set[str] = set()
-    again = [node for node in graph.entries if node.is_run and (node.id in seen or seen.add(node.id))]
-    hours = sum(needed[node.id].gpu_hours for node in again)
-    saved = f"{amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
-    return f"runs shared between methods: {len(again)}, which saves {saved}"

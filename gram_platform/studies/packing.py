@@ -20,20 +20,11 @@ from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
 
 
-def provide(recipe: CorpusRecipe, store: Store, needs_ray: bool, is_verbose: bool) -> PackedCorpus:
-    """Packs a corpus that the storage lacks, by tasks of Ray unless the study runs in process; see `provide_corpus`.
+def provide_data(graphs: Sequence[Graph], store: Store) -> None:
+    """Packs the corpora that are not packed yet, by tasks of Ray unless the study runs in process.
 
     The tasks run on this machine, unless all machines see the text and the parts: a storage that they mount, and text
     that is fetched or generated. Then the cluster's machines for packing do it, where it has or starts some.
-    """
-    anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
-    workers = ray_workers(anywhere, is_verbose) if needs_ray else None
-    return provide_corpus(recipe, store, reporter(), workers)
-
-
-def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs the corpora that are not packed yet.
-
     ValueError for a run that fits no number of ranks, before packing, and for a label with too little packed text.
     """
     for graph in graphs:
@@ -42,7 +33,9 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
             graph.flags.ranks.of(run.config, run.size)
     for graph in graphs:
         for recipe in graph.corpora:
-            corpus = provide(recipe, store, graph.flags.needs_ray, graph.flags.verbose)
+            anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
+            workers = ray_workers(anywhere, graph.flags.verbose) if graph.flags.needs_ray else None
+            corpus = provide_corpus(recipe, store, reporter(), workers)
             for line in corpus.skipped:
                 say(line)
             require_enough_data(graph, corpus)

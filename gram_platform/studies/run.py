@@ -18,6 +18,7 @@ from gram_platform.studies.definition import Study
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags
+from gram_platform.studies.live import show_results
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter, require_supply
 from gram_platform.studies.price import rung_text
@@ -148,7 +149,8 @@ class StudyWork:
         results = measurement.read(record, self.store)
         if results is not None:
             paths = measurement.write(record, self.store, results, progress.failed, None)
-            self.submission.view.show(measurement.text(record, results), measurement.brief_of(record, results))
+            text, brief = measurement.text(record, results), measurement.brief_of(record, results)
+            show_results(self.submission.view.console, f"\n{text}\n", brief)
             self.say(f"so far: {paths['report.html']}\n")
 
     def write(self) -> int:

@@ -23,7 +23,7 @@ from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, pass
 from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import note_device
-from gram_platform.studies.live import LiveView
+from gram_platform.studies.live import LiveView, show_results
 from gram_platform.studies.mirror import Mirror
 from gram_platform.studies.session import (
     cordons_noted,
@@ -219,7 +219,7 @@ class Submission:
         in place of the text.
         """
         paths = write_or_log(write, self.tracker, self.view.say)
-        self.view.show(text, brief)
+        show_results(self.view.console, f"\n{text}\n", brief)
         if brief and self.flags.notify:
             self.verdicts.update(brief(True).verdicts)
         for name, path in paths.items():

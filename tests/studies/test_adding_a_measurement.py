@@ -1,8 +1,6 @@
 """A new measurement is a class of nodes and one line of a table: it is run, read, written, and in the site's index."""
 
 import dataclasses
-import subprocess
-import sys
 from typing import ClassVar
 
 import pandas as pd
@@ -96,10 +94,3 @@ def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     assert set(measurement.write(record, store, results, {}, None)) == {"table.csv", "report.html", "study.json"}
     page = (tmp_path / "storage" / "studies" / "worst" / "report.html").read_text()
     assert "Losses in nats." in page
-
-
-def test_nodes_of_measurements_import_no_pages():
-    code = "import sys, gram_platform.methods.measurements; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rooms = {name.split(".")[1] for name in done.stdout.split() if name.startswith("gram_platform.")}
-    assert rooms == {"config", "methods"}

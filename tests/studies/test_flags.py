@@ -1,7 +1,6 @@
 """Flags and bad input: a clear error that names the field, before anything is packed or trained."""
 
 import dataclasses
-import gzip
 import json
 
 import pytest
@@ -61,40 +60,23 @@ WRONG = [  # the field that the error names, and the flags
     ("num_workers", ["--num-workers", "0"]),
     ("num_workers", ["--num-workers", "8..4"]),
     ("num_workers", ["--preset", "smoke", "--num-workers", "2..4", "--max-gpus", "4"]),
-    ("num_workers", ["--num-workers", "1..4"]),
-    ("num_workers", ["--preset", "smoke", "--num-workers", "3..4"]),
     ("num_workers", ["--preset", "paper", "--num-workers", "9B=4"]),
-    ("num_workers", ["--preset", "paper", "--num-workers", "5B=7"]),
     ("num_workers", ["--preset", "smoke", "--num-workers", "tiny=2", "tiny=4"]),
     ("tracking_uri", ["--tracking-uri", "server"]),
-    ("tracking_uri", ["--tracking-uri", "foo://x"]),
-    ("tracking_uri", ["--tracking-uri", "file:///x"]),
-    ("tracking_uri", ["--tracking-uri", "https://host:99999"]),
-    ("tracking_uri", ["--tracking-uri", "http://"]),
     ("storage", ["--storage", "~nobody-of-this-name/x"]),
     ("storage", ["--storage", __file__]),
     ("checkpoint_every", ["--checkpoint-every", "0"]),
-    ("checkpoint_every", ["--checkpoint-every", "inf"]),
     ("checkpoint_every", ["--checkpoint-every", "often"]),
     ("max_hours", ["--max-hours", "-1"]),
     ("max_cost", ["--max-cost", "nan"]),
     ("max_gpus", ["--max-gpus", "-1"]),
-    ("gpus_per_run", ["--gpus-per-run", "0"]),
     ("gpus_per_run", ["--gpus-per-run", "2"]),
     ("gpus_per_machine", ["--gpus-per-machine", "0"]),
     ("stall_timeout", ["--stall-timeout", "0"]),
-    ("collective_timeout", ["--collective-timeout", "nan"]),
     ("collective_timeout", ["--collective-timeout", "1e300"]),
     ("trust_law", ["--preset", "smoke", "--trust-law"]),
     ("law", ["--preset", "smoke", "--law", "none"]),
 ]
-SERVERS = ["http://host:5000", "https://host/path", "sqlite:////path/mlflow.db", "sqlite+pysqlite:////path/mlflow.db"]
-SERVERS += [
-    "postgresql://user:word@host:5432/mlflow",
-    "postgresql+psycopg://host/mlflow",
-    "mysql+pymysql://host/mlflow",
-]
-SERVERS += ["mssql+pyodbc:///?odbc_connect=DRIVER", "http://[::1]:5000"]
 
 
 def test_checkpoints_are_as_far_apart_as_writing_them_asks(storage):
@@ -118,11 +100,6 @@ def test_a_wrong_flag_is_refused_by_name_before_any_work(field, arguments, stora
     assert not list(storage.iterdir())
 
 
-@pytest.mark.parametrize("uri", SERVERS)
-def test_servers_and_databases_that_mlflow_has(uri, storage):
-    assert flags("--tracking-uri", uri).tracking_uri == uri
-
-
 def test_numbers_of_ranks(storage):
     """One for all, single sizes' own, or the planner's."""
     paper = ("--preset", "paper", "--num-workers")
@@ -142,6 +119,11 @@ def test_runs_that_no_number_of_ranks_can_hold(storage, monkeypatch):
     with refused("machine", "cpu"):
         provide_data((graph,), Store(storage))
     assert not (storage / "data").exists()
+
+
+def test_servers_and_databases_that_mlflow_has(storage):
+    for uri in ("https://host/path", "sqlite+pysqlite:////path/mlflow.db", "postgresql+psycopg://host/mlflow"):
+        assert flags("--tracking-uri", uri).tracking_uri == uri
 
 
 @pytest.mark.parametrize("flag", ["storage", "corpus", "tracking_uri"])
@@ -177,8 +159,6 @@ def record(label, text="a plain sentence of some words that says nothing much. "
 GOOD = [record("general") for _ in range(3)] + [record("law") for _ in range(3)]
 BAD_LINES = {
     "no label": b'{"text": "x"}',
-    "empty label": record(""),
-    "not json": b'{"text": ',
     "not utf-8": b'{"text": "\xff", "label": "law"}',
 }
 
@@ -247,12 +227,6 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
         require_enough_data(dataclasses.replace(graph, preset=huge), corpus)
 
 
-def test_a_dry_run_starts_nothing(storage, capsys):
-    code, _ = outcome(capsys, "--dry-run")
-    assert code == 0
-    assert not list(storage.iterdir())
-
-
 def test_the_papers_preset_has_the_papers_sizes():
     graph = build_graph(STUDY, flags("--preset", "paper"))
     assert graph.preset.sizes == PAPER_SIZES
@@ -262,21 +236,6 @@ def test_the_papers_preset_has_the_papers_sizes():
     }
     # (5 sizes of 3 seeds, 2 of one) x (5 trainings, 9 attacks)
     assert sum(node.is_run for node in graph.nodes) == (5 * 3 + 2) * (5 + 9)
-
-
-def test_presets_are_validated():
-    sizes = {**STUDY.presets["smoke"].sizes, **STUDY.presets["paper"].sizes}
-    with refused("preset.sizes"):
-        dataclasses.replace(STUDY.presets["smoke"], sizes=sizes)
-
-
-def test_compressed_corpora_are_read(storage, tmp_path, capsys):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    with gzip.open(folder / "a.jsonl.gz", "wb") as file:
-        file.write(b"\n".join(GOOD))
-    graph = build_graph(STUDY, flags("--preset", "smoke", "--corpus", str(folder), "--core-label", "general"))
-    assert graph.recipe.domains == ("core", "law")
 
 
 # ------------------------------------------------------------------------------------------- laws and searches
@@ -304,12 +263,10 @@ NO_EVIDENCE = {"num_sizes": 0, "smallest": 0, "largest": 0, "no_law": ""}
 @pytest.mark.parametrize(
     "evidence",
     [
-        {},
         {"num_sizes": 2, "smallest": 5e4, "largest": 2e5},
         {"num_sizes": 3, "smallest": 5e4, "largest": 2e5, "no_law": "x: edge"},
         # Both sizes of the preset are more than ten times as large as the largest that was fitted.
         {"num_sizes": 4, "smallest": 5e3, "largest": 8.8e3},
-        {"num_sizes": 4, "smallest": 1.4e6, "largest": 8e6},
     ],
 )
 def test_a_law_against_its_evidence_is_refused_unless_it_is_trusted(tmp_path, evidence):
@@ -350,8 +307,3 @@ def test_the_demos_law_is_none_and_no_preset_needs_it(tmp_path):
     trusted = build_graph(STUDY, flags(*common, "--law", "demo", "--trust-law"))
     assert trusted.settings[0].size.peak_lr == DEMO_LAW.lr(88_704)
     assert build_graph(STUDY, flags(*common)).settings[0].size.peak_lr == 3.9e-3
-
-
-def test_an_unknown_search_is_refused(tmp_path):
-    with refused("maxent", "abc"):
-        build_graph(STUDY, flags("--preset", "smoke", "--storage", str(tmp_path / "s"), "--maxent", "abc"))

@@ -30,7 +30,7 @@ def exported(ray, label: str) -> str:
 
 @pytest.mark.ray
 def test_the_exporter_shows_what_the_board_draws_of_a_study(ray_cluster):
-    node = SimpleNamespace(names={"method": "gram", "size": "0.6M"})
+    node = SimpleNamespace(method="gram", size="0.6M")
     running = [(node, {"tokens_per_second": 1000.0, "loss": 2.0}), (node, {"tokens_per_second": 250.0, "loss": 3.0})]
     ProgressGauges("a study").set({"done": 3, "waiting": 4}, running)
     text = exported(ray_cluster, 'study="a study"')

@@ -2,13 +2,11 @@
 
 import dataclasses
 import html
-import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from gram_platform.analysis.localization import LOCALIZATION_COLUMNS, ShadedText, shading_scale
+from gram_platform.analysis.localization import ShadedText, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
 from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
 from gram_platform.methods import METHODS, Setting
@@ -16,16 +14,12 @@ from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.localization import increases_frame, shaded_html
-from gram_platform.pages.report.measurements import MEASUREMENTS
-from gram_platform.pages.results.record import load_record
-from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.studies.packing import shortages
-from tests.studies.processes import submit
 
 AUXILIARY = ("airport", "beach")
 SETTING = Setting(
@@ -126,36 +120,3 @@ def test_shaded_text_is_escaped():
     table = increases_frame(text)
     assert table["kept"].tolist() == [0.0] * 4
     assert table["token"].tolist() == [" b", hostile, "", "\\n"]
-
-
-TOKEN_STUDY = (sys.executable, "experiments/token_localization.py")
-SAMPLES_STUDY = (sys.executable, "experiments/samples.py")
-FLAGS = ("--preset", "smoke", "--retain", "airport", "--methods", "filtering", "gram")
-
-
-@pytest.mark.ray
-@pytest.mark.slow  # the test of all studies runs both too
-def test_both_studies_from_end_to_end(tmp_path):
-    """The second trains nothing that the first has not trained; the table built again is the same."""
-    storage = tmp_path / "storage"
-    submit(storage, FLAGS, TOKEN_STUDY)
-    store, tokens = Store(str(storage)), storage / "studies" / "token_localization"
-    runs = store.list_runs()
-    table = pd.read_csv(tokens / "table.csv")
-    assert list(table.columns) == LOCALIZATION_COLUMNS
-    assert set(table["method"]) == {"baseline", "filtering", "gram"}
-    forgotten = table[(table["class"] == "forget") & (table["method"] == "gram")]
-    assert ((forgotten["gini"] > 0) & (forgotten["gini"] < 1) & (forgotten["top_share"] > 0.1)).all()
-    submit(storage, FLAGS, SAMPLES_STUDY)
-    assert store.list_runs() == runs
-    samples = pd.read_csv(storage / "studies" / "samples" / "table.csv")
-    assert set(samples["topic"]) == {"kept", "removed"}
-    assert samples["continuation"].notna().all()
-    before = (tokens / "table.csv").read_bytes()
-    record = load_record(store, "token_localization")
-    measurement = MEASUREMENTS[record.measurement]
-    results = measurement.read(record, store)
-    assert results.source == "the storage"
-    assert results.claims["explanation"].tolist() == [""] * len(results.claims)
-    measurement.write(record, store.open_for_writing(), results, {}, None)
-    assert (tokens / "table.csv").read_bytes() == before

@@ -34,9 +34,7 @@ TAGS = {"method": "gram", "size": "tiny", "profile": "core", "seed": "0", "retai
         ("run", {}, "gram tiny core s0"),
         ("evaluation", {}, "gram tiny core s0, evaluated"),
         ("evaluation", {"measure": "samples"}, "gram tiny core s0, samples"),
-        ("run", {"elicited": "lisp"}, "gram tiny core s0, attacked for lisp"),
         ("run", {"variant": "uniform", "elicited": "lisp"}, "gram tiny core s0, uniform, attacked for lisp"),
-        ("run", {"lr": "0.004", "batch": "16"}, "gram tiny core s0, batch 16, lr 0.004"),
         ("evaluation", {"variant": "0.5", "p_cr": "0.25"}, "gram tiny core s0, 0.5, p_cr 0.25, evaluated"),
     ],
 )

@@ -160,11 +160,8 @@ WRONG = {  # the lines of a file -> the field that is wrong, and its place
     'base = "smoke"\n[routing]\np_aux_spread = 2\n': ("routing.p_aux_spread", "line 3"),
     'base = "smoke"\n[sizes.tiny]\nd_model = 33\n': ("model.d_model", "line 3"),
     'base = "smoke"\n[sizes.tiny]\nbatch_size = 18\n': ("micro_batch", ""),
-    'base = "smoke"\n[sizes.tiny]\npeak_lr = 0\n': ("peak_lr", "line 3"),
     'base = "smoke"\n[sizes.tiny]\nseq_len = 128\n': ("preset.sizes", "line 2"),
-    'base = "smoke"\n[sizes.new]\nbase = "huge"\n': ("sizes.new.base", "line 3"),
     'base = "smoke"\n[sizes.new]\nd_model = 32\n': ("sizes.new", "line 2"),
-    'base = "smoke"\n[options.elicitation]\nnum_steps = 0\n': ("elicitation.num_steps", "line 3"),
     'base = "smoke"\nvariants = []\n': ("variants", "line 2"),
 }
 

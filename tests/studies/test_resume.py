@@ -11,14 +11,9 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from tests.studies.mirrored import assert_mirrored_once
-from tests.studies.processes import ROOT, attempts, results, submit, table, written
+from tests.studies.processes import ROOT, attempts, submit, table, written
 
 pytestmark = pytest.mark.ray
-
-
-def test_the_mirror_has_every_node_once(finished_study):
-    assert len(results(finished_study)) == 12
-    assert_mirrored_once(finished_study)
 
 
 def test_submitting_again_trains_nothing_and_writes_the_same_table(finished_copy):

@@ -1,24 +1,18 @@
 """What a corpus can serve: bytes by size, ids that sizes and studies share, and shortages before anything is packed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.store import Store
-from gram_platform.studies import main
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
-from gram_platform.studies.library import dual_use, scaling
+from gram_platform.studies.library import dual_use
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.packing import require_supply
-
-MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"
-needs_mini = pytest.mark.skipif(not MINI.is_dir(), reason="the small dual-use corpus lies beside the repository only")
-
 
 def graph_of(study, *arguments):
     return build_graph(study, parse(study, ["--preset", "paper", *arguments]))
@@ -57,24 +51,6 @@ def test_the_papers_data_alone_stops_at_the_second_size(storage):
     with pytest.raises(ValueError, match="domain core: "):
         settled((graph,), Store(storage).open_for_writing())
     assert not (storage / "data").exists()
-
-
-@needs_mini
-def test_a_folder_that_is_too_small(storage, capsys):
-    """A line for each domain in a dry run, which succeeds; an error before anything is packed."""
-    arguments = ["--preset", "paper", "--corpus", str(MINI), "--storage", str(storage)]
-    with pytest.raises(SystemExit) as ended:
-        main(scaling.STUDY, [*arguments, "--dry-run"])
-    assert not ended.value.code
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shortage: ")]
-    for domain in ("core", "cyber", "lisp", "nuclear", "virology"):
-        assert any(f"domain {domain}: " in line and "50M, 100M" in line for line in lines)
-    with pytest.raises(SystemExit) as ended:
-        main(scaling.STUDY, arguments)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert "domain core: " in error
-    assert [path.name for path in (storage / "data").iterdir()] == ["scans"]  # read for its labels, not packed
 
 
 def test_a_shortage_that_depends_on_the_tokenizer_is_no_error(storage, tmp_path):

@@ -127,7 +127,7 @@ def test_a_webhook_that_does_not_answer_is_left_after_its_time(server, status, m
     assert server.got == [{"text": "?"}]
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [301, 307])
 def test_a_redirect_is_a_reason_and_is_not_followed(server, status):
     """It was a GET without the message, which counted as taken."""
     server.status = status
@@ -146,12 +146,8 @@ def test_a_webhook_that_is_not_there_is_a_reason(server):
     "url",
     [
         f"hooks.example.org/services/{KEY}",
-        f"ftp://hooks.example.org/{KEY}",
-        f"https:///{KEY}",
         f"https://me:pa55word@hooks.example.org/{KEY}",
-        f"https://hooks.example.org:99999/{KEY}",
         f"https://hooks.example.org?key={KEY}&a= b",
-        f"https://hooks.example.org/{KEY}é",
         f"https://hooks.example.org/'{KEY}",
     ],
 )
@@ -164,8 +160,7 @@ def test_another_address_is_bad_input_whose_error_has_no_key(url):
 
 
 @pytest.mark.parametrize("form", [["--notify", "{}"], ["--notify={}"]])
-@pytest.mark.parametrize("query", ["", "?a=1&b=2"])
-def test_a_recorded_command_has_no_webhook(form, query):
-    url = f"https://hooks.example.org/services/{KEY}{query}"
+def test_a_recorded_command_has_no_webhook(form):
+    url = f"https://hooks.example.org/services/{KEY}?a=1&b=2"
     command = shlex.join(["scaling.py", *(part.format(url) for part in form), "--seeds", "2"])
     assert shlex.split(masked(command)) == ["scaling.py", *(part.format("***") for part in form), "--seeds", "2"]

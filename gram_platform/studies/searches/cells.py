@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.analysis.lr_extension import Cell, Grid
-from gram_platform.config.identity import invalid, one_of, require_int, require_real
+from gram_platform.config.identity import invalid, one_of, require_int
 from gram_platform.config.ladder import Size
 from gram_platform.config.layout import MACHINE_RANKS
 from gram_platform.planner import AUTO, Ranks
@@ -20,11 +20,6 @@ class GridShape:
     # Rows or columns that each side may grow by.
     max_extensions: int
 
-    def __post_init__(self) -> None:
-        for factor in (*self.lr_factors, *self.batch_factors):
-            require_real("grid.factors", factor, 0.0, open_low=True)
-        require_int("grid.max_extensions", self.max_extensions, 0)
-
     def of(self, size: Size) -> Grid:
         batches = [size.batch_size * factor for factor in self.batch_factors]
         return Grid(tuple(size.peak_lr * factor for factor in self.lr_factors), whole(batches))
@@ -37,9 +32,6 @@ class LiteralGrids:
     of_size: Mapping[str, Grid]
     # As in `GridShape`.
     max_extensions: int
-
-    def __post_init__(self) -> None:
-        require_int("grid.max_extensions", self.max_extensions, 0)
 
     def of(self, size: Size) -> Grid:
         if size.name not in self.of_size:

@@ -1,6 +1,6 @@
 """Runs the command line of a search, of a study that may begin with one, and of all of them together.
 
-What executes nodes (torch, Ray, MLflow) is imported after the flags are read, as in `studies/__init__.py`.
+What executes nodes (torch, Ray, MLflow) is imported after the flags are read: help and misspelt values need none of it.
 """
 
 from collections.abc import Sequence

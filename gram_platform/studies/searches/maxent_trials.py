@@ -61,7 +61,7 @@ class MaxEntProblem:
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """Returns `objective, forget, penalty, core, retain`, averaged over seeds; ValueError for a loss of NaN."""
         losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
-        return self.objective.score_losses(self.references, losses, retained_by(self.settings[0], point[PROFILE]))
+        return self.objective.score_losses(self.references, losses, searched_profiles(self.settings[0])[point[PROFILE]])
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
@@ -76,7 +76,7 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
     """
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
-    at_point = replace(setting, profiles=(retained_by(setting, point[PROFILE]),), options=options)
+    at_point = replace(setting, profiles=(searched_profiles(setting)[point[PROFILE]],), options=options)
     nodes = [node for node in method_nodes(METHOD, at_point) if node.needs]
     return [node.tagged(peak_lr=f"{maxent.peak_lr:g}", retain_weight=f"{maxent.retain_weight:g}") for node in nodes]
 
@@ -92,10 +92,6 @@ def searched_profiles(setting: Setting) -> dict[str, Profile]:
 def plain_space(space: Space) -> list[dict]:
     """Returns the ranges for the search's id, with a field that they had when parameters could be whole numbers."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
-
-
-def retained_by(setting: Setting, name: str) -> Profile:
-    return searched_profiles(setting)[name]
 
 
 def default_values(setting: Setting) -> Point:

@@ -43,10 +43,8 @@ def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFram
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`; {} without one."""
+    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`."""
     found: dict[str, dict[str, list[str]]] = {}
-    if not trials:
-        return {}
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
         for run_id in runs.split():
@@ -68,15 +66,14 @@ def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, f
     of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
     uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
     return {
-        run_id: {name: float(value) for name, value in columns.metrics_of(trial).items() if is_finite(value)}
+        run_id: {name: float(value) for name, value in columns.metrics_of(trial).items() if _is_finite(value)}
         for trial in of_trials
         for run_id in str(trial[RUNS]).split()
         if uses[run_id] == 1
     }
 
 
-def is_finite(value: object) -> bool:
-    """Returns whether a value of a trial is a number that MLflow can draw."""
+def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -1,9 +1,7 @@
 """Runs a search: a study whose points come from a source, a grid or Optuna; its trials are executed on Ray Tune."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 from optuna.exceptions import StorageInternalError
 
@@ -142,7 +140,7 @@ class SearchDriver:
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
-        self.view.trial_started(proposal.name, self.running[proposal.name])
+        self.view.trial_started(proposal.name)
         self._watch_running()
 
     def _on_end(self, outcome: Outcome) -> None:
@@ -166,9 +164,6 @@ class SearchDriver:
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         lines = [one.counts()] if one.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
-        if overheads := trial_overheads(ended):
-            median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
-            lines.append(f"a trial took {median}")
         is_unfinished = self.is_cut or one.num_left > 0
         return Ended("\n".join(lines), one.failures() + failed, is_unfinished, self.spent_hours())
 
@@ -180,7 +175,7 @@ class SearchDriver:
             self.view.say("no table: no trial is complete yet")
             return 1
         params = {"search_id": self.work.search_id, "preset": self.flags.preset, "data_id": self.work.data_id}
-        name, trials = self.work.study.name, output.files.get("trials.csv", b"")
+        name, trials = self.work.study.name, output.files["trials.csv"]
         shown = {"node_tags": trial_tags(trials), "node_metrics": trial_metrics(trials, output.columns)}
         shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
@@ -196,16 +191,3 @@ def trial_line(outcome: Outcome) -> str:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())
     work = f"{outcome.trained_s:.0f} s" if outcome.num_executed else "reused"
     return f"{outcome.name}: {metrics} ({work})"
-
-
-def trial_overheads(outcomes: list[Outcome]) -> list[float]:
-    """Returns the seconds of each trial without training: inside it, and since the end of its process's last trial."""
-    by_process: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_process.setdefault(outcome.process, []).append(outcome)
-    overheads = []
-    for trials in by_process.values():
-        trials.sort(key=lambda outcome: outcome.started)
-        ends = [(a.started + a.elapsed_s, b) for a, b in pairwise(trials)]
-        overheads += [b.started - end + b.elapsed_s - b.trained_s for end, b in ends]
-    return overheads

@@ -5,11 +5,8 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from ray.air.execution._internal.actor_manager import RayActorManager
-from ray.exceptions import OutOfMemoryError, RayActorError
 
 from gram_platform.corpora import prepare
 from gram_platform.engine import trial_process
@@ -87,16 +84,6 @@ def report(machine: str, failure: str = "") -> ProbeReport:
 
 def crash(machine: str, failure: str = "", error: Exception | None = None) -> dict:
     return plain_crash(error or RuntimeError(ILLEGAL)) | plain_probe(report(machine, failure))
-
-
-@pytest.mark.parametrize("error", [OutOfMemoryError("node memory 98%"), RayActorError()])
-def test_ray_tune_takes_a_kill_for_memory_as_the_end_of_a_process(error):
-    told = []
-    actor = SimpleNamespace(actor_id=0, _on_error=lambda actor, error: told.append(error))
-    manager = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda tracked_actor: None)
-    task = SimpleNamespace(_tracked_actor=actor, _on_error=None)
-    RayActorManager._actor_task_failed(manager, task, error)
-    assert told == [error]
 
 
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():

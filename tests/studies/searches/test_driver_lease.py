@@ -15,7 +15,7 @@ from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
 from gram_platform.studies.searches.run import SearchDriver, build_search
-from gram_platform.studies.submission import Ended, Workplace, lead
+from gram_platform.studies.submission import Workplace
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
@@ -63,23 +63,6 @@ def test_one_driver_at_a_time(store, monkeypatch):
     with DriverLease(folder, "planted"):
         pass
     assert search_lines(store)[0].endswith("no driver")
-
-
-@pytest.mark.slow
-def test_a_search_ends_to_lead_before_its_site_is_written(store, capsys):
-    work = build_search(GRID, parse(GRID, ["--storage", store.root]))
-    folder = store.search_dir("s1")
-    folder.write_json("search.json", {"name": "planted", "preset": "demo"})
-    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
-
-    def write() -> int:
-        assert "led by" in search_lines(store)[0]
-        return 0
-
-    ended = Ended("4 trials", (), is_unfinished=False, hours=0.0)
-    assert lead(driver.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "planted")) == 0
-    assert "site/index.html" in capsys.readouterr().out
-    assert "led by" not in search_lines(store)[0]
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):

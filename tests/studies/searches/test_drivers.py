@@ -21,7 +21,6 @@ from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search, run_search
 from gram_platform.studies.session import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
-from tests.refused import refused
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines
 
@@ -182,18 +181,3 @@ def test_a_finished_grid_starts_no_trial(ray_cluster, tmp_path, capsys):
         assert run_search(GRID, parse(GRID, ["--storage", str(storage)])) == 0
         assert expected in capsys.readouterr().out
     assert written(storage) == before
-
-
-@pytest.mark.parametrize(
-    ("flags", "field"),
-    [
-        (("--space", "lr=log:-1:1"), "space.lr"),
-        (("--space", "depth=1:2"), "space"),
-        (("--num-workers", "3"), "num_workers"),
-    ],
-)
-def test_bad_input_starts_nothing(tmp_path, flags, field):
-    storage = tmp_path / "storage"
-    with refused(field):
-        run_search(SEARCH, parse(SEARCH, ["--storage", str(storage), *flags]))
-    assert not (storage / "runs").exists()

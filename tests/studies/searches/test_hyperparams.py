@@ -65,9 +65,7 @@ def test_knobs_and_values_of_the_flag():
     ("knobs", "field"),
     [
         ("p_xy=1", "knobs"),
-        ("p_as=0:x", "knobs"),
         ("p_as=0:0", "knobs"),
-        ("p_as=1.5", "knobs.p_as"),
         ("p_ca=0", "knobs.p_ca"),
     ],
 )

@@ -10,7 +10,6 @@ from gram_platform.engine.trials import Outcome, execute_trial
 from gram_platform.studies.searches.definition import OptunaFlags
 from gram_platform.studies.searches.lr_batch import GridFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
-from gram_platform.studies.searches.run import trial_overheads
 from tests.refused import refused
 
 OBJECTIVE = SearchObjective("loss", worst=9.0)
@@ -30,13 +29,9 @@ def test_a_range_is_replaced_held_or_refused():
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("lr=log:-1:2", "space.lr"),
         ("lr=log:0:2", "space.lr"),
         ("lr=2:1", "space.lr"),
-        ("lr=1:2:3", "space"),
         ("lr=high", "space"),
-        ("lr=nan:1", "space.lr"),
-        ("lr", "space"),
         ("depth=1:2", "space"),
     ],
 )
@@ -58,7 +53,6 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
         (GridFlags(lrs=("0.001,0",)), "lrs"),
         (GridFlags(batches=("16", "many")), "batches"),
         (GridFlags(batches=("16", "16")), "batches"),
-        (GridFlags(batches=()), "batches"),
         (GridFlags(lrs=(" , ",)), "lrs"),
         (GridFlags(window=-0.1), "window"),
         (GridFlags(max_extensions=-2), "max_extensions"),
@@ -197,12 +191,3 @@ def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
     outcome = execute_trial("a", {}, None, Execution(str(tmp_path / "file")), Resources())
     assert outcome.state == State.FAILED
     assert outcome.message.startswith("storage=")
-
-
-def test_overhead_is_what_is_neither_training_nor_another_processes():
-    trials = [
-        Outcome("1", {}, State.COMPLETE, started=0.0, elapsed_s=10.0, trained_s=9.0, process="a"),
-        Outcome("2", {}, State.COMPLETE, started=10.5, elapsed_s=5.0, trained_s=4.8, process="a"),
-        Outcome("3", {}, State.COMPLETE, started=1.0, elapsed_s=20.0, trained_s=20.0, process="b"),
-    ]
-    assert trial_overheads(trials) == [pytest.approx(0.7)]
