@@ -77,7 +77,6 @@ class Graph:
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
     def folder(self, store: Store) -> Folder:
-        """Gives the folder of the record."""
         return store.study_dir(self.study.name)
 
     def share_left(self) -> float:
@@ -93,7 +92,6 @@ class Graph:
         return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
 
     def methods_of(self, setting: Setting) -> list[str]:
-        """Returns the methods that the setting's variant serves."""
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
         return [method for method in self.flags.methods if variant.serves(method)]
 

@@ -40,7 +40,7 @@ def run_searched(study: Study, flags: Flags) -> int:
         return run_study(study, flags)
     if not (flags.dry_run or needed.is_complete()):
         _require_ray(flags, needed.named)
-    if not flags.starts_nothing:
+    if not (flags.dry_run or flags.export_nodes):
         # Errors of the study must come before the search, and the price of both.
         store = Store(flags.storage).open_for_writing()
         graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)

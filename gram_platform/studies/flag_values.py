@@ -35,11 +35,6 @@ class Limits:
     confirm_above: float
     yes: bool
 
-    @property
-    def is_approved(self) -> bool:
-        """Whether the user has said that a high price is right, or where it ends."""
-        return self.yes or self.budget.max_cost > 0.0
-
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the items of a list that blanks or commas separate."""

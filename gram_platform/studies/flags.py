@@ -59,18 +59,15 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
 
     @cached_property
     def hardware(self) -> Machine:
-        """What --machine names."""
         return MACHINES[self.machine]
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits of hours and cost."""
         budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
         return Limits(budget, self.confirm_above, self.yes)
 
     @property
     def choice(self) -> Choice:
-        """The chosen runs and their text."""
         return Choice(
             sizes=self.sizes,
             seeds=self.seeds,
@@ -84,7 +81,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
 
     @property
     def needs_ray(self) -> bool:
-        """Whether nodes are executed on Ray."""
         return True
 
     @cached_property
@@ -117,10 +113,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
 @dataclass(frozen=True)
 class Flags(StudyFlags, CommonFlags):
     """The flags of a study."""
-
-    @property
-    def starts_nothing(self) -> bool:
-        return self.dry_run or bool(self.export_nodes)
 
     @property
     def needs_ray(self) -> bool:

@@ -76,7 +76,6 @@ class Shortage:
 
     @property
     def text(self) -> str:
-        """Returns one line for people."""
         use = "training" if self.split == "train" else self.split
         amounts = f"about {self.available:,} tokens for {use}, {self.sizes[0]} needs {self.needed:,}"
         verb = "stops at" if self.is_certain else "may stop at"

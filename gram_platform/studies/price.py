@@ -101,7 +101,7 @@ def require_approval(work: Sequence[Work], limits: Limits) -> None:
         return
     dollars = price(work)[1]
     say(predicted(work))
-    if dollars > limits.confirm_above and not limits.is_approved:
+    if dollars > limits.confirm_above and not (limits.yes or limits.budget.max_cost):
         said = f"${dollars:,.2f} are more than --confirm-above {limits.confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
         raise invalid("yes", limits.yes, expected)

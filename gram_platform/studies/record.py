@@ -25,7 +25,6 @@ from gram_platform.studies.definition import (
 
 
 def record_of(graph: Graph) -> StudyRecord:
-    """Describes a study for its tables and report, with the facts of its flags and preset."""
     flags, setting = graph.flags, graph.settings[0]
     routing, data = setting.routing, graph.data_id
     kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)

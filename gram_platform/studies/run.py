@@ -166,8 +166,8 @@ class StudyWork:
                 self.say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
                 continue
             write = partial(measurement.write, record, self.store, results, progress.failed)
-            source = () if results.source == "MLflow" else (f"read from {results.source}",)
             text = f"{record.title}\n{measurement.text(record, results)}"
-            brief = measurement.brief_of(record, results)
-            self.submission.publish(record.name, write, text, *source, brief=brief)
+            self.submission.publish(record.name, write, text, measurement.brief_of(record, results))
+            if results.source != "MLflow":
+                self.say(f"read from {results.source}")
         return code

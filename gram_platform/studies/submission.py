@@ -210,13 +210,11 @@ class Submission:
         study: str,
         write: Callable[[Tracker | None], Mapping[str, str]],
         text: str,
-        *more: str,
-        brief: Callable[[bool], Brief] | None = None,
+        brief: Callable[[bool], Brief] | None,
     ) -> None:
         """Writes a study's files and logs them to MLflow, or only writes them while it is away; prints text and paths.
 
-        Then `more` lines, and the study's pages on an MLflow server, if it answers. A terminal shows `brief`
-        in place of the text.
+        Then the study's pages on an MLflow server, if it answers. A terminal shows `brief` in place of the text.
         """
         paths = write_or_log(write, self.tracker, self.view.say)
         show_results(self.view.console, f"\n{text}\n", brief)
@@ -224,8 +222,6 @@ class Submission:
             self.verdicts.update(brief(True).verdicts)
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")
-        for line in more:
-            self.view.say(line)
         if self.mirror.is_away or not self.flags.tracking_uri.startswith("http"):
             # The pages of a database have no address before `gram ui` opens them.
             return

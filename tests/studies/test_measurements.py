@@ -8,7 +8,6 @@ import pytest
 
 from gram_platform.analysis.localization import ShadedText, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
-from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
 from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import method_nodes, require_closed
@@ -95,18 +94,6 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     assert graph.data_id == other.data_id
     describe(graph)
     assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]  # nothing is packed
-
-
-def test_tokens_join_to_the_text_also_where_one_is_half_a_character():
-    tokenizer = train_tokenizer(["a town by the sea", "<|endoftext|>"], 300)
-    text = "the sea \u2013 a \u732b town\nby"
-    tokens = [*tokenizer.encode(text).ids, 0]
-    pieces = token_texts(tokenizer, tokens)
-    assert len(pieces) == len(tokens)
-    assert "".join(pieces) == decoded(tokenizer, tokens) == text + "\u00b6"
-    assert "\u732b" in pieces
-    assert "" in pieces  # the first bytes of a character
-    assert all("\ufffd" not in piece for piece in pieces)
 
 
 def test_shaded_text_is_escaped():

@@ -76,17 +76,15 @@ class Killer:
         return submission.process.poll() is None
 
 
-def kill_driver(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
+def kill_driver(submission: Submission, *_) -> None:
     submission.kill_driver()
 
 
-def kill_worker(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
+def kill_worker(submission: Submission, _, dice: random.Random, found: list[psutil.Process]) -> None:
     kill([dice.choice(found)])
 
 
-def kill_cluster(
-    submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]
-) -> None:
+def kill_cluster(submission: Submission, *_) -> None:
     """Every process of Ray, and the driver."""
     submission.kill_driver()
     kill(submission.seen.values())
@@ -102,7 +100,7 @@ def kill_part(submission: Submission, server: MlflowServer, dice: random.Random,
     assert not left
 
 
-def kill_mlflow(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
+def kill_mlflow(submission: Submission, server: MlflowServer, dice: random.Random, _) -> None:
     """Away for a while, then back."""
     server.stop(signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

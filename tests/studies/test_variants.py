@@ -14,7 +14,6 @@ from gram_platform.studies.definition import Study, Variant
 from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
     accumulation,
-    architecture,
     aux_scaling,
     composing,
     dual_use,
@@ -158,13 +157,6 @@ def test_a_corpus_with_too_few_labels_is_refused(tmp_path):
     )
     with refused("corpus", "stories-smoke"):
         graph_of(study, tmp_path)
-
-
-def test_studies_share_runs(tmp_path):
-    studies = (scaling.STUDY, architecture.STUDY, accumulation.STUDY)
-    graphs = [graph_of(study, tmp_path) for study in studies]
-    ids = [{node.id for node in graph.nodes if node.kind == "run"} for graph in graphs]
-    assert sum(map(len, ids)) > len(set.union(*ids))
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,13 @@ DUAL_USE_SMOKE = dataclasses.replace(
 # ----------------------------------------------------------------------------------- titration and composing
 
 
-def at_weight(weight: float) -> Variant:
-    """Returns the variant with the modules of every evaluated view at this weight; the runs do not change."""
-    return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
-
-
 def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
-    """Returns the preset at each weight, without attacks."""
-    return dataclasses.replace(preset.with_options(elicitation=None), variants=tuple(map(at_weight, weights)))
+    """Returns the preset without attacks, with the modules of its views at each weight; the runs do not change."""
+
+    def at(weight: float) -> Variant:
+        return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
+
+    return dataclasses.replace(preset.with_options(elicitation=None), variants=tuple(map(at, weights)))
 
 
 def composed(preset: Preset) -> Preset:

@@ -66,15 +66,15 @@ def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, f
     of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
     uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
     return {
-        run_id: {name: float(value) for name, value in columns.metrics_of(trial).items() if _is_finite(value)}
+        run_id: {
+            name: float(value)
+            for name, value in columns.metrics_of(trial).items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         for trial in of_trials
         for run_id in str(trial[RUNS]).split()
         if uses[run_id] == 1
     }
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def counts_text(trials: pd.DataFrame) -> str:

@@ -53,12 +53,10 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     provide_data((work,), store)
     say(f"search {work.named} on {flags.corpus} (data {work.data_id})")
     say(f"storage {store.root}")
-    tracker = open_tracker(flags.tracking_uri)
-    if flags.report_only:
-        driver = SearchDriver(work, store, tracker)
-        return finish(driver.submission, driver.write())
     lease = DriverLease(work.folder(store), work.study.name)
-    driver = SearchDriver(work, store, tracker, lease.require)
+    driver = SearchDriver(work, store, open_tracker(flags.tracking_uri), lease.require)
+    if flags.report_only:
+        return finish(driver.submission, driver.write())
     try:
         return lead(driver.submission, driver.start, driver.execute, driver.write, lease)
     except StorageInternalError as error:
@@ -180,7 +178,7 @@ class SearchDriver:
         shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
         code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
-        self.submission.publish(name, partial(write, **shown, code=code), output.text, brief=lambda _: output.brief)
+        self.submission.publish(name, partial(write, **shown, code=code), output.text, lambda _: output.brief)
         return 0
 
 

@@ -156,7 +156,7 @@ class GridWork(SearchWork):
             lines = [text for text in dict.fromkeys(announcements) if text not in said]
             new = [(name, point) for name, point in points if name not in seen]
             nodes_of = {name: problem.nodes(point) for name, point in new}
-            done = {name: nodes for name, nodes in nodes_of.items() if _done(nodes, store)}
+            done = {name: nodes for name, nodes in nodes_of.items() if _are_done(nodes, store)}
             if new:
                 lines.append(f"{len(new)} trials, {len(done)} of them were done before")
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
@@ -170,10 +170,9 @@ class GridWork(SearchWork):
             said |= set(announcements)
 
 
-def _done(nodes: Sequence[Node], store: Store) -> Sequence[Node]:
-    """Returns the nodes if all of them have results, else ()."""
+def _are_done(nodes: Sequence[Node], store: Store) -> bool:
     lifecycle = NodeLifecycle(store)
-    return nodes if all(lifecycle.result(node) is not None for node in nodes) else ()
+    return all(lifecycle.result(node) is not None for node in nodes)
 
 
 def longest_first(points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine) -> list[tuple[str, Point]]:

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import pickle
-from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -19,7 +18,7 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY as SCALING
-from gram_platform.studies.searches.cells import GridShape, at, why_not
+from gram_platform.studies.searches.cells import GridShape, at
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.lr_batch_trials import objective
 from gram_platform.studies.searches.run import build_search
@@ -152,14 +151,6 @@ def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
     assert plain == setup_of(tmp_path, "--window", "0.05", "--max-extensions", "3").search_id
     assert plain != setup_of(tmp_path, "--seeds", "2").search_id
     assert plain != setup_of(tmp_path, "--lrs", "0.001,0.002,0.004").search_id
-
-
-def test_batches_that_ranks_or_data_cannot_serve(tmp_path):
-    setup = setup_of(tmp_path)
-    size = setup.preset.sizes["tiny"]
-    assert why_not(setup.flags.ranks, setup.preset, size, 8) == ""
-    assert why_not(replace(setup.flags, num_workers=("4",)).ranks, setup.preset, size, 2)
-    assert why_not(setup.flags.ranks, setup.preset, size, 10_000)
 
 
 # ------------------------------------------------------------------------------------------------------- growth
