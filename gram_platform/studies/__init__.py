@@ -1,4 +1,7 @@
-"""Declares and runs studies and searches. What runs them is imported on first use: a declaration needs no Ray."""
+"""Declares and runs studies and searches.
+
+What runs them is imported on first use: a declaration needs no Ray.
+"""
 
 from gram_platform.studies.definition import Preset, Study
 

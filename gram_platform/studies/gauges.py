@@ -1,4 +1,4 @@
-"""Gives a study's progress to Ray's metrics, which Prometheus reads and `dashboards/grafana.json` draws."""
+"""Gives a study's progress to Ray's metrics, which `dashboards/grafana.json` draws."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

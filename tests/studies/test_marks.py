@@ -1,4 +1,5 @@
-"""No figure has an error bar without an interval, or a fitted line through fewer than three points."""
+"""No figure has an error bar without an interval, or a fitted line through fewer than three
+points."""
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,9 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
 
 
 def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
-    setup = build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments]))
+    setup = build_search(
+        SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments])
+    )
     return setup.write(Store(storage).open_for_writing(), None).figures
 
 

@@ -1,4 +1,5 @@
-"""Studies that measure tokens and continuations: their nodes, and from stored arrays to tables and pages."""
+"""Studies that measure tokens and continuations: their nodes, and from stored arrays to tables and
+pages."""
 
 import dataclasses
 import html
@@ -51,7 +52,9 @@ def test_the_runs_are_those_of_the_study_of_losses(method, measurement):
 
 
 def test_what_is_asked_of_a_view():
-    tokens = [node.config for node in TokenIncreases().nodes("gram", SETTING) if node.kind == "evaluation"]
+    tokens = [
+        node.config for node in TokenIncreases().nodes("gram", SETTING) if node.kind == "evaluation"
+    ]
     assert {type(config) for config in tokens} == {TokenLosses}
     assert {(config.domains, config.num_sequences) for config in tokens} == {(AUXILIARY, 4)}
     assert len(tokens) == 4  # core, two single domains, all
@@ -63,9 +66,17 @@ def test_what_is_asked_of_a_view():
         "core+beach": ("beach",),
     }
     assert asked["core"] == Continuations(
-        asked["core"].view, SETTING.data_id, AUXILIARY, (3,), 8, 16, precision=SETTING.size.precision
+        asked["core"].view,
+        SETTING.data_id,
+        AUXILIARY,
+        (3,),
+        8,
+        16,
+        precision=SETTING.size.precision,
     )
-    baseline = [n.config for n in Samples(8, 16).nodes("baseline", SETTING) if n.kind == "evaluation"]
+    baseline = [
+        n.config for n in Samples(8, 16).nodes("baseline", SETTING) if n.kind == "evaluation"
+    ]
     assert [config.domains for config in baseline] == [AUXILIARY]
 
 
@@ -77,11 +88,14 @@ def test_the_compared_views_continue_core_too():
         "filtering": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
     }.items():
         nodes = Samples(8, 16, compared_only=True).nodes(method, compared)
-        assert {n.names["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
+        assert {
+            n.names["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"
+        } == expected
 
 
 def test_python_and_cpp_from_the_packages_on_this_disk(storage):
-    """Every method is trained with C++ and without it, and asked to continue both; of both there is text enough."""
+    """Every method is trained with C++ and without it, and asked to continue both; of both there is
+    text enough."""
     graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
@@ -89,21 +103,29 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     assert sorted(profiles) == ["core", "core+cpp"]
     short = {shortage.domain for shortage in shortages(graph.nodes, graph.preset, graph.recipes)}
     assert not short & {CORE, "cpp"}
-    other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))
-    assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {(CORE, "stubs")}
+    other = build_graph(
+        samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"])
+    )
+    assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {
+        (CORE, "stubs")
+    }
     assert graph.data_id == other.data_id
     describe(graph)
-    assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]  # nothing is packed
+    # nothing is packed.
+    assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]
 
 
 def test_shaded_text_is_escaped():
     hostile = '<script>alert("x")</script>'
     increases = np.array([0.0, 0.5, -1.0, 4.0])
     views = {hostile: increases, "kept": np.zeros(4)}
-    text = ShadedText("lisp", ("a", " b", hostile, "", "\n"), np.full(4, 2.0), shading_scale(increases), views)
+    text = ShadedText(
+        "lisp", ("a", " b", hostile, "", "\n"), np.full(4, 2.0), shading_scale(increases), views
+    )
     markup = shaded_html(text)
     assert "<script" not in markup
-    assert html.unescape(markup).count(hostile) == 4  # twice as a label, once as a token of each view
+    # Twice as a label, once as a token of each view.
+    assert html.unescape(markup).count(hostile) == 4
     table = increases_frame(text)
     assert table["kept"].tolist() == [0.0] * 4
     assert table["token"].tolist() == [" b", hostile, "", "\\n"]

@@ -1,4 +1,5 @@
-"""What a corpus can serve: bytes by size, ids that sizes and studies share, and shortages before anything is packed."""
+"""What a corpus can serve: bytes by size, ids that sizes and studies share, and shortages before
+anything is packed."""
 
 import json
 
@@ -13,6 +14,7 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library import dual_use
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.packing import require_supply
+
 
 def graph_of(study, *arguments):
     return build_graph(study, parse(study, ["--preset", "paper", *arguments]))
@@ -44,7 +46,8 @@ def test_a_dry_run_says_the_bytes_of_each_size(storage):
 
 
 def test_the_papers_data_alone_stops_at_the_second_size(storage):
-    """1.19B tokens of other papers serve 0.96B of core, not 2.1B; the dry run goes on, submitting fetches nothing."""
+    """1.19B tokens of other papers serve 0.96B of core, not 2.1B; the dry run goes on, submitting
+    fetches nothing."""
     graph = graph_of(STUDY, "--corpus", "dual-use-papers")
     (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
     assert line.endswith("100M, 200M, 400M, 800M, 2B, 5B")
@@ -54,7 +57,8 @@ def test_the_papers_data_alone_stops_at_the_second_size(storage):
 
 
 def test_a_shortage_that_depends_on_the_tokenizer_is_no_error(storage, tmp_path):
-    """200 kB of core are about 47,500 training tokens at 4 bytes each and 95,000 at 2; the size needs 60,000."""
+    """200 kB of core are about 47,500 training tokens at 4 bytes each and 95,000 at 2; the size
+    needs 60,000."""
     texts = {"core": 200_000, "law": 100_000}
     documents = [
         {"text": f"{label} {n} " + "word " * 198, "label": label}

@@ -1,4 +1,5 @@
-"""What a person reads in a terminal of 80 columns while a study runs and when it ends; and in a log."""
+"""What a person reads in a terminal of 80 columns while a study runs and when it ends; and in a
+log."""
 
 import re
 import subprocess
@@ -14,6 +15,7 @@ from tests.conftest import ROOT
 COLUMNS = 80
 PROGRAM = """
 import sys, time
+from functools import partial
 from gram_platform.engine.life import Progress
 from gram_platform.pages.results.results import brief_results, summary_text
 from gram_platform.studies.build import build_graph
@@ -32,7 +34,8 @@ class Planted:
         return self
     def progress(self):
         step = 10 + self.place % 50
-        return {"step": step, "num_steps": 100, "tokens_per_second": 1234567.0, "time": time.time() + 1}
+        beat = {"step": step, "num_steps": 100, "time": time.time() + 1}
+        return beat | {"tokens_per_second": 1234567.0}
     def timing(self):
         return {"elapsed_s": 12.0, "tokens_per_second": 19638.0}
 
@@ -51,9 +54,15 @@ with view:
     view.trial_ended("a trial", "a trial: loss 3.2 (5 s)")
     view.bars.refresh()
 found = study(*rows("tiny", 0.07, 0.11))
-show_results(view.console, summary_text(found.record, found), lambda is_wide: brief_results(found.record, found, is_wide))
+text, brief = summary_text(found.record, found), partial(brief_results, found.record, found)
+show_results(view.console, text, brief)
 """
-COUNTS = ("1 of 153 nodes done", "3 training, 148 waiting", "1 failed, 0 blocked", "3,703,701 tokens/s")
+COUNTS = (
+    "1 of 153 nodes done",
+    "3 training, 148 waiting",
+    "1 failed, 0 blocked",
+    "3,703,701 tokens/s",
+)
 TRIALS = ("1 of 4 trials ended", "1 running", "tiny lr 0.004 batch 8 s0")
 
 
@@ -81,7 +90,11 @@ def test_a_terminal_shows_counts_running_and_the_time_left_and_cuts_nothing(prin
 
 
 def test_results_are_in_short_and_the_report_has_the_rest(printed):
-    lines = [line.rstrip() for line in re.split(r"[\r\n]", pseudo_terminal.plain(printed)) if line.strip()]
+    lines = [
+        line.rstrip()
+        for line in re.split(r"[\r\n]", pseudo_terminal.plain(printed))
+        if line.strip()
+    ]
     table = lines[lines.index("profile mean") :]
     assert table[1].split() == ["method", "core", "retain", "forget"]
     assert {line.split()[0] for line in table[2:5]} == {"baseline", "GRAM", "filtering"}

@@ -16,11 +16,13 @@ OBJECTIVE = SearchObjective("loss", worst=9.0)
 SPACE = Space((Parameter("lr", 1e-4, 1e-2, log=True), Parameter("width", 8, 64)))
 
 
-# ------------------------------------------------------------------------------------------------------ spaces
+# ------------------------------------------------------------------------------------------- spaces
 
 
 def test_a_range_is_replaced_held_or_refused():
-    assert SPACE.with_overrides(["lr=log:1e-3:2e-3"]).parameters[0] == Parameter("lr", 1e-3, 2e-3, log=True)
+    assert SPACE.with_overrides(["lr=log:1e-3:2e-3"]).parameters[0] == Parameter(
+        "lr", 1e-3, 2e-3, log=True
+    )
     assert SPACE.with_overrides(["lr=0:1"]).parameters[0] == Parameter("lr", 0.0, 1.0)
     held = SPACE.with_overrides(["width=16"]).parameters[1]
     assert (held.low, held.high) == (16, 16)
@@ -66,7 +68,7 @@ def test_bad_flags_are_refused_by_name(flags, field):
         flags.checked()
 
 
-# --------------------------------------------------------------------------------------------------- proposals
+# ---------------------------------------------------------------------------------------- proposals
 
 
 @pytest.fixture
@@ -75,13 +77,18 @@ def database(tmp_path):
 
 
 def source_of(database, num_trials=3, groups=("a",)) -> OptunaSource:
-    studies = [Group(g, {"group": g}, open_study(database, g, "loss"), num_trials, database) for g in groups]
+    studies = [
+        Group(g, {"group": g}, open_study(database, g, "loss"), num_trials, database)
+        for g in groups
+    ]
     return OptunaSource(studies, SPACE, OBJECTIVE)
 
 
 def ended(proposal, state=State.COMPLETE, loss=1.0) -> Outcome:
     metrics = {"loss": loss} if state == State.COMPLETE else {}
-    return Outcome(proposal.name, proposal.point, state, 0.0, 2.0, 1.0, 1.0, metrics, ("n",), ("r",), "because")
+    return Outcome(
+        proposal.name, proposal.point, state, 0.0, 2.0, 1.0, 1.0, metrics, ("n",), ("r",), "because"
+    )
 
 
 def test_proposals_lie_in_the_space_and_come_to_an_end(database):
@@ -106,8 +113,16 @@ def test_every_end_reaches_optuna_so_that_nothing_stays_running(database):
         proposal = source.next()
         source.tell(proposal, ended(proposal, state))
     complete, diverged, failed = source.groups[0].study.get_trials()
-    assert (complete.state.name, complete.value, complete.user_attrs["state"]) == ("COMPLETE", 1.0, "complete")
-    assert (diverged.state.name, diverged.value, diverged.user_attrs["state"]) == ("COMPLETE", 9.0, "diverged")
+    assert (complete.state.name, complete.value, complete.user_attrs["state"]) == (
+        "COMPLETE",
+        1.0,
+        "complete",
+    )
+    assert (diverged.state.name, diverged.value, diverged.user_attrs["state"]) == (
+        "COMPLETE",
+        9.0,
+        "diverged",
+    )
     assert (failed.state.name, failed.user_attrs["state"], failed.user_attrs["message"]) == (
         "FAIL",
         State.FAILED,
@@ -140,7 +155,9 @@ def test_a_trial_that_two_drivers_tell_of_ends_once(database):
     resumed = second.next()
     for source, own in ((first, proposal), (second, resumed)):
         source.tell(own, ended(own))
-    assert [(t.state.name, t.value) for t in first.groups[0].study.get_trials()] == [("COMPLETE", 1.0)]
+    assert [(t.state.name, t.value) for t in first.groups[0].study.get_trials()] == [
+        ("COMPLETE", 1.0)
+    ]
 
 
 def test_a_trial_that_died_before_its_parameters_were_chosen_gets_them(database):
@@ -182,11 +199,12 @@ def test_a_database_that_cannot_be_opened_is_named(tmp_path):
         open_storage(f"sqlite:///{tmp_path}/optuna.db")
 
 
-# ------------------------------------------------------------------------------------------------------ trials
+# ------------------------------------------------------------------------------------------- trials
 
 
 def test_a_storage_that_cannot_be_opened_is_what_a_trial_says(tmp_path):
-    """Raised beyond the outcome it counted as a death of the trial's process, and it was tried four times."""
+    """Raised beyond the outcome it counted as a death of the trial's process, and it was tried four
+    times."""
     (tmp_path / "file").touch()
     outcome = execute_trial("a", {}, None, Execution(str(tmp_path / "file")), Resources())
     assert outcome.state == State.FAILED
