@@ -66,7 +66,7 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
         unhurt.append((written(storage), attempts(storage)))
         os.kill(worker.pid, signal.SIGKILL)
         assert third.finish() == 0, third.output
-    # the worker that set it aside may be the one that was killed, so its warning need not have come
+    # The worker that set it aside may be the one that was killed, so its warning need not have come
     # through
     assert list(spoilt.parent.glob(f"{spoilt.name}.corrupt-*"))
 

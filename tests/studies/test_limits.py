@@ -41,7 +41,7 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     assert len(started) == 1  # of both submissions: nothing is left to spend
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1"])) == 0
     assert len(started) == len({node.id for node in started}) == 4
-    # nothing is left to start.
+    # Nothing is left to start.
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0
     began = json.loads((storage / "studies/scaling/devices.json").read_text())
     assert began == {"preset smoke, corpus stories-smoke": "cpu"}

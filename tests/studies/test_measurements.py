@@ -111,7 +111,7 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     }
     assert graph.data_id == other.data_id
     describe(graph)
-    # nothing is packed.
+    # Nothing is packed.
     assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]
 
 

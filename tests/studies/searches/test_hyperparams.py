@@ -197,18 +197,14 @@ def plant(setup, store, node, knob="", value=0.0):
         attempt.complete({**facts, "final": last | result["final"]}, {}, records)
 
 
-def written(setup, store):
-    return setup.write(store, None)
-
-
 @pytest.fixture(scope="module")
 def store(setup, points, root):
     """A storage with all trials but one value of p_ca, of which the base has failed."""
     store = Store(root).open_for_writing(min_free_bytes=0)
-    assert written(setup, store) is None
+    assert setup.write(store, None) is None
     for node in setup.prerequisites():
         plant(setup, store, node)
-    assert written(setup, store) is None
+    assert setup.write(store, None) is None
     problem = setup.problem(store)
     for name, point in points.items():
         if name != "p_ca 2 tiny s0" and not name.startswith("p_as"):
@@ -221,7 +217,12 @@ def store(setup, points, root):
     return store
 
 
-def test_a_score_is_the_tables_row(setup, points, store):
+@pytest.fixture(scope="module")
+def output(setup, store):
+    return setup.write(store, None)
+
+
+def test_a_score_is_the_tables_row(setup, points, store, output):
     problem = pickle.loads(pickle.dumps(setup.problem(store)))
     point = points["p_cr 1 tiny s0"]
     results = {node.id: result_of(setup, node, "p_cr", 1.0) for node in problem.nodes(point)}
@@ -234,7 +235,7 @@ def test_a_score_is_the_tables_row(setup, points, store):
     }
     expected |= {"retain": retain, "forget": forget, "elicited": elicited}
     assert problem.score(point, results) == pytest.approx(expected)
-    trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
+    trials = pd.read_csv(io.BytesIO(output.files["trials.csv"])).set_index("trial")
     assert trials.loc["p_cr 1 tiny s0", list(expected)].to_dict() == pytest.approx(
         expected, abs=1e-6
     )
@@ -246,8 +247,8 @@ def test_a_score_is_the_tables_row(setup, points, store):
         problem.score(point, lost)
 
 
-def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
-    trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
+def test_every_trial_is_in_trials_csv_with_its_state(setup, output):
+    trials = pd.read_csv(io.BytesIO(output.files["trials.csv"])).set_index("trial")
     assert trials.index.tolist() == [trial_name(point) for point, _ in setup.trials()]
     assert (trials["search"] == setup.full_name).all()
     assert trials["state"].value_counts().to_dict() == {"complete": 4, "diverged": 1}
@@ -258,26 +259,25 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
     assert len(trials.loc["p_ca 0.5 tiny s0", "runs"].split()) == 5 + 16
 
 
-def test_tables_figures_and_report(setup, store):
-    result = written(setup, store)
+def test_tables_figures_and_report(output):
     tables = {"table.csv", "trials.csv", "claims.csv"}
-    assert set(result.files) == {"report.html", "search.json", "card.svg", *tables}
-    table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
+    assert set(output.files) == {"report.html", "search.json", "card.svg", *tables}
+    table = pd.read_csv(io.BytesIO(output.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])
     assert means.loc[("p_cr", 0.5), "core_partial"] == pytest.approx(0.875, abs=1e-6)
     assert ("p_ca", 2.0) not in means.index
-    assert "sweep-p_cr-gram-tiny-core" in result.figures
-    page = result.files["report.html"].decode()
-    assert pd.read_csv(io.BytesIO(result.files["claims.csv"])).columns[-1] == "explanation"
+    assert "sweep-p_cr-gram-tiny-core" in output.figures
+    page = output.files["report.html"].decode()
+    assert pd.read_csv(io.BytesIO(output.files["claims.csv"])).columns[-1] == "explanation"
     assert "loss is not finite" in page
-    assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
+    assert json.loads(output.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
 
 
 def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
-    before, tracker = written(setup, store), Tracker(setup.flags.tracking_uri)
+    before, tracker = setup.write(store, None), Tracker(setup.flags.tracking_uri)
     tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
     after = setup.write(store, tracker)
     assert after.files["table.csv"] == before.files["table.csv"]

@@ -126,17 +126,13 @@ def test_the_dry_run_has_the_search_before_the_study(tmp_path, capsys):
         "study dual_use, preset paper"
     )
     assert not (tmp_path / "s").exists()
-    assert "search" not in dry(
-        dual_use.STUDY, tmp_path / "s", capsys, preset="paper", methods=("gram",)
-    )
 
 
 def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
     flags = CampaignFlags(preset="paper", storage=str(tmp_path / "s"), dry_run=True)
-    assert run_campaign((stories.STUDY, dual_use.STUDY, samples.STUDY), (), flags) == 0
+    assert run_campaign((stories.STUDY, samples.STUDY), (), flags) == 0
     text = capsys.readouterr().out
-    for name in ("maxent_search", "maxent_search_dual_use"):
-        assert text.count(f"study {name}, preset paper") == 1
+    assert text.count("study maxent_search, preset paper") == 1
     assert not (tmp_path / "s").exists()
 
 
