@@ -1,21 +1,30 @@
-"""Does capability isolation improve with scale? (the paper's figure "Capability Isolation Improves with Scale")
+"""Does capability isolation improve with scale?
 
-A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a finetuned adapter (FT-LoRA; not in the
-demo), and as a dense model on core and one domain only (filtering); every forgotten domain is attacked by finetuning.
-Compute ratios of core, retained, forgotten and attacked domains against model size.
+The paper's figure "Capability Isolation Improves with Scale".
 
-    python experiments/scaling.py                                       # demo: 2 CPU cores, about 12 minutes
-    python experiments/scaling.py --preset smoke                        # 2 CPU cores, under 2 minutes
-    python experiments/scaling.py --preset study --corpus installed     # 0.1M to 3M, 5 seeds: below
-    python experiments/scaling.py --preset paper --dry-run              # 50M to 5B: the cost
-    python experiments/scaling.py --preset as_run --dry-run             # as the authors ran it: docs/studies.md
+A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a finetuned adapter
+(FT-LoRA; not in the demo), and as a dense model on core and one domain only (filtering); every
+forgotten domain is attacked by finetuning. Compute ratios of core, retained, forgotten and attacked
+domains against model size.
+
+    # demo: 2 CPU cores, about 12 minutes
+    python experiments/scaling.py
+    # 2 CPU cores, under 2 minutes
+    python experiments/scaling.py --preset smoke
+    # 0.1M to 3M, 5 seeds: below
+    python experiments/scaling.py --preset study --corpus installed
+    # 50M to 5B: the cost
+    python experiments/scaling.py --preset paper --dry-run
+    # as the authors ran it: docs/studies.md
+    python experiments/scaling.py --preset as_run --dry-run
     ray job submit --working-dir . -- python experiments/scaling.py --storage /absolute/path
 
-Expect (paper): retain stays near 1 and forget falls with size, for GRAM as for filtering. Expect in the demo
-(generated stories, 0.1M to 0.28M parameters), profile core+airport, from the smallest to the largest size: filtering
-core 1.01, 1.02, 1.00, retain .90, .99, .98, forget .57, .50, .38; GRAM core .85, .97, .91, retain .65, 1.01, 1.04,
-forget .63, .52, .39, all with wide intervals. See FINDINGS.md. The preset `study` has five methods and seeds: by
-`--dry-run` 5 core hours up to 0.6M, 14 more for 1.2M (a night of two cores), 83 for 3M.
+Expect (paper): retain stays near 1 and forget falls with size, for GRAM as for filtering. Expect in
+the demo (generated stories, 0.1M to 0.28M parameters), profile core+airport, from the smallest to
+the largest size: filtering core 1.01, 1.02, 1.00, retain .90, .99, .98, forget .57, .50, .38; GRAM
+core .85, .97, .91, retain .65, 1.01, 1.04, forget .63, .52, .39, all with wide intervals. See
+FINDINGS.md. The preset `study` has five methods and seeds: by `--dry-run` 5 core hours up to 0.6M,
+14 more for 1.2M (a night of two cores), 83 for 3M.
 """
 
 from gram_platform.studies import main

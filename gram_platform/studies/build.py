@@ -1,4 +1,4 @@
-"""Builds a study's graph from its flags: the corpora, a setting for each variant, size and seed, and all nodes."""
+"""Builds a study's graph from its flags: the corpora, the settings, and all nodes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from gram_platform.config import CORE, IMPORTED
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size, load_law, require_evidence
-from gram_platform.config.plain import from_plain, overlaid
+from gram_platform.config.plain import from_plain
 from gram_platform.corpora import resolve
 from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
@@ -23,23 +23,24 @@ from gram_platform.studies.flags import Flags
 
 # A file in the folder of a MaxEnt search.
 BEST = "best.json"
-DEFAULT_MAXENT = Unlearning()
 # The share used of the sequences expected of a recipe that is not packed yet.
 SAFE_SHARE = 0.9
-# Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat [ours]
+# Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat
+# [ours].
 EPOCH_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A study or a search on a corpus. `entries` has every node under each method's names, `nodes` each id once.
+    """A study or a search on a corpus.
 
-    Of a search they are the nodes that all trials need, and those of its trials as far as they are known.
+    `entries` has every node under each method's names, `nodes` each id once. Of a search they are
+    the nodes that all trials need, and those of its trials as far as they are known.
     """
 
     study: Study
     preset: Preset
-    # For a search SearchFlags.
+    # Of a search they are SearchFlags.
     flags: Flags
     # The recipes of each size: one, or one for every way to divide the labels.
     recipes: Mapping[str, tuple[CorpusRecipe, ...]]
@@ -51,7 +52,11 @@ class Graph:
     @property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
         """The distinct recipes."""
-        return tuple({recipe.data_id: recipe for of_size in self.recipes.values() for recipe in of_size}.values())
+        return tuple(
+            {
+                recipe.data_id: recipe for of_size in self.recipes.values() for recipe in of_size
+            }.values()
+        )
 
     @property
     def recipe(self) -> CorpusRecipe:
@@ -78,11 +83,11 @@ class Graph:
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
     def folder(self, store: Store) -> Folder:
-        """Gives the folder of the record."""
         return store.study_dir(self.study.name)
 
     def share_left(self) -> float:
-        """Returns the share of the missing nodes that will be executed: fewer where Optuna chose others."""
+        """Returns the share of the missing nodes that will be executed: fewer where Optuna chose
+        others."""
         return 1.0
 
     def of_size(self, size: str) -> list[Node]:
@@ -94,13 +99,13 @@ class Graph:
         return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
 
     def methods_of(self, setting: Setting) -> list[str]:
-        """Returns the methods that the setting's variant serves."""
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
         return [method for method in self.flags.methods if variant.serves(method)]
 
     @property
     def costs(self) -> tuple[dict, ...]:
-        """The cost of every method at every size, one row for all variants of equal cost; seeds cost the same."""
+        """The cost of every method at every size, one row for all variants of equal cost; seeds
+        cost the same."""
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         # Variants by size and cost.
         variants_of: dict[tuple, list[str]] = {}
@@ -109,37 +114,49 @@ class Graph:
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
         named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
         sizes, methods = self.flags.sizes, self.flags.methods
-        named.sort(key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"])))
+        named.sort(
+            key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"]))
+        )
         return tuple({**row, VARIANT: names} if names else row for row, names in named)
 
 
 def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
-    """Returns the study's graph, before any data is packed; ValueError if the corpus cannot serve it."""
+    """Returns the study's graph, before any data is packed.
+
+    ValueError if the corpus cannot serve it.
+    """
     preset, flags, doubts = preset_of(study, flags)
     named = resolve_corpora(preset, flags.choice, progress)
     if flags.maxent:
         data_id = named[flags.sizes[0]].data_id
-        best = load_best(Store(flags.storage), flags.maxent, data_id, preset.options.maxent)
+        best = load_best(Store(flags.storage), flags.maxent, data_id)
         preset = preset.with_options(maxent_profiles=best)
     recipes = recipes_of(preset, flags.choice, named, progress)
     settings = tuple(
-        s for variant, of_size in recipes.items() for s in _of_variant(variant, preset, flags.choice, of_size)
+        s
+        for variant, of_size in recipes.items()
+        for s in _of_variant(variant, preset, flags.choice, of_size)
     )
     if flags.maxent:
         _require_searched(flags.maxent, settings[0])
-    recipes_of_size = {size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named}
+    recipes_of_size = {
+        size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named
+    }
     graph = Graph(study, preset, flags, recipes_of_size, settings, law_doubts=doubts)
     nodes_of = preset.measurement.nodes
-    entries = tuple(n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s))
+    entries = tuple(
+        n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s)
+    )
     require_closed(entries)
     return replace(graph, entries=entries)
 
 
 def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags, tuple[str, ...]]:
-    """Returns the preset as --start and --law change it, the flags with the size of the imported model, and doubts.
+    """Returns the preset as --start and --law change it, the flags with the size of the imported
+    model, and doubts.
 
-    The doubts say why the law should not set rates and batches, where --trust-law lets it do so all the same.
-    ValueError for a law whose evidence does not cover the sizes, without --trust-law.
+    The doubts say why the law should not set rates and batches, where --trust-law lets it do so all
+    the same. ValueError for a law whose evidence does not cover the sizes, without --trust-law.
     """
     preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
     if flags.start:
@@ -147,21 +164,29 @@ def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags, tuple[str, ...
         flags = replace(flags, sizes=tuple(preset.sizes))
     if not flags.law:
         return preset, flags, ()
-    law, parameters = load_law(flags.law), {s: total_parameters(preset.sizes[s].dense()) for s in flags.sizes}
+    law, parameters = (
+        load_law(flags.law),
+        {s: total_parameters(preset.sizes[s].dense()) for s in flags.sizes},
+    )
     if not flags.trust_law:
         require_evidence(law, flags.law, parameters)
     return preset.by_law(law), flags, law.doubts(parameters) if flags.trust_law else ()
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
-    """Returns the preset at the size of an imported model; ValueError unless the storage has it with a tokenizer."""
+    """Returns the preset at the size of an imported model.
+
+    ValueError unless the storage has it with a tokenizer.
+    """
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
     directory = store.imported(import_id)
     directory.require_result()
     model, tokenizer = directory.model_config(), directory.tokenizer(store.data_root)
     if tokenizer is None:
-        raise invalid("start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with")
+        raise invalid(
+            "start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with"
+        )
     imported = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
     return preset.with_size(size, imported, str(tokenizer))
 
@@ -171,51 +196,70 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
-    `named` are the corpora without a change of labels. ValueError if there are too few labels for every variant.
+    `named` are the corpora without a change of labels. ValueError if there are too few labels for
+    every variant.
     """
     recipe = next(iter(named.values()))
     labels, found = _auxiliary_labels(recipe, choice), {}
     for variant in preset.variants:
         auxiliary = labels[: variant.num_auxiliary]
         pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
-        if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(labels):
+        if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(
+            labels
+        ):
             found[variant] = named
         elif variant.num_auxiliary <= len(labels) and pooled:
             found[variant] = resolve_corpora(preset, choice, progress, pooled)
     if not found:
         fewest = min(variant.num_auxiliary for variant in preset.variants)
         raise invalid(
-            "corpus", choice.corpus, f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}"
+            "corpus",
+            choice.corpus,
+            f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}",
         )
     return found
 
 
 def _auxiliary_labels(recipe: CorpusRecipe, choice: Choice) -> list[str]:
-    """Returns the labels that may be auxiliary domains, sorted: those outside core, or all if no label is core."""
+    """Returns the labels that may be auxiliary domains, sorted: those outside core, or all if no
+    label is core."""
     named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
     is_given = bool(choice.core_label) or CORE in recipe.domain_of
     return sorted(named if is_given else recipe.domain_of)
 
 
-def _of_variant(variant: Variant, preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> list[Setting]:
+def _of_variant(
+    variant: Variant, preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
+) -> list[Setting]:
     settings = settings_of(preset, choice, recipes)
     if variant.num_auxiliary:
-        settings = tuple(replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings)
+        settings = tuple(
+            replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings
+        )
     return [replace(variant.changed(setting), variant=variant.name) for setting in settings]
 
 
 def _safe_sequences(recipe: CorpusRecipe) -> dict[str, int]:
-    """Returns the sequences of every domain for studies of the number of domains: a scarce domain is repeated."""
-    return {domain: round(SAFE_SHARE * recipe.expected_sequences("train", domain)) for domain in recipe.domains}
+    """Returns the sequences of every domain for studies of the number of domains: a scarce domain
+    is repeated."""
+    return {
+        domain: round(SAFE_SHARE * recipe.expected_sequences("train", domain))
+        for domain in recipe.domains
+    }
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets a hub domain repeat if one epoch needs about all of its text, whose length is not known exactly."""
+    """Lets a hub domain repeat if one epoch needs about all of its text, whose length is not known
+    exactly."""
     if not isinstance(recipe.source, HubSource):
         return setting
     expected = {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
-    scarce = {d: int(low * n) for d, n in expected.items() if low * n < setting.num_sequences[d] <= high * n}
+    scarce = {
+        d: int(low * n)
+        for d, n in expected.items()
+        if low * n < setting.num_sequences[d] <= high * n
+    }
     return replace(setting, available=scarce)
 
 
@@ -224,7 +268,11 @@ def _require_searched(search_id: str, setting: Setting) -> None:
     for profile in setting.profiles:
         if profile not in searched and set(profile) != set(setting.auxiliary):
             name = profile_name(profile, setting.auxiliary)
-            raise invalid("maxent", search_id, f"a search that covers every profile of the study; it lacks {name}")
+            raise invalid(
+                "maxent",
+                search_id,
+                f"a search that covers every profile of the study; it lacks {name}",
+            )
 
 
 def resolve_corpora(
@@ -232,15 +280,20 @@ def resolve_corpora(
 ) -> dict[str, CorpusRecipe]:
     """Returns the recipe of the named corpus in the preset's shape, for each chosen size.
 
-    A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have one for all sizes.
-    `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
+    A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have
+    one for all sizes. `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain
+    is left.
     """
     if grows_with_size(choice.corpus):
-        return {name: _resolved(preset, choice, progress, core_labels, name) for name in choice.sizes}
+        return {
+            name: _resolved(preset, choice, progress, core_labels, name) for name in choice.sizes
+        }
     return dict.fromkeys(choice.sizes, _resolved(preset, choice, progress, core_labels))
 
 
-def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, ...], size: str = "") -> CorpusRecipe:
+def _resolved(
+    preset: Preset, choice: Choice, progress, core_labels: tuple[str, ...], size: str = ""
+) -> CorpusRecipe:
     recipe = resolve(
         choice.corpus,
         core_label=core_labels or choice.core_label or None,
@@ -257,12 +310,21 @@ def _resolved(preset: Preset, choice: Choice, progress, core_labels: tuple[str, 
         progress=progress,
     )
     if not any(d != CORE for d in recipe.domains):
-        raise invalid("core_label", choice.core_label, "labels that leave at least one auxiliary domain in the corpus")
+        raise invalid(
+            "core_label",
+            choice.core_label,
+            "labels that leave at least one auxiliary domain in the corpus",
+        )
     return recipe
 
 
-def settings_of(preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
-    """Returns the setting of every size and seed, sizes first; ValueError for an unknown domain to retain."""
+def settings_of(
+    preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
+) -> tuple[Setting, ...]:
+    """Returns the setting of every size and seed, sizes first.
+
+    ValueError for an unknown domain to retain.
+    """
     recipe = next(iter(recipes.values()))
     domains = preset.trained(recipe.domains)
     profiles = _profiles(choice.retain, preset, tuple(d for d in domains if d != CORE))
@@ -270,24 +332,31 @@ def settings_of(preset: Preset, choice: Choice, recipes: Mapping[str, CorpusReci
     sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
         _with_repeats(
-            preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end), recipes[size.name]
+            preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end),
+            recipes[size.name],
         )
         for size in sizes
         for seed in preset.seeds(size.name, choice.seeds, choice.first_seed)
     )
 
 
-def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]) -> tuple[Profile, ...]:
+def _profiles(
+    retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]
+) -> tuple[Profile, ...]:
     """Returns the compared profiles: core with each retained domain, or core alone.
 
-    Without named domains the preset chooses one or all; with `every_single` core alone is compared too. Beside a single
-    domain it is core alone, since core with that domain lacks nothing.
+    Without named domains the preset chooses one or all; with `every_single` core alone is compared
+    too. Beside a single domain it is core alone, since core with that domain lacks nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
             raise invalid("retain", domain, one_of(domain, auxiliary, "the auxiliary domains: "))
     if retain and len(auxiliary) == 1:
-        raise invalid("retain", retain[0], "no domain: beside a single auxiliary domain core alone is compared")
+        raise invalid(
+            "retain",
+            retain[0],
+            "no domain: beside a single auxiliary domain core alone is compared",
+        )
     if preset.core_only or len(auxiliary) == 1:
         return ((),)
     named = retain or ((preset.retain,) if preset.retain in auxiliary else ())
@@ -296,24 +365,34 @@ def _profiles(retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...
     return (*alone, *((domain,) for domain in sorted(set(chosen))))
 
 
-# ---------------------------------------------------------------------------------------------- best trials
+def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
+    """Returns MaxEnt's parameters of each profile from a stored search, as
+    `Options.maxent_profiles` takes them.
 
-
-def load_best(
-    store: Store, search_id: str, data_id: str = "", maxent: Unlearning = DEFAULT_MAXENT
-) -> tuple[tuple[Profile, Unlearning], ...]:
-    """Returns MaxEnt's parameters of each profile from a stored search, as `Options.maxent_profiles` takes them.
-
-    They equal the best trial's, so that the study shares its runs; `maxent` fills in fields that the file lacks.
-    ValueError naming `maxent` for an unknown search, one on data other than `data_id`, or one that lacks a profile.
+    They equal the best trial's, so that the study shares its runs. ValueError naming `maxent` for
+    an unknown search, one on data other than `data_id`, or one that lacks a profile.
     """
-    plain = store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
+    plain = (
+        store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
+    )
     if plain is None:
-        raise invalid("maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}")
-    if data_id and plain["data_id"] != data_id:
-        raise invalid("maxent", search_id, f"a search on this study's data, {data_id}; it is on {plain['data_id']}")
+        raise invalid(
+            "maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}"
+        )
+    if plain["data_id"] != data_id:
+        raise invalid(
+            "maxent",
+            search_id,
+            f"a search on this study's data, {data_id}; it is on {plain['data_id']}",
+        )
     if plain["missing"]:
         lacking = ", ".join(plain["missing"])
-        raise invalid("maxent", search_id, f"a search with a complete trial of every profile; it has none of {lacking}")
-    built = [from_plain(Unlearning, overlaid(maxent, trial["maxent"])) for trial in plain["profiles"]]
-    return tuple((tuple(trial["retained"]), one) for trial, one in zip(plain["profiles"], built, strict=True))
+        raise invalid(
+            "maxent",
+            search_id,
+            f"a search with a complete trial of every profile; it has none of {lacking}",
+        )
+    return tuple(
+        (tuple(trial["retained"]), from_plain(Unlearning, trial["maxent"]))
+        for trial in plain["profiles"]
+    )

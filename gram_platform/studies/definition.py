@@ -1,4 +1,4 @@
-"""Defines a study as a value: its presets and variants, and how a TOML file or `--set` changes a preset."""
+"""Defines a study as a value: presets, variants, and how a file or `--set` changes a preset."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -8,7 +8,14 @@ from typing import Any, TypeVar
 
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, one_of, require_choice, require_int, require_real
+from gram_platform.config.identity import (
+    invalid,
+    local_path,
+    one_of,
+    require_choice,
+    require_int,
+    require_real,
+)
 from gram_platform.config.ladder import Law, Size, sized_by
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
@@ -27,7 +34,9 @@ OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
 FAMILIES = {
     OURS: "a set-up of this platform, not the paper's",
     PAPER_FAMILY: "as the paper's text prints it",
-    AS_RUN_FAMILY: "as the authors' published settings have it, where these differ from the paper's text",
+    AS_RUN_FAMILY: (
+        "as the authors' published settings have it, where these differ from the paper's text"
+    ),
 }
 # Flags that name where numbers of a study are from.
 SOURCES = {
@@ -36,9 +45,9 @@ SOURCES = {
     "start": "Training begins with the imported model {}.",
 }
 NOT_REPRODUCED = (
-    "Not as the authors ran it: our block is StarCoder2's (LayerNorm, no biases of attention and unembedding, whole "
-    "rotary embeddings), so that profiles export; optimizer states are float32, the initialisation is ours, and a "
-    "micro-batch has one route on every rank."
+    "Not as the authors ran it: our block is StarCoder2's (LayerNorm, no biases of attention and"
+    " unembedding, whole rotary embeddings), so that profiles export; optimizer states are float32,"
+    " the initialisation is ours, and a micro-batch has one route on every rank."
 )
 
 
@@ -74,7 +83,10 @@ class MaxEntRanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Setup):
-    """One scale of a study: sizes, data, set-up and seeds. It has every number of a study that is not a flag."""
+    """One scale of a study: sizes, data, set-up and seeds.
+
+    It has every number of a study that is not a flag.
+    """
 
     sizes: dict[str, Size]
     num_seeds: int
@@ -87,7 +99,7 @@ class Preset(Setup):
     every_single: bool = False
     core_only: bool = False
     methods: tuple[str, ...] = ()
-    # sizes whose routed methods accumulate differently, as in the paper
+    # Sizes whose routed methods accumulate differently, as in the paper.
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()
     # The machine that --dry-run plans for.
@@ -104,7 +116,8 @@ class Preset(Setup):
     first_seed: int = 0
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
-    # ranges in which to search MaxEnt's rate and weight of every profile before the study; None: those of `options`
+    # Ranges in which to search MaxEnt's rate and weight of every profile before the study; None:
+    # those of `options`.
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -114,7 +127,9 @@ class Preset(Setup):
         require_real("preset.aux_share", self.aux_share, 0.0, 1.0, open_low=True)
         shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
         if len(shapes) != 1:
-            raise invalid("preset.sizes", sorted(shapes), "one sequence length and vocabulary for all")
+            raise invalid(
+                "preset.sizes", sorted(shapes), "one sequence length and vocabulary for all"
+            )
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) < len(names):
             raise invalid("preset.variants", names, "at least one variant, each name once")
@@ -128,12 +143,14 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size; `number` and `first` come from the user (0 and -1: as in the preset)."""
+        """Returns the seeds of a size; `number` and `first` come from the user (0 and -1: as in the
+        preset)."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def trained(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the domains of a corpus that pretraining sees: all but the text of a finetuning stage, unless core's.
+        """Returns the domains of a corpus that pretraining sees: all but the text of a finetuning
+        stage, unless core's.
 
         ValueError if the corpus lacks that text.
         """
@@ -151,20 +168,29 @@ class Preset(Setup):
 
     def by_law(self, law: Law) -> "Preset":
         """Returns the preset with every size's learning rate and batch set by a law."""
-        sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in self.sizes.items()}
+        sizes = {
+            name: sized_by(size, law, total_parameters(size.dense()))
+            for name, size in self.sizes.items()
+        }
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
-        """ValueError unless the ranks name sizes of the preset and divide the micro-batch of every chosen size."""
+        """ValueError unless the ranks name sizes of the preset and divide the micro-batch of every
+        chosen size."""
         for name, _ in ranks.of_size:
             require_choice("num_workers", name, tuple(self.sizes))
         for name in sizes:
             micro_batch, wanted = self.sizes[name].micro_batch, ranks.wanted(name)
             if wanted != AUTO and micro_batch % wanted:
-                raise invalid("num_workers", wanted, f"a divisor of the micro-batch of {name}, {micro_batch} sequences")
+                raise invalid(
+                    "num_workers",
+                    wanted,
+                    f"a divisor of the micro-batch of {name}, {micro_batch} sequences",
+                )
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with `size` as its only size, in place of the one called `name`, and its tokenizer."""
+        """Returns the preset with `size` as its only size, in place of the one called `name`, and
+        its tokenizer."""
 
         def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -187,7 +213,8 @@ class Preset(Setup):
         profiles: tuple[Profile, ...],
         document_end: int = -1,
     ) -> Setting:
-        """Returns the setting of a size and seed on a corpus; the token `document_end` ends its documents."""
+        """Returns the setting of a size and seed on a corpus; the token `document_end` ends its
+        documents."""
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
@@ -196,8 +223,12 @@ class Preset(Setup):
         at_size = {
             "routing": replace(self.routing, accumulation=accumulation),
             "num_eval_sequences": self.eval_sequences(size.name),
-            "aux_factor_of": tuple((d, factor) for d, factor in self.aux_factor_of if d in auxiliary),
-            "conventions": replace(self.conventions, document_end=document_end if self.masks_documents else -1),
+            "aux_factor_of": tuple(
+                (d, factor) for d, factor in self.aux_factor_of if d in auxiliary
+            ),
+            "conventions": replace(
+                self.conventions, document_end=document_end if self.masks_documents else -1
+            ),
         }
         return Setting(
             size=size,
@@ -211,7 +242,10 @@ class Preset(Setup):
 
 @dataclass(frozen=True)
 class Study(Description):
-    """The declaration of a study in an experiment file. A search is one whose points come from a source."""
+    """The declaration of a study in an experiment file.
+
+    A search is one whose points come from a source.
+    """
 
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
@@ -223,13 +257,18 @@ class Study(Description):
     def about(self) -> str:
         """The head of the study's `--help`, with all that its flags may name."""
         presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
-        lists = [f"Presets, with their sizes: {'; '.join(presets)}. Without --preset: {self.default_preset}."]
+        lists = [
+            f"Presets, with their sizes: {'; '.join(presets)}. Without --preset:"
+            f" {self.default_preset}."
+        ]
         if self.methods:
             lists.append(f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}.")
-        return "\n\n".join([self.title, self.question, *lists, f"Corpora: {', '.join(catalog_names())}."])
+        return "\n\n".join(
+            [self.title, self.question, *lists, f"Corpora: {', '.join(catalog_names())}."]
+        )
 
 
-# ------------------------------------------------------------------------------------------------- changes of a preset
+# ------------------------------------------------------------------------------ changes of a preset
 
 
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
@@ -240,19 +279,30 @@ TRIED = ("baseline", "gram")
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
-def read_preset(presets: Mapping[str, Preset], named: str, changes: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Returns the preset that `--preset` names, or that the file it names has as `base`, and all changes to it.
+def read_preset(
+    presets: Mapping[str, Preset], named: str, changes: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """Returns the preset that `--preset` names, or that the file it names has as `base`, and all
+    changes to it.
 
-    A change is a text as `--set` takes it; the file's come first. ValueError for a file or a change that cannot be
-    used, with file, line and field.
+    A change is a text as `--set` takes it; the file's come first. ValueError for a file or a change
+    that cannot be used, with file, line and field.
     """
     parts = list(map(read_assignment, changes))
     if named.endswith(SUFFIX):
         written = read_toml("preset", local_path("preset", named))
-        named, of_file = written.plain.get(BASE, ""), {k: one for k, one in written.plain.items() if k != BASE}
+        named, of_file = (
+            written.plain.get(BASE, ""),
+            {k: one for k, one in written.plain.items() if k != BASE},
+        )
         if named not in tuple(presets):
-            raise written.error(invalid(BASE, named, f"the preset to change, {one_of(named, presets)}"))
-        parts, changes = [replace(written, plain=of_file), *parts], (*assignments(of_file), *changes)
+            raise written.error(
+                invalid(BASE, named, f"the preset to change, {one_of(named, presets)}")
+            )
+        parts, changes = (
+            [replace(written, plain=of_file), *parts],
+            (*assignments(of_file), *changes),
+        )
     require_choice("preset", named, tuple(presets))
     _changed(presets[named], together(parts))
     return named, changes
@@ -272,12 +322,15 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
     ValueError for a study without such a stage.
     """
     if not any(preset.options.finetuning for preset in study.presets.values()):
-        raise invalid("instructions", study.name, "a study with a finetuning stage, such as finetuning")
+        raise invalid(
+            "instructions", study.name, "a study with a finetuning stage, such as finetuning"
+        )
     return tuple(dict.fromkeys((f'options.finetuning.responses_after="{RESPONSE}"', *changes)))
 
 
 def shown_place(place: str) -> str:
-    """Returns a local path's last part, for reports and cards that others read; a name or a URL whole."""
+    """Returns a local path's last part, for reports and cards that others read; a name or a URL
+    whole."""
     return Path(place).name if place.startswith(os.sep) else place
 
 
@@ -294,7 +347,9 @@ def _changed(preset: Preset, written: Written) -> Preset:
     with written.located():
         for name in DECLARED:
             if name in written.plain:
-                raise invalid(name, written.plain[name], "no value: a study's Python file declares it")
+                raise invalid(
+                    name, written.plain[name], "no value: a study's Python file declares it"
+                )
         sizes = _sizes(preset, written.plain.get(SIZES, {}))
         changed = from_plain(Preset, {**overlaid(preset, written.plain), SIZES: sizes})
         if changed == preset:
@@ -304,7 +359,8 @@ def _changed(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Returns the sizes of the preset with some changed, added (on top of their `base`) or, by false, left out."""
+    """Returns the sizes of the preset with some changed, added (on top of their `base`) or, by
+    false, left out."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -315,13 +371,18 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
         base = one.get(BASE, name) if isinstance(one, Mapping) else name
         if base != name and base not in tuple(preset.sizes):
             raise invalid(f"{SIZES}.{name}.{BASE}", base, one_of(base, preset.sizes))
-        fields = {"name": name, **{k: v for k, v in one.items() if k != BASE}} if isinstance(one, Mapping) else one
+        fields = (
+            {"name": name, **{k: v for k, v in one.items() if k != BASE}}
+            if isinstance(one, Mapping)
+            else one
+        )
         sizes[name] = overlaid(preset.sizes.get(base), fields)
     return sizes
 
 
 def _require_usable(preset: Preset) -> None:
-    """ValueError unless every size can be planned with two auxiliary domains: what configs refuse, they refuse here."""
+    """ValueError unless every size can be planned with two auxiliary domains: what configs refuse,
+    they refuse here."""
     for size in preset.sizes.values():
         require_int("micro_batch", size.micro_batch, 1)
         require_int("batch_size", size.batch_size, size.micro_batch)

@@ -1,4 +1,4 @@
-"""Describes a study without starting it: nodes, compute, memory by part, disk, hours, cost, and nodes done."""
+"""Describes a study without starting it: nodes, compute, memory, disk, hours, cost."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,16 @@ SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 PLACEMENT = ("ranks", "sequences", "passes")
-MEMORY_HEADER = ("method", "size", "attention", *PLACEMENT, *MEMORY_PARTS, "peak", "recomputing", "disk")
+MEMORY_HEADER = (
+    "method",
+    "size",
+    "attention",
+    *PLACEMENT,
+    *MEMORY_PARTS,
+    "peak",
+    "recomputing",
+    "disk",
+)
 # The parts of less memory than this are of no interest.
 LITTLE_MEMORY = GIB // 10
 # Windows of a run that are read to count its passes.
@@ -43,7 +52,8 @@ WINDOWS_LOOKED_AT = 200
 
 
 def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory; totals and savings."""
+    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory;
+    totals."""
     store = Store(graph.flags.storage)
     ended = ended_of((graph,), store)
     graph, device = on_known_device(graph, store, ended)
@@ -67,29 +77,44 @@ def describe(graph: Graph) -> str:
         "",
         aligned([SIZE_HEADER, *_size_rows(graph)], 1),
         "",
-        aligned([(*RUN_HEADER, f"{machine.name} hours", "cost $"), *_run_rows(groups, needed, done, machine)], 2),
+        aligned(
+            [
+                (*RUN_HEADER, f"{machine.name} hours", "cost $"),
+                *_run_rows(groups, needed, done, machine),
+            ],
+            2,
+        ),
         "",
         *_memory_lines(groups, machine, graph.flags.planned_ranks),
         "",
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
-        f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
-        f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all",
+        (
+            f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
+            f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all"
+        ),
         predicted(work_left((graph,), ended)),
-        _savings(graph, needed, machine),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
     return "\n".join(lines)
 
 
 def _size_rows(graph: Graph) -> Iterable[tuple]:
-    """Yields the rates and batches with which every size's baselines are trained; of a grid the lowest and highest."""
+    """Yields the rates and batches with which every size's baselines are trained; of a grid the
+    lowest and highest."""
     for name in graph.flags.sizes:
         size = graph.preset.sizes[name]
-        runs = [n.config for n in graph.nodes if n.is_run and n.size == name and n.method == BASELINE]
+        runs = [
+            n.config for n in graph.nodes if n.is_run and n.size == name and n.method == BASELINE
+        ]
         rates = {run.optimizer.peak_lr for run in runs} or {size.peak_lr}
         batches = {run.batch_size for run in runs} or {size.batch_size}
-        shown = (f"{total_parameters(size.dense()):,}", _ends(rates, ".3g"), _ends(batches, ",d"), str(size.seq_len))
+        shown = (
+            f"{total_parameters(size.dense()):,}",
+            _ends(rates, ".3g"),
+            _ends(batches, ",d"),
+            str(size.seq_len),
+        )
         yield name, *shown
 
 
@@ -99,7 +124,10 @@ def _ends(values: set, form: str) -> str:
 
 
 def _run_rows(
-    groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs], done: set[str], machine: Machine
+    groups: dict[tuple[str, str], list[RunConfig]],
+    needed: Mapping[str, Needs],
+    done: set[str],
+    machine: Machine,
 ) -> Iterable[tuple]:
     for key, configs in groups.items():
         wanted = [needed[c.run_id] for c in configs]
@@ -117,33 +145,58 @@ def _run_rows(
         )
 
 
-def _memory_lines(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> list[str]:
+def _memory_lines(
+    groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks
+) -> list[str]:
     """Returns the memory by part and what the columns mean; of small runs one line."""
     runs = [max(configs, key=lambda c: total_parameters(c.model)) for configs in groups.values()]
     most = max(needs(run, 1, machine).passes.memory.total for run in runs)
     if most < LITTLE_MEMORY:
-        kernels = sorted({model_kernel(machine.device, BYTES[run.precision], run.model) for run in runs})
-        return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run; {', '.join(kernels)} attention"]
+        kernels = sorted(
+            {model_kernel(machine.device, BYTES[run.precision], run.model) for run in runs}
+        )
+        return [
+            f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run;"
+            f" {', '.join(kernels)} attention"
+        ]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)], 2),
-        f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of "
-        f"{machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week; sequences: the most of a pass "
-        "on each; passes: of an optimizer step, a micro-batch in as few as memory allows, small ones of a route in one",
+        (
+            f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of"
+            f" {machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week;"
+            " sequences: the most of a pass on each; passes: of an optimizer step, a micro-batch"
+            " in as few as memory allows, small ones of a route in one"
+        ),
         "attention: the kernel, which decides what a layer keeps for the backward pass",
-        "peak: what is alive at once, less than the sum of the parts; recomputing: ranks needed with activation",
-        f"checkpointing; disk: the most while it trains ({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
+        (
+            "peak: what is alive at once, less than the sum of the parts; recomputing: ranks needed"
+            " with activation"
+        ),
+        (
+            f"checkpointing; disk: the most while it trains ({NUM_CHECKPOINTS_KEPT} checkpoints and"
+            " one being written)"
+        ),
     ]
 
 
-def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks) -> Iterable[tuple]:
+def _memory_rows(
+    groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks
+) -> Iterable[tuple]:
     for key, configs in groups.items():
         run = max(configs, key=lambda c: total_parameters(c.model))
-        fewest, checkpointed = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
+        fewest, checkpointed = (
+            fewest_ranks(run, machine),
+            fewest_ranks(run, machine, checkpointing=True),
+        )
         ranks = fewest if planned.wanted(key[1]) == AUTO else planned.of(run, key[1])
         num_ranks = ranks or run.micro_batch
         need = needs(run, num_ranks, machine)
-        num_passes, num_merged, memory = need.passes.num_passes, need.passes.num_merged, need.passes.memory
+        num_passes, num_merged, memory = (
+            need.passes.num_passes,
+            need.passes.num_merged,
+            need.passes.memory,
+        )
         parts = {part: getattr(memory, part) for part in MEMORY_PARTS}
         parts["gradients"] += memory.reduction
         yield (
@@ -160,7 +213,8 @@ def _memory_rows(groups: dict[tuple[str, str], list[RunConfig]], machine: Machin
 
 
 def _groups_of_a_window(run: RunConfig, num_merged: int) -> float:
-    """Returns into how many groups of one route, of at most `num_merged` micro-batches, a window falls on average."""
+    """Returns into how many groups of one route, of at most `num_merged` micro-batches, a window
+    falls on average."""
     if num_merged == 1:
         return run.micro_batches_per_step
     plan, steps = Plan(run), range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT))
@@ -170,10 +224,15 @@ def _groups_of_a_window(run: RunConfig, num_merged: int) -> float:
 def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     rows = {utilisation_of(machine.name, total_parameters(run.model)): None for run in runs}
     return [
-        f"hours at a share of {machine.flops_per_second:.3g} FLOP/s, of the nearest size in the planner's table, with "
-        "evaluations while training:",
+        (
+            f"hours at a share of {machine.flops_per_second:.3g} FLOP/s, of the nearest size in the"
+            " planner's table, with evaluations while training:"
+        ),
         *(f"  {row.text}" for row in rows),
-        "compute is tokens x active parameters; tokens, compute, FLOPs and hours are of all runs of a line",
+        (
+            "compute is tokens x active parameters; tokens, compute, FLOPs and hours are of all"
+            " runs of a line"
+        ),
     ]
 
 
@@ -182,8 +241,9 @@ def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> st
     left = sum(need.gpu_hours for run_id, need in needed.items() if run_id not in done)
     disk = sum(need.result for need in needed.values()) / GIB
     return (
-        f"{len(needed)} runs, {len(done)} done; {amount(hours)} {machine.name} hours in all, {amount(left)} left "
-        f"(${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final weights"
+        f"{len(needed)} runs, {len(done)} done; {amount(hours)} {machine.name} hours in all,"
+        f" {amount(left)} left (${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final"
+        " weights"
     )
 
 
@@ -195,13 +255,7 @@ def _size_totals(
     for (_, size), configs in groups.items():
         hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
     price = machine.dollars_per_hour
-    return [f"{size}: {amount(total)} {machine.name} hours, ${total * price:,.2f}" for size, total in hours.items()]
-
-
-def _savings(graph: Graph, needed: Mapping[str, Needs], machine: Machine) -> str:
-    """Returns the saving by training each run once, not once for each method that needs it."""
-    seen: set[str] = set()
-    again = [node for node in graph.entries if node.is_run and (node.id in seen or seen.add(node.id))]
-    hours = sum(needed[node.id].gpu_hours for node in again)
-    saved = f"{amount(hours)} {machine.name} hours (${hours * machine.dollars_per_hour:,.2f})"
-    return f"runs shared between methods: {len(again)}, which saves {saved}"
+    return [
+        f"{size}: {amount(total)} {machine.name} hours, ${total * price:,.2f}"
+        for size, total in hours.items()
+    ]

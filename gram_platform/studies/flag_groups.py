@@ -16,7 +16,8 @@ from gram_platform.planner import MACHINES
 
 
 def shown(kind: Any, metavar: str) -> Any:
-    """Returns the type of a flag that `--help` shows as `metavar`, without its default: the help says it in words."""
+    """Returns the type of a flag that `--help` shows as `metavar`, without its default: the help
+    says it in words."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
@@ -33,8 +34,8 @@ Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
-# For `tyro.cli`, which by itself suggests flags but no values. The shell's completion is written without it: it needs
-# the values that tyro itself would check.
+# For `tyro.cli`, which by itself suggests flags but no values. The shell's completion is written
+# without it: it needs the values that tyro itself would check.
 CHOICES = ConstructorRegistry()
 
 
@@ -68,14 +69,18 @@ class SubjectFlags(FlagGroup):
     """What is trained, and on which text.
 
     Args:
-        preset: one of those above; paper is as the paper's text prints it, as_run as the authors' settings have it; or
-            a file with `base`, the name of a preset, and the fields that it changes (docs/studies.md)
-        changes: fields of the preset to change, as routing.p_aux_spread=0.1 'sizes[0.6M].peak_lr=2e-3'
-        corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of labelled globs, a .toml
-            recipe, or hf://ORG/NAME?label=FIELD&text=FIELD (docs/studies.md)
-        core_label: the label (or labels, with commas between) that is core, default core or the catalog's own; every
-            other label is an auxiliary domain
-        core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of removed domains
+        preset: one of those above; paper is as the paper's text prints it, as_run as the authors'
+            settings have it; or a file with `base`, the name of a preset, and the fields that it
+            changes (docs/studies.md)
+        changes: fields of the preset to change, as routing.p_aux_spread=0.1
+            'sizes[0.6M].peak_lr=2e-3'
+        corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
+            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
+            (docs/studies.md)
+        core_label: the label (or labels, with commas between) that is core, default core or the
+            catalog's own; every other label is an auxiliary domain
+        core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of
+            removed domains
         retain: auxiliary domains: each is compared in the profile core + that domain
     """
 
@@ -95,7 +100,8 @@ class SizeFlags(FlagGroup):
 
     Args:
         sizes: names of sizes (default: all of the preset)
-        seeds: number of seeds of every size (default: the preset's, which may have fewer at large sizes)
+        seeds: number of seeds of every size (default: the preset's, which may have fewer at large
+            sizes)
         first_seed: the first seed, the others follow it (default: the preset's)
     """
 
@@ -128,22 +134,25 @@ class DeviceFlags(FlagGroup):
     """On which devices a run trains, and how.
 
     Args:
-        device: kept when the study is submitted again (default at first: cuda if Ray has a GPU; must be given where the
-            preset plans for GPUs and the cluster starts machines on demand)
-        num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for as many as can be
-            placed at each start, or auto for the fewest whose memory suffices on --machine; 1 trains in the Ray task
-            itself (default: 1; a dry run without the flag plans for auto, with a range for the fewest)
+        device: kept when the study is submitted again (default at first: cuda if Ray has a GPU;
+            must be given where the preset plans for GPUs and the cluster starts machines on demand)
+        num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
+            as many as can be placed at each start, or auto for the fewest whose memory suffices on
+            --machine; 1 trains in the Ray task itself (default: 1; a dry run without the flag plans
+            for auto, with a range for the fewest)
         threads: CPU threads of a rank: part of what makes a run repeat bit for bit
-        max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler start); CPU slots on
-            CPUs
-        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight small runs share one
-        gpus_per_machine: GPUs of the machines that an autoscaler starts for several ranks: so many ranks stay on one
-            machine
-        activation_checkpointing: compute every block again in the backward pass: less memory, a third more time (a dry
-            run shows both)
-        compile: compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has the number of graphs
-        deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same bytes on the same
-            kind of GPU
+        max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler
+            start); CPU slots on CPUs
+        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight
+            small runs share one
+        gpus_per_machine: GPUs of the machines that an autoscaler starts for several ranks: so many
+            ranks stay on one machine
+        activation_checkpointing: compute every block again in the backward pass: less memory, a
+            third more time (a dry run shows both)
+        compile: compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has
+            the number of graphs
+        deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same
+            bytes on the same kind of GPU
     """
 
     title = "device"
@@ -165,11 +174,13 @@ class CostFlags(FlagGroup):
 
     Args:
         dry_run: print what would run, what it costs and what is done already; start nothing
-        machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu beside --device cpu)
-        max_hours: stop starting runs or trials after this many machine hours (a slot's, or a GPU's), summed over all
-            submissions (default: no limit)
+        machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu
+            beside --device cpu)
+        max_hours: stop starting runs or trials after this many machine hours (a slot's, or a
+            GPU's), summed over all submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
-        confirm_above: dollars, predicted of what is not done, above which a submission needs --yes or --max-cost
+        confirm_above: dollars, predicted of what is not done, above which a submission needs --yes
+            or --max-cost
         yes: start whatever is predicted: nobody is ever asked, so a job that restarts needs it too
     """
 
@@ -188,15 +199,15 @@ class ExecutionFlags(FlagGroup):
     """How processes work.
 
     Args:
-        checkpoint_every: seconds between checkpoints; auto: 30, or as many more as keep writing them below two percent
-            of the time
-        stall_timeout: seconds without a training step after which a run of one rank starts again; also of an evaluation
-            as a whole
-        collective_timeout: seconds after which ranks that wait for one another give up and start again from the last
-            checkpoint
+        checkpoint_every: seconds between checkpoints; auto: 30, or as many more as keep writing
+            them below two percent of the time
+        stall_timeout: seconds without a training step after which a run of one rank starts again;
+            also of an evaluation as a whole
+        collective_timeout: seconds after which ranks that wait for one another give up and start
+            again from the last checkpoint
         retry_failed: train runs again that ended with a non-finite loss
-        notify: a webhook, of Slack or another, that gets a message when the submission ends: done, failed or limit
-            reached (docs/cluster.md)
+        notify: a webhook, of Slack or another, that gets a message when the submission ends: done,
+            failed or limit reached (docs/cluster.md)
         verbose: print what the workers print, into `ray job logs` too
     """
 
@@ -215,22 +226,25 @@ class StudyFlags(FlagGroup):
     """Of this study.
 
     Args:
-        methods: names of those above (default: the preset's, else the study's); the baseline is always there, it is the
-            unit
-        through: train sizes one after another, up to this one, with a line of predicted against spent hours after each
-        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default: each size's own
-        trust_law: use a law against its evidence: one that is none, or more than ten times beyond the sizes that it is
-            fitted to
-        start: id of an imported model (gram import) that training begins with: its shape and tokenizer, the batch,
-            data, rate and module width of the one size in --sizes
-        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every profile; default: the
-            preset's, which may be those of a search that runs first
-        instructions: lines with `prompt` and `response` beside a corpus of local text, for the study finetuning: counts
-            the loss of responses alone
-        in_process: run the nodes one after another in this process, without Ray; to stop in a debugger at an unexpected
-            error: python -m pdb -c continue experiments/scaling.py --in-process
-        export_nodes: write the missing nodes to this file, for a machine without Ray (docs/cluster.md), and start
-            nothing
+        methods: names of those above (default: the preset's, else the study's); the baseline is
+            always there, it is the unit
+        through: train sizes one after another, up to this one, with a line of predicted against
+            spent hours after each
+        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default:
+            each size's own
+        trust_law: use a law against its evidence: one that is none, or more than ten times beyond
+            the sizes that it is fitted to
+        start: id of an imported model (gram import) that training begins with: its shape and
+            tokenizer, the batch, data, rate and module width of the one size in --sizes
+        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every
+            profile; default: the preset's, which may be those of a search that runs first
+        instructions: lines with `prompt` and `response` beside a corpus of local text, for the
+            study finetuning: counts the loss of responses alone
+        in_process: run the nodes one after another in this process, without Ray; to stop in a
+            debugger at an unexpected error: python -m pdb -c continue experiments/scaling.py
+            --in-process
+        export_nodes: write the missing nodes to this file, for a machine without Ray
+            (docs/cluster.md), and start nothing
     """
 
     title = "study"

@@ -1,4 +1,4 @@
-"""Reads the values of flags that have a form of their own, and holds together those that are passed together."""
+"""Reads the values of flags that have a form of their own."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from gram_platform.studies.definition import Preset
 
 @dataclass(frozen=True)
 class Choice:
-    """Which runs of a preset are wanted, and on which text; the flags of the same names say what each field means."""
+    """Which runs of a preset are wanted, and on which text; the flags of the same names say what
+    each field means."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -35,11 +36,6 @@ class Limits:
     confirm_above: float
     yes: bool
 
-    @property
-    def is_approved(self) -> bool:
-        """Whether the user has said that a high price is right, or where it ends."""
-        return self.yes or self.budget.max_cost > 0.0
-
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the items of a list that blanks or commas separate."""
@@ -47,7 +43,10 @@ def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def tracking_place(uri: str, storage: str) -> str:
-    """Returns MLflow's URI, by default SQLite in the storage; ValueError for another form. A path is made absolute."""
+    """Returns MLflow's URI, by default SQLite in the storage; ValueError for another form.
+
+    A path is made absolute.
+    """
     from gram_platform.tracking import default_tracking_uri
     from gram_platform.tracking.connection import require_tracking_uri
     from gram_platform.tracking.database import with_absolute_path
@@ -70,7 +69,8 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_ranks(texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
-    """Returns the fewest and the most ranks of each size of --num-workers, under "" those of all others.
+    """Returns the fewest and the most ranks of each size of --num-workers, under "" those of all
+    others.
 
     ValueError for another form.
     """
@@ -80,11 +80,17 @@ def read_ranks(texts: tuple[str, ...]) -> dict[str, tuple[int, int]]:
         if size in found:
             raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
         fewest, is_range, most = value.partition("..")
-        numbers = [int(n) if n.isascii() and n.isdigit() else 0 for n in ((fewest, most) if is_range else (fewest,))]
+        numbers = [
+            int(n) if n.isascii() and n.isdigit() else 0
+            for n in ((fewest, most) if is_range else (fewest,))
+        ]
         if value == "auto":
             numbers = [AUTO]
         elif min(numbers) < 1 + bool(is_range) or numbers != sorted(numbers):
-            expected = "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as size=number"
+            expected = (
+                "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as"
+                " size=number"
+            )
             raise invalid("num_workers", text, expected)
         found[size] = numbers[0], numbers[-1]
     return found

@@ -59,18 +59,15 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
 
     @cached_property
     def hardware(self) -> Machine:
-        """What --machine names."""
         return MACHINES[self.machine]
 
     @cached_property
     def limits(self) -> Limits:
-        """The limits of hours and cost."""
         budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
         return Limits(budget, self.confirm_above, self.yes)
 
     @property
     def choice(self) -> Choice:
-        """The chosen runs and their text."""
         return Choice(
             sizes=self.sizes,
             seeds=self.seeds,
@@ -84,7 +81,6 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
 
     @property
     def needs_ray(self) -> bool:
-        """Whether nodes are executed on Ray."""
         return True
 
     @cached_property
@@ -103,24 +99,25 @@ class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags,
 
     @cached_property
     def checkpoint_interval(self) -> tuple[float, float]:
-        """Seconds between checkpoints, and the share of the time that they may take (0: any); ValueError for others."""
+        """Seconds between checkpoints, and the share of the time that they may take (0: any).
+
+        ValueError for others.
+        """
         if self.checkpoint_every == AUTO_INTERVAL:
             return 30.0, 0.02
         try:
             seconds = float(self.checkpoint_every)
             require_real("checkpoint_every", seconds, 0.0, open_low=True)
         except ValueError as error:
-            raise invalid("checkpoint_every", self.checkpoint_every, f"seconds above 0, or {AUTO_INTERVAL}") from error
+            raise invalid(
+                "checkpoint_every", self.checkpoint_every, f"seconds above 0, or {AUTO_INTERVAL}"
+            ) from error
         return seconds, 0.0
 
 
 @dataclass(frozen=True)
 class Flags(StudyFlags, CommonFlags):
     """The flags of a study."""
-
-    @property
-    def starts_nothing(self) -> bool:
-        return self.dry_run or bool(self.export_nodes)
 
     @property
     def needs_ray(self) -> bool:
@@ -151,14 +148,25 @@ def parse(study: Study, arguments: list[str] | None = None, prog: str | None = N
 
 
 def parse_flags(
-    kind: type[AnyFlags], description: str, arguments: list[str] | None = None, prog: str | None = None
+    kind: type[AnyFlags],
+    description: str,
+    arguments: list[str] | None = None,
+    prog: str | None = None,
 ) -> AnyFlags:
-    """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown flags."""
+    """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown
+    flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
     found = tyro.cli(
-        boxes_of(kind), prog=prog, args=arguments, description=description, config=FLAG_STYLE, registry=CHOICES
+        boxes_of(kind),
+        prog=prog,
+        args=arguments,
+        description=description,
+        config=FLAG_STYLE,
+        registry=CHOICES,
     )
-    return kind(**{field.name: getattr(group, field.name) for group in found for field in fields(group)})
+    return kind(
+        **{field.name: getattr(group, field.name) for group in found for field in fields(group)}
+    )
 
 
 def boxes_of(kind: type[CommonFlags]) -> Any:
@@ -167,20 +175,31 @@ def boxes_of(kind: type[CommonFlags]) -> Any:
 
 
 def groups_of(kind: type[CommonFlags]) -> list[type[FlagGroup]]:
-    """Returns the groups from which flags inherit every field: the subject, those of the kind, the others."""
-    groups = [one for one in kind.__mro__ if issubclass(one, FlagGroup) and not issubclass(one, CommonFlags)]
+    """Returns the groups from which flags inherit every field: the subject, those of the kind, the
+    others."""
+    groups = [
+        one
+        for one in kind.__mro__
+        if issubclass(one, FlagGroup) and not issubclass(one, CommonFlags)
+    ]
     broader = {base for one in groups for base in one.__mro__[1:]}
-    return sorted((one for one in groups if one not in broader), key=lambda group: group is not SubjectFlags)
+    return sorted(
+        (one for one in groups if one not in broader), key=lambda group: group is not SubjectFlags
+    )
 
 
 def _folded(paragraph: str) -> str:
-    """Breaks a paragraph at the terminal's width; tyro joins lines again, but not those that begin with a blank."""
+    """Breaks a paragraph at the terminal's width; tyro joins lines again, but not those that begin
+    with a blank."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def checked(study: Study, flags: Flags) -> Flags:
-    """Returns the flags with defaults and lists filled in; ValueError naming the flag, the value and the expected."""
+    """Returns the flags with defaults and lists filled in.
+
+    ValueError naming the flag, the value and the expected.
+    """
     # Before any place is looked at: a misspelt name needs no MLflow.
     _require_methods(given := split_list(flags.methods))
     if flags.instructions:
@@ -194,19 +213,33 @@ def checked(study: Study, flags: Flags) -> Flags:
     methods = given or preset.methods or study.methods
     _require_methods(methods)
     if flags.start and len(flags.sizes) > 1:
-        raise invalid("sizes", ", ".join(flags.sizes), "one size beside --start, whose batch, data and rate are taken")
+        raise invalid(
+            "sizes",
+            ", ".join(flags.sizes),
+            "one size beside --start, whose batch, data and rate are taken",
+        )
     if flags.start and flags.ranks.of_size:
-        raise invalid("num_workers", ", ".join(flags.num_workers), "one number of ranks, or auto, beside --start")
+        raise invalid(
+            "num_workers",
+            ", ".join(flags.num_workers),
+            "one number of ranks, or auto, beside --start",
+        )
     for size in flags.sizes if flags.in_process else ():
         if (wanted := flags.ranks.wanted(size)) != 1:
             raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
     if flags.export_nodes and flags.start:
-        raise invalid("export_nodes", flags.export_nodes, "a study without --start: imported weights are not exported")
+        raise invalid(
+            "export_nodes",
+            flags.export_nodes,
+            "a study without --start: imported weights are not exported",
+        )
     if flags.trust_law and not flags.law:
         raise invalid("trust_law", True, "--law beside it, the law to trust")
     if flags.law:
         preset.by_law(load_law(flags.law)).require_ranks(flags.sizes, flags.ranks)
-    return replace(flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline")))
+    return replace(
+        flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline"))
+    )
 
 
 def _require_methods(methods: Iterable[str]) -> None:
@@ -222,7 +255,9 @@ def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
     if flags.device == "cpu" and flags.machine not in ("", "cpu"):
-        raise invalid("machine", flags.machine, "no value or cpu beside --device cpu, which plans for CPUs")
+        raise invalid(
+            "machine", flags.machine, "no value or cpu beside --device cpu, which plans for CPUs"
+        )
     storage = storage_place(flags.storage)
     flags = replace(
         flags,
@@ -242,7 +277,8 @@ def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
 
 
 def with_device(flags: AnyFlags, device: str) -> AnyFlags:
-    """Returns the flags of a submission whose nodes are executed on a device; on CPUs all plans are for CPUs."""
+    """Returns the flags of a submission whose nodes are executed on a device; on CPUs all plans are
+    for CPUs."""
     return replace(flags, device=device, machine="cpu" if device == "cpu" else flags.machine)
 
 
@@ -253,13 +289,17 @@ def _require_common(flags: CommonFlags) -> None:
     require_fields("", flags, 0, "max_hours", "max_cost", "confirm_above", "max_gpus")
     require_fields("", flags, 1, "threads", "gpus_per_machine")
     require_fields("", flags, 0, "gpus_per_run", high=1, open_low=True)
-    require_fields("", flags, 0, "collective_timeout", "stall_timeout", high=MAX_TIMEOUT_S, open_low=True)
+    require_fields(
+        "", flags, 0, "collective_timeout", "stall_timeout", high=MAX_TIMEOUT_S, open_low=True
+    )
     require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
     require_choice("machine", flags.machine, tuple(MACHINES))
     require_webhook(flags.notify)
     if flags.max_gpus and flags.ranks.most:
         raise invalid(
-            "num_workers", " ".join(flags.num_workers), "one number: a range cannot be combined with --max-gpus"
+            "num_workers",
+            " ".join(flags.num_workers),
+            "one number: a range cannot be combined with --max-gpus",
         )
     # Raises ValueError unless it can be resolved.
     _ = flags.checkpoint_interval

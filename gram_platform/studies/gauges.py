@@ -1,4 +1,4 @@
-"""Gives a study's progress to Ray's metrics, which Prometheus reads and `dashboards/grafana.json` draws."""
+"""Gives a study's progress to Ray's metrics, which `dashboards/grafana.json` draws."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,7 @@ class ProgressGauges:
         losses: dict[tuple[str, str], list[float]] = defaultdict(list)
         for node, beat in running:
             if "loss" in beat:
-                group = node.names.get("method", ""), node.names.get("size", "")
-                losses[group].append(beat["loss"])
+                losses[node.method, node.size].append(beat["loss"])
         for (method, size), found in losses.items():
             tags = {"study": self.study, "method": method, "size": size}
             self.loss.set(sum(found) / len(found), tags)

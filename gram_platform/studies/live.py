@@ -1,8 +1,6 @@
 """Prints how a study goes, and its results: a bar and tables on a terminal, lines in a log."""
 
-import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -14,7 +12,6 @@ from rich.table import Column
 from rich.text import Text
 
 from gram_platform.analysis.tables import frame_text
-from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.identity import printable
 from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
@@ -24,9 +21,8 @@ from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store import Store
 from gram_platform.studies.gauges import ProgressGauges
 
+# Seconds between two lines of a log, and between two changes of the bar.
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
-# Seconds without news from the driver before the view warns.
-RAY_WAIT_S = 30.0
 # Letters of a terminal from which on intervals have both ends.
 WIDE = 110
 
@@ -37,12 +33,10 @@ class LiveView:
     def __init__(self, nodes: Sequence[Node], store: Store, name: str, in_process: bool = False):
         self.nodes, self.store, self.name = {node.id: node for node in nodes}, store, name
         self.flops = {node.id: run_flops(node.config) for node in nodes if node.is_run}
-        # The trials of a round, and the ids of the runs of each running one.
-        self.num_trials = self.num_ended = 0
-        self.trials: dict[str, list[str]] = {}
-        # The monotonic time of the last update, and the one before which no progress is shown.
-        self.updated, self.next_s = time.monotonic(), 0.0
-        self.is_over, self.console = threading.Event(), Console()
+        # The names of the running trials.
+        self.trials: set[str] = set()
+        # The monotonic time before which no progress is shown.
+        self.next_s, self.console = 0.0, Console()
         # Without Ray there are no gauges, and plain lines leave the terminal to a debugger.
         self.in_process, self.gauges = in_process, None
         self.has_bar = sys.stdout.isatty() and not in_process
@@ -55,27 +49,19 @@ class LiveView:
 
     def __enter__(self) -> "LiveView":
         self.bars.start()
-        self.updated = time.monotonic()
         if not self.in_process:
             self.gauges = ProgressGauges(self.name)
-            threading.Thread(target=self._watch, name="live view", daemon=True).start()
         return self
 
     def __exit__(self, *_) -> None:
-        self.is_over.set()
         self.bars.stop()
 
     def say(self, text: str, style: str = "") -> None:
         """Prints a line that stays, in a style where the output has one."""
         self.console.print(Text(printable(text), style), soft_wrap=True)
 
-    def show(self, text: str, brief: Callable[[bool], Brief] | None = None) -> None:
-        """Prints results: in a log the text, on a terminal the tables of `brief`."""
-        show_results(self.console, f"\n{text}\n", brief)
-
     def update(self, progress: Progress, ended: Node | None) -> None:
         """Shows the progress; called when a node ends and about once a second."""
-        self.updated = time.monotonic()
         if ended is not None:
             self._say_ended(progress, ended)
         for node_id, texts in progress.warnings.items():
@@ -83,14 +69,9 @@ class LiveView:
                 self.say(f"warning: {self.nodes[node_id].name}: {text}", "yellow")
         progress.warnings.clear()
         # What reads all nodes is not done at every end of a node: many may end in a second.
-        if self._is_due():
-            self._show_nodes(progress)
-
-    def _is_due(self) -> bool:
-        is_due = time.monotonic() >= self.next_s
-        if is_due:
+        if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
-        return is_due
+            self._show_nodes(progress)
 
     def _say_ended(self, progress: Progress, node: Node) -> None:
         """Says how a node ended. Evaluations and attacks are many and short: they are counted."""
@@ -117,25 +98,11 @@ class LiveView:
         finished = sum(self.flops.get(node_id, 0.0) * share for node_id, share in shares.items())
         unreachable = {*progress.failed, *progress.blocked}
         total = sum(flops for node_id, flops in self.flops.items() if node_id not in unreachable)
-        self._draw(counts, finished, total, {node.name: _share(beat) for node, beat in running})
-
-    def _draw(self, counts: list[str], done: float, total: float, running: Mapping) -> None:
-        """Shows counts, the time left, and the share done of each that runs, by name."""
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in running.items())
-        text = " | ".join(filter(None, [*counts, shares]))
-        self.bars.update(self.bar, description=printable(text), completed=done, total=total)
+        of_runs = ", ".join(f"{node.name} {_share(beat):.0%}" for node, beat in running)
+        text = " | ".join(filter(None, [*counts, of_runs]))
+        self.bars.update(self.bar, description=printable(text), completed=finished, total=total)
         if not self.has_bar:
             self.say(f"{text} | {TimeRemainingColumn().render(self.bars.tasks[0])} left")
-
-    def _watch(self) -> None:
-        """Shows the trials of a search; warns where a driver hangs since its cluster has died."""
-        while not self.is_over.wait(1.0):
-            if self.num_trials and self._is_due():
-                self._show_trials()
-            elif not self.num_trials and time.monotonic() - self.updated > RAY_WAIT_S:
-                silent = f"Ray or the storage has not answered for {RAY_WAIT_S:.0f} s"
-                self.say(f"{silent}; this ends if it stays away. {SUBMIT_AGAIN}")
-                self.updated = math.inf
 
     def _running(self, progress: Progress) -> list[tuple[Node, Mapping]]:
         """Returns running runs with their heartbeat, without those that wait for a process."""
@@ -145,27 +112,24 @@ class LiveView:
 
     def begin_trials(self, number: int) -> None:
         """Begins a round of this number of trials."""
-        self.num_trials, self.num_ended = number, 0
         self.bars.reset(self.bar, total=number)
 
-    def trial_started(self, name: str, nodes: Sequence[Node]) -> None:
-        self.trials[name] = [node.id for node in nodes if node.is_run]
+    def trial_started(self, name: str) -> None:
+        self.trials.add(name)
+        self._show_trials()
 
     def trial_ended(self, name: str, line: str) -> None:
-        self.trials.pop(name, None)
-        self.num_ended += 1
-        self.say(f"[{self.num_ended:>3}/{self.num_trials}] {line}")
+        self.trials.discard(name)
+        self.bars.advance(self.bar)
+        task = self.bars.tasks[0]
+        self.say(f"[{task.completed:>3.0f}/{task.total}] {line}")
+        self._show_trials()
 
     def _show_trials(self) -> None:
-        running = {name: self._share_done(run_ids) for name, run_ids in list(self.trials.items())}
-        counts = [f"{self.num_ended} of {self.num_trials} trials ended", f"{len(running)} running"]
-        self._draw(counts, self.num_ended, self.num_trials, running)
-
-    def _share_done(self, run_ids: Sequence[str]) -> float:
-        runs = [self.store.run(run_id) for run_id in run_ids]
-        beats = [run.progress() for run in runs if run.result() is None]
-        done = len(runs) - len(beats) + sum(_share(beat) for beat in beats if beat)
-        return done / max(len(runs), 1)
+        task = self.bars.tasks[0]
+        ended = f"{task.completed:.0f} of {task.total} trials ended"
+        text = " | ".join([ended, f"{len(self.trials)} running", ", ".join(sorted(self.trials))])
+        self.bars.update(self.bar, description=printable(text))
 
 
 def _share(beat: Mapping) -> float:

@@ -15,7 +15,8 @@ LIVE_EVERY_S = 20.0
 
 
 def open_tracker(tracking_uri: str) -> Tracker:
-    """Opens the tracker and prepares its database; announces a server that is away, which is tried again later."""
+    """Opens the tracker and prepares its database; announces a server that is away, which is tried
+    again later."""
     tracker = Tracker(tracking_uri)
     try:
         tracker.prepare_database()
@@ -25,7 +26,8 @@ def open_tracker(tracking_uri: str) -> Tracker:
 
 
 class Mirror:
-    """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server is away."""
+    """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server
+    is away."""
 
     def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
         self.tracker, self.store, self.say = tracker, store, say
@@ -33,7 +35,9 @@ class Mirror:
         self._queue: queue.Queue[Node | None] = queue.Queue()
         self._running: tuple[Node, ...] = ()
         self._threads = [
-            threading.Thread(target=self._work, args=(number == 0,), name="mlflow mirror", daemon=True)
+            threading.Thread(
+                target=self._work, args=(number == 0,), name="mlflow mirror", daemon=True
+            )
             for number in range(tracker.num_senders)
         ]
 
@@ -43,9 +47,12 @@ class Mirror:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_) -> None:
-        """Marks the running nodes as killed when the driver is asked to stop: submitted again, it continues them."""
+        """Marks the running nodes as killed when the driver is asked to stop.
+
+        Submitted again, it continues them.
+        """
+        # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
-            # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
             with contextlib.suppress(TrackingUnavailable):
                 self.tracker.mark_killed(node.id for node in self._running if node.is_run)
 
@@ -58,7 +65,8 @@ class Mirror:
         self._running = tuple(running)
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is away."""
+        """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is
+        away."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -85,7 +93,9 @@ class Mirror:
 
     def _send(self, node: Node) -> None:
         try:
-            self.tracker.mirror(self.store.run(node.id) if node.is_run else self.store.evaluation(node.id))
+            self.tracker.mirror(
+                self.store.run(node.id) if node.is_run else self.store.evaluation(node.id)
+            )
             self.is_away = False
         except TrackingUnavailable as error:
             self._report(error)

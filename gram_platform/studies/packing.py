@@ -1,4 +1,4 @@
-"""Packs the corpora that a storage lacks, and compares their text with what the runs of studies and searches need."""
+"""Packs the corpora that a storage lacks, and compares their text with what the runs need."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,21 +20,13 @@ from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
 
 
-def provide(recipe: CorpusRecipe, store: Store, needs_ray: bool, is_verbose: bool) -> PackedCorpus:
-    """Packs a corpus that the storage lacks, by tasks of Ray unless the study runs in process; see `provide_corpus`.
-
-    The tasks run on this machine, unless all machines see the text and the parts: a storage that they mount, and text
-    that is fetched or generated. Then the cluster's machines for packing do it, where it has or starts some.
-    """
-    anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
-    workers = ray_workers(anywhere, is_verbose) if needs_ray else None
-    return provide_corpus(recipe, store, reporter(), workers)
-
-
 def provide_data(graphs: Sequence[Graph], store: Store) -> None:
-    """Packs the corpora that are not packed yet.
+    """Packs the corpora that are not packed yet, by tasks of Ray unless the study runs in process.
 
-    ValueError for a run that fits no number of ranks, before packing, and for a label with too little packed text.
+    The tasks run on this machine, unless all machines see the text and the parts: a storage that
+    they mount, and text that is fetched or generated. Then the cluster's machines for packing do
+    it, where it has or starts some. ValueError for a run that fits no number of ranks, before
+    packing, and for a label with too little packed text.
     """
     for graph in graphs:
         for run in (node for node in graph.nodes if node.is_run):
@@ -42,7 +34,9 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
             graph.flags.ranks.of(run.config, run.size)
     for graph in graphs:
         for recipe in graph.corpora:
-            corpus = provide(recipe, store, graph.flags.needs_ray, graph.flags.verbose)
+            anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
+            workers = ray_workers(anywhere, graph.flags.verbose) if graph.flags.needs_ray else None
+            corpus = provide_corpus(recipe, store, reporter(), workers)
             for line in corpus.skipped:
                 say(line)
             require_enough_data(graph, corpus)
@@ -70,7 +64,8 @@ def reporter() -> Callable[[str, int, int | None], None]:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split, in tokens needed and available at the first of its sizes."""
+    """A domain with too little text in a split, in tokens needed and available at the first of its
+    sizes."""
 
     domain: str
     split: str
@@ -83,9 +78,10 @@ class Shortage:
 
     @property
     def text(self) -> str:
-        """Returns one line for people."""
         use = "training" if self.split == "train" else self.split
-        amounts = f"about {self.available:,} tokens for {use}, {self.sizes[0]} needs {self.needed:,}"
+        amounts = (
+            f"about {self.available:,} tokens for {use}, {self.sizes[0]} needs {self.needed:,}"
+        )
         verb = "stops at" if self.is_certain else "may stop at"
         return f"domain {self.domain}: {amounts}: {verb} {', '.join(self.sizes)}"
 
@@ -96,16 +92,25 @@ def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
     for node in nodes:
         if node.is_run and node.config.data.data_id == data_id:
             for part in (part for budget in node.config.data.domains for part in budget.pool):
-                needed[part.domain] = max(needed.get(part.domain, 0), part.first + part.num_sequences)
+                needed[part.domain] = max(
+                    needed.get(part.domain, 0), part.first + part.num_sequences
+                )
     return needed
 
 
-def shortages(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]) -> list[Shortage]:
-    """Returns every domain and split of which a size needs too much; `recipes` of each size: one for each variant."""
+def shortages(
+    nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]
+) -> list[Shortage]:
+    """Returns every domain and split of which a size needs too much; `recipes` of each size: one
+    for each variant."""
     found: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipes_of_size in recipes.items():
         of_size = [node for node in nodes if node.size == size]
-        for short in (short for recipe in recipes_of_size for short in _of_recipe(of_size, recipe, size, preset)):
+        for short in (
+            short
+            for recipe in recipes_of_size
+            for short in _of_recipe(of_size, recipe, size, preset)
+        ):
             key = (short.domain, short.split, short.is_certain)
             first = found.setdefault(key, short)
             if size not in first.sizes:
@@ -113,12 +118,20 @@ def shortages(nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Seque
     return sorted(found.values(), key=lambda short: not short.is_certain)
 
 
-def _of_recipe(nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset) -> Iterator[Shortage]:
+def _of_recipe(
+    nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset
+) -> Iterator[Shortage]:
     trained = needed_sequences(nodes, recipe.data_id)
-    wanted = {"train": trained, "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size))}
+    wanted = {
+        "train": trained,
+        "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size)),
+    }
     for split in SPLITS:
         for domain in recipe.domains:
-            needed, expected = wanted[split].get(domain, 0), recipe.expected_sequences(split, domain)
+            needed, expected = (
+                wanted[split].get(domain, 0),
+                recipe.expected_sequences(split, domain),
+            )
             if needed > expected:
                 is_certain = needed > recipe.most_sequences(split, domain)
                 tokens = (expected * recipe.seq_len, needed * recipe.seq_len)
@@ -128,7 +141,11 @@ def _of_recipe(nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: P
 def require_supply(graphs: Iterable[Graph]) -> None:
     """ValueError for a domain with too little text under any tokenizer; needs no packed data."""
     for graph in graphs:
-        certain = [short.text for short in shortages(graph.nodes, graph.preset, graph.recipes) if short.is_certain]
+        certain = [
+            short.text
+            for short in shortages(graph.nodes, graph.preset, graph.recipes)
+            if short.is_certain
+        ]
         if certain:
             allowed = "a corpus with enough text of every domain.\n  " + "\n  ".join(certain)
             raise invalid("corpus", graph.flags.corpus, allowed)
@@ -136,33 +153,51 @@ def require_supply(graphs: Iterable[Graph]) -> None:
 
 def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
     """ValueError for a domain with too few packed sequences for its budget or validation set."""
-    here = [node for node in graph.nodes if node.is_run and node.config.data.data_id == corpus.data_id]
+    here = [
+        node for node in graph.nodes if node.is_run and node.config.data.data_id == corpus.data_id
+    ]
     needed = needed_sequences(here, corpus.data_id)
     evaluated = {graph.preset.eval_sequences(node.size) for node in here}
     for domain in corpus.domains:
-        for split, wanted in (("train", needed.get(domain, 0)), ("validation", max(evaluated, default=0))):
+        for split, wanted in (
+            ("train", needed.get(domain, 0)),
+            ("validation", max(evaluated, default=0)),
+        ):
             available = corpus.num_sequences(split, domain)
             if available < wanted:
-                tokens = f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs {wanted}"
+                tokens = (
+                    f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs"
+                    f" {wanted}"
+                )
                 allowed = f"a domain with enough text: it has {available} sequences {tokens}"
                 raise invalid("corpus", f"{graph.flags.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """ValueError if runs without attention across documents name another end of text than the corpus."""
-    runs = (node.config for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id)
+    """ValueError if runs without attention across documents name another end of text than the
+    corpus."""
+    runs = (
+        node.config for node in nodes if node.is_run and node.config.data.data_id == corpus.data_id
+    )
     named = {run.model.document_end for run in runs} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:
-        raise invalid("model.document_end", wrong, f"the token that ends texts in {corpus.tokenizer_path}, {end}")
+        raise invalid(
+            "model.document_end",
+            wrong,
+            f"the token that ends texts in {corpus.tokenizer_path}, {end}",
+        )
 
 
 def supply_lines(graph: Graph) -> list[str]:
-    """Returns a dry run's lines on the text that each size fetches from the hub, and on shortages."""
+    """Returns a dry run's lines on the text that each size fetches from the hub, and on
+    shortages."""
     lines, most = [], {}
     for size, recipes_of_size in graph.recipes.items():
         fetched: dict = {}
-        for source in (recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)):
+        for source in (
+            recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)
+        ):
             for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
                 key = str(row.identity)
                 fetched[key] = max(fetched.get(key, 0), num_bytes)

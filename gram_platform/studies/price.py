@@ -1,4 +1,4 @@
-"""Predicts the hours and dollars of what a submission has still to execute; above a limit it needs the user's word."""
+"""Predicts what is left of a submission in hours and dollars; high prices need the user's word."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ def amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
 
 
-def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None) -> float:
+def planned_hours(
+    nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None
+) -> float:
     """Returns the machine hours that the planner expects of runs and of evaluations of their views.
 
     `ids`: of the nodes that count; by default all.
@@ -27,28 +29,39 @@ def planned_hours(nodes: Iterable[Node], machine: Machine, ids: Collection[str] 
     return hours + evaluation_hours(counted, runs, machine)
 
 
-def rung_text(of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool) -> str:
-    """Returns the hours of the first size, and those of the next at the same ratio to the plan, if any, in words.
+def rung_text(
+    of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
+) -> str:
+    """Returns the hours of the first size, and those of the next at the same ratio to the plan, if
+    any, in words.
 
     `of_size`: the nodes of both sizes.
     """
-    (size, predicted), *following = ((one, planned_hours(nodes, machine)) for one, nodes in of_size.items())
+    (size, predicted), *following = (
+        (one, planned_hours(nodes, machine)) for one, nodes in of_size.items()
+    )
     text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
     for one, planned in following:
         hours = planned * spent / predicted
-        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} (${hours * machine.dollars_per_hour:,.2f}) "
+        text += (
+            f"; {one}: {planned:.3g} predicted, {hours:.3g}"
+            f" (${hours * machine.dollars_per_hour:,.2f}) "
+        )
         text += f"at the ratio of {size}"
         if has_failed:
             text += f"; it is not started, because nodes of {size} have failed"
     return text
 
 
-# -------------------------------------------------------------------------------------------- before money is spent
+# ---------------------------------------------------------------------------- before money is spent
 
 
 @dataclass(frozen=True)
 class Work:
-    """The nodes of a study or a search that are not done. Nodes of several studies are counted at the first."""
+    """The nodes of a study or a search that are not done.
+
+    Nodes of several studies are counted at the first.
+    """
 
     graph: Graph
     ids: frozenset[str]
@@ -61,7 +74,8 @@ class Work:
 
 
 def work_left(graphs: Iterable[Graph], done: Collection[str]) -> list[Work]:
-    """Returns what is left of each study or search that has nodes other than those that are `done`, by id."""
+    """Returns what is left of each study or search that has nodes other than those that are `done`,
+    by id."""
     seen, found = set(done), []
     for graph in graphs:
         ids = {node.id for node in graph.nodes} - seen
@@ -81,7 +95,13 @@ def price(work: Iterable[Work], machine: Machine | None = None) -> tuple[str, fl
         on = machine or one.graph.flags.hardware
         hours[on] = hours.get(on, 0.0) + one.hours(on)
     dollars = sum(number * on.dollars_per_hour for on, number in hours.items())
-    return f"{' and '.join(f'{amount(h)} {on.name} hours' for on, h in hours.items())}, ${dollars:,.2f}", dollars
+    return (
+        (
+            f"{' and '.join(f'{amount(h)} {on.name} hours' for on, h in hours.items())},"
+            f" ${dollars:,.2f}"
+        ),
+        dollars,
+    )
 
 
 def predicted(work: Sequence[Work]) -> str:
@@ -89,19 +109,23 @@ def predicted(work: Sequence[Work]) -> str:
     if not work:
         return "predicted: nothing is left to execute"
     names = ", ".join(dict.fromkeys(one.graph.study.name for one in work))
-    return f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done, {price(work)[0]}"
+    return (
+        f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done,"
+        f" {price(work)[0]}"
+    )
 
 
 def require_approval(work: Sequence[Work], limits: Limits) -> None:
-    """Prints the predicted price of what is left. ValueError above --confirm-above without --yes or --max-cost.
+    """Prints the predicted price of what is left.
 
-    Nobody is asked: a job and a restart have no terminal.
+    ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
+    restart have no terminal.
     """
     if not work:
         return
     dollars = price(work)[1]
     say(predicted(work))
-    if dollars > limits.confirm_above and not limits.is_approved:
+    if dollars > limits.confirm_above and not (limits.yes or limits.budget.max_cost):
         said = f"${dollars:,.2f} are more than --confirm-above {limits.confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
         raise invalid("yes", limits.yes, expected)

@@ -1,8 +1,13 @@
-"""Describes a study for its tables and report: the facts of its flags, its preset and its corpus."""
+"""Describes a study for its tables and report: its flags, its preset and its corpus."""
 
 import pandas as pd
 
-from gram_platform.analysis.calibration import FILE_COLUMNS, measured_errors, nearest_errors, shipped_errors
+from gram_platform.analysis.calibration import (
+    FILE_COLUMNS,
+    measured_errors,
+    nearest_errors,
+    shipped_errors,
+)
 from gram_platform.analysis.ratios import BASELINE, MEAN
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
@@ -25,19 +30,26 @@ from gram_platform.studies.definition import (
 
 
 def record_of(graph: Graph) -> StudyRecord:
-    """Describes a study for its tables and report, with the facts of its flags and preset."""
     flags, setting = graph.flags, graph.settings[0]
     routing, data = setting.routing, graph.data_id
     kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)
-    variants = dict.fromkeys(names["variant"] for node in graph.entries if "variant" in (names := node.names))
+    variants = dict.fromkeys(
+        names["variant"] for node in graph.entries if "variant" in (names := node.names)
+    )
     ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
     seeds = seeds_text({size: len(found) for size, found in ranges.items()})
     first = next(iter(ranges.values())).start
     facts = (
         f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
-        f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')} from {first}.",
-        f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af {_factors(setting)}, "
-        f"{' or '.join(kinds)} accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda.",
+        (
+            f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')}"
+            f" from {first}."
+        ),
+        (
+            f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af"
+            f" {_factors(setting)}, {' or '.join(kinds)} accumulation; compute"
+            f" {'' if setting.equal_compute else 'not '}matched by lambda."
+        ),
     )
     if graph.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
@@ -48,7 +60,9 @@ def record_of(graph: Graph) -> StudyRecord:
         params["recipe"] = recipe
     params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
     params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
-    facts += tuple(SOURCES[flag].format(shown_place(source)) for flag, source in flags.sources.items())
+    facts += tuple(
+        SOURCES[flag].format(shown_place(source)) for flag, source in flags.sources.items()
+    )
     params |= flags.sources
     facts += tuple(f"Against its evidence: {doubt}." for doubt in graph.law_doubts)
     return StudyRecord(
@@ -85,28 +99,40 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
-    """Returns the unit's errors at every size where they are known: `size, class, ratio, difference, measured_on`.
+    """Returns the unit's errors at every size where they are known: `size, class, ratio,
+    difference, measured_on`.
 
-    What a finished calibration on the same data in the storage measured replaces what was measured for the package at
-    the same size of the corpus; of all these the nearest size counts, see `nearest_errors`.
+    What a finished calibration on the same data in the storage measured replaces what was measured
+    for the package at the same size of the corpus; of all these the nearest size counts, see
+    `nearest_errors`.
     """
     corpus, found = graph.flags.corpus, []
     own = measured_in(Store(graph.flags.storage), corpus, graph.data_id)
     rows = pd.concat([own, shipped_errors()] if len(own) else [shipped_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
     steps = {n.size: n.config.num_steps for n in graph.entries if n.is_run and n.method == BASELINE}
-    for size in {setting.size.name: setting.size for setting in graph.settings if setting.size.name in steps}.values():
+    for size in {
+        setting.size.name: setting.size for setting in graph.settings if setting.size.name in steps
+    }.values():
         near = (corpus, total_parameters(size.dense()), steps[size.name])
         for row in nearest_errors(rows, *near):
             error = {name: row[name] for name in ("class", "ratio", "difference")}
-            found.append({"size": size.name, **error, "measured_on": f"{shown_place(row['corpus'])}, {row['size']}"})
+            found.append(
+                {
+                    "size": size.name,
+                    **error,
+                    "measured_on": f"{shown_place(row['corpus'])}, {row['size']}",
+                }
+            )
     return tuple(found)
 
 
 def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this data.
+    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this
+    data.
 
-    Sizes of which a node is not complete are left out: the longest baselines, whose errors are small, come first.
+    Sizes of which a node is not complete are left out: the longest baselines, whose errors are
+    small, come first.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -116,8 +142,13 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
     steps = results.analysis.fits.groupby("size")["last_step"].max()
-    errors = measured_errors(results.errors[results.errors["size"].isin(finished_sizes(record, results.runs))])
-    numbers = {"parameters": errors["size"].map(record.parameters), "steps": errors["size"].map(steps).astype(int)}
+    errors = measured_errors(
+        results.errors[results.errors["size"].isin(finished_sizes(record, results.runs))]
+    )
+    numbers = {
+        "parameters": errors["size"].map(record.parameters),
+        "steps": errors["size"].map(steps).astype(int),
+    }
     return errors.assign(corpus=corpus, **numbers)[FILE_COLUMNS]
 
 

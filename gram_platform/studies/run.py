@@ -18,6 +18,7 @@ from gram_platform.studies.definition import Study
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import Flags
+from gram_platform.studies.live import show_results
 from gram_platform.studies.mirror import open_tracker
 from gram_platform.studies.packing import provide_data, reporter, require_supply
 from gram_platform.studies.price import rung_text
@@ -28,7 +29,10 @@ from gram_platform.tracking import Tracker
 
 
 def run_study(study: Study, flags: Flags) -> int:
-    """Runs whatever is not done; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs whatever is not done; returns the exit code.
+
+    ValueError for bad input, before anything trains.
+    """
     if flags.dry_run:
         say(describe(build_graph(study, flags)))
         return 0
@@ -45,20 +49,28 @@ def run_study(study: Study, flags: Flags) -> int:
 
 
 def _export_nodes(graph: Graph) -> int:
-    """Writes the missing nodes to the file of --export-nodes; returns the exit code. ValueError as `provide_data`."""
+    """Writes the missing nodes to the file of --export-nodes; returns the exit code.
+
+    ValueError as `provide_data`.
+    """
     path = local_path("export_nodes", graph.flags.export_nodes)
     require_supply((graph,))
     nodes = missing_nodes(graph.nodes, Store(graph.flags.storage))
     try:
         write_nodes(path, nodes, graph.corpora)
     except OSError as error:
-        raise invalid("export_nodes", str(path), f"a file that can be written ({error.strerror})") from error
+        raise invalid(
+            "export_nodes", str(path), f"a file that can be written ({error.strerror})"
+        ) from error
     say(f"{path}: {len(nodes)} of {len(graph.nodes)} nodes")
     return 0
 
 
 def lead_studies(graphs: Sequence[Graph], store: Store, tracker: Tracker) -> int:
-    """Executes and reports studies in one submission; returns the exit code. ValueError as `lead`."""
+    """Executes and reports studies in one submission; returns the exit code.
+
+    ValueError as `lead`.
+    """
     work = StudyWork(graphs, store, tracker)
     return lead(work.submission, work.start, work.execute, work.write)
 
@@ -68,7 +80,11 @@ class StudyWork:
 
     def __init__(self, graphs: Sequence[Graph], store: Store, tracker: Tracker):
         nodes = unique(node for graph in graphs for node in graph.entries)
-        self.submission, self.store, self.tracker = Submission(graphs, nodes, store, tracker), store, tracker
+        self.submission, self.store, self.tracker = (
+            Submission(graphs, nodes, store, tracker),
+            store,
+            tracker,
+        )
         self.graphs, self.flags, self.say = graphs, graphs[0].flags, self.submission.view.say
         # Machine hours of nodes that have ended, over all submissions.
         self.hours: dict[str, float] = {}
@@ -90,7 +106,8 @@ class StudyWork:
         return at
 
     def _traced(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with the submissions that it is from, and the hours of this one so far."""
+        """Returns the record with the submissions that it is from, and the hours of this one so
+        far."""
         done = self.submission.progress.done - self.submission.done_before
         nodes = [node for node in self.submission.nodes if node.id in done & record.ids]
         hours = sum(machine_hours(self.store, node) for node in nodes)
@@ -98,7 +115,8 @@ class StudyWork:
         return replace(record, submissions=rows)
 
     def execute(self, at: Workplace) -> Ended:
-        """Executes all nodes; with --through one size after another, while none fails and no limit is reached."""
+        """Executes all nodes; with --through one size after another, while none fails and no limit
+        is reached."""
         rungs = self.flags.sizes if self.flags.through else ("",)
         all_nodes, nodes, done, reused = self.submission.nodes, [], set(), 0
         for number, size in enumerate(rungs):
@@ -108,7 +126,10 @@ class StudyWork:
             reused += progress.reused - len(done)
             progress.reused, done = reused, set(progress.done)
             if size:
-                of_size = {one: [n for n in all_nodes if n.size == one] for one in rungs[number : number + 2]}
+                of_size = {
+                    one: [n for n in all_nodes if n.size == one]
+                    for one in rungs[number : number + 2]
+                }
                 spent = sum(self.hours.get(node.id, 0.0) for node in of_size[size])
                 self.say(rung_text(of_size, spent, self.flags.hardware, bool(progress.failed)))
             if progress.failed or not self._may_start():
@@ -120,12 +141,14 @@ class StudyWork:
         return not self.flags.limits.budget.reached(sum(self.hours.values()))
 
     def _count_hours(self, nodes: Iterable[Node]) -> None:
-        """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for them."""
+        """Adds the machine hours of nodes that have ended, where a limit or a ladder asks for
+        them."""
         if self.flags.max_hours or self.flags.max_cost or self.flags.through:
             self.hours |= {node.id: machine_hours(self.store, node) for node in nodes}
 
     def _on_end(self, ended: Node, progress: Progress) -> None:
-        """Counts the hours of a node; writes the tables so far of studies that have all results of a size by it."""
+        """Counts the hours of a node; writes the tables so far of studies that have all results of
+        a size by it."""
         self._count_hours((ended,))
         full = []
         for part, ids in self.unwritten.items():
@@ -134,8 +157,8 @@ class StudyWork:
                 full += [] if ids else [part]
         for part in full:
             del self.unwritten[part]
+        # The last table is written at the end.
         for number in dict.fromkeys(number for number, _ in full if self.unwritten):
-            # The last table is written at the end.
             try:
                 self._write_partial(self.records[number], progress)
             except Exception as error:
@@ -148,24 +171,30 @@ class StudyWork:
         results = measurement.read(record, self.store)
         if results is not None:
             paths = measurement.write(record, self.store, results, progress.failed, None)
-            self.submission.view.show(measurement.text(record, results), measurement.brief_of(record, results))
+            text, brief = measurement.text(record, results), measurement.brief_of(record, results)
+            show_results(self.submission.view.console, f"\n{text}\n", brief)
             self.say(f"so far: {paths['report.html']}\n")
 
     def write(self) -> int:
-        """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is lost."""
+        """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what
+        is lost."""
         code, progress = 0, self.submission.progress
-        for record in map(self._traced, self.records) if self.submission.provenance else self.records:
+        for record in (
+            map(self._traced, self.records) if self.submission.provenance else self.records
+        ):
             measurement = MEASUREMENTS[record.measurement]
             results, lost = read_or_lost(record, self.store, self.tracker, progress.done)
             for line in lost:
                 self.say(f"lost: {line}")
                 code = 1
             if results is None:
-                self.say(f"{record.name}: no table: no baseline is complete with its evaluation yet")
+                self.say(
+                    f"{record.name}: no table: no baseline is complete with its evaluation yet"
+                )
                 continue
             write = partial(measurement.write, record, self.store, results, progress.failed)
-            source = () if results.source == "MLflow" else (f"read from {results.source}",)
             text = f"{record.title}\n{measurement.text(record, results)}"
-            brief = measurement.brief_of(record, results)
-            self.submission.publish(record.name, write, text, *source, brief=brief)
+            self.submission.publish(record.name, write, text, measurement.brief_of(record, results))
+            if results.source != "MLflow":
+                self.say(f"read from {results.source}")
         return code

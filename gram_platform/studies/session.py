@@ -25,7 +25,10 @@ from gram_platform.tracking.connection import opened_by
 
 
 def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resources]:
-    """Returns how the flags execute nodes, and the resources of a rank. `has_gpu`: whether Ray has a GPU now."""
+    """Returns how the flags execute nodes, and the resources of a rank.
+
+    `has_gpu`: whether Ray has a GPU now.
+    """
     device = flags.device or ("cuda" if has_gpu else "cpu")
     interval_s, commit_share = flags.checkpoint_interval
     execution = Execution(
@@ -53,18 +56,25 @@ def execution_of(flags: CommonFlags, has_gpu: bool) -> tuple[Execution, Resource
 
 
 def machine_text(uses_ray: bool) -> str:
-    """Says where nodes are executed: Ray's machines, CPUs and GPUs as they are now, or this machine's."""
+    """Says where nodes are executed: Ray's machines, CPUs and GPUs as they are now, or this
+    machine's."""
     if not uses_ray:
         return f"this process on {num_cpus()} cores"
     nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
     kinds = sorted(name.partition(":")[2] for name in total if name.startswith("accelerator_type:"))
     gpus = f", {total['GPU']:g} GPUs ({', '.join(kinds)})" if total.get("GPU") else ""
-    return f"{len(nodes)} machine{'s' * (len(nodes) != 1)} of Ray with {total.get('CPU', 0.0):g} CPUs{gpus}"
+    return (
+        f"{len(nodes)} machine{'s' * (len(nodes) != 1)} of Ray with {total.get('CPU', 0.0):g}"
+        f" CPUs{gpus}"
+    )
 
 
 def upload_of_job() -> str:
-    """Returns the name of this job's files at Ray, which is a hash of them; "" for a driver that is no job."""
-    folder = ray.get_runtime_context().runtime_env.get("working_dir", "") if ray.is_initialized() else ""
+    """Returns the name of this job's files at Ray, which is a hash of them; "" for a driver that is
+    no job."""
+    folder = (
+        ray.get_runtime_context().runtime_env.get("working_dir", "") if ray.is_initialized() else ""
+    )
     return Path(folder).stem if folder.startswith("gcs://") else ""
 
 
@@ -81,7 +91,8 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice how a job gets a driver's machine, if this one takes no work, as a cluster's head; else "".
+    """Returns advice how a job gets a driver's machine, if this one takes no work, as a cluster's
+    head; else "".
 
     The driver works here too, on a machine that is small and whose end would end the cluster.
     """
@@ -90,13 +101,20 @@ def advice_on_place() -> str:
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
         return ""
     flag = f"--entrypoint-resources '{json.dumps({DRIVER: 1})}'"
-    return f"this driver is on a machine without CPUs for work, as a head: `ray job submit {flag}` gives it its own"
+    return (
+        f"this driver is on a machine without CPUs for work, as a head: `ray job submit {flag}`"
+        " gives it its own"
+    )
 
 
-def cordons_noted(store: Store, studies: Sequence[str], say: Callable[[str], None]) -> Callable[[ProbeReport], None]:
-    """Returns a function that says on which machine nothing more is started, for the driver to call.
+def cordons_noted(
+    store: Store, studies: Sequence[str], say: Callable[[str], None]
+) -> Callable[[ProbeReport], None]:
+    """Returns a function that says on which machine nothing more is started, for the driver to
+    call.
 
-    It keeps the machines for `gram status` and the studies' reports, which forget those of the last submission now.
+    It keeps the machines for `gram status` and the studies' reports, which forget those of the last
+    submission now.
     """
     machines: list[dict] = []
 
@@ -120,7 +138,8 @@ def machine_hours(store: Store, node: Node) -> float:
 
 
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
-    """Writes the index of the storage, and the page to which reports link until MLflow is open; says where they are.
+    """Writes the index of the storage, and the page to which reports link until MLflow is open;
+    says where they are.
 
     The tables are written by now, so an error here is only said.
     """

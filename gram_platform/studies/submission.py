@@ -1,4 +1,4 @@
-"""Leads a submission from its first node to its last table: executes, shows, mirrors, counts and publishes."""
+"""Leads a submission from its first node to its last table."""
 
 import time
 from collections import Counter
@@ -23,7 +23,7 @@ from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, pass
 from gram_platform.store import Folder, Store
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import note_device
-from gram_platform.studies.live import LiveView
+from gram_platform.studies.live import LiveView, show_results
 from gram_platform.studies.mirror import Mirror
 from gram_platform.studies.session import (
     cordons_noted,
@@ -51,27 +51,41 @@ def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) 
     if device == ranks.machine.device == "cuda":
         machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
     choices = ranks.choices(node.config, node.size)
-    divisions = (division_of(node.config, number, machine, device, ranks.checkpointing) for number in choices)
+    divisions = (
+        division_of(node.config, number, machine, device, ranks.checkpointing) for number in choices
+    )
     return Placement(tuple(divisions), expected_hours(node, machine) / choices[-1])
 
 
-def division_of(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False) -> Division:
-    """Returns how a run is divided over so many ranks, by the machine's memory, with advice for when it lacks."""
+def division_of(
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
+) -> Division:
+    """Returns how a run is divided over so many ranks, by the machine's memory, with advice for
+    when it lacks."""
 
     def gib(number: int, recomputes: bool) -> str:
         return f"{_divided(run, number, machine, device, recomputes).memory_bytes / GIB:.3g} GiB"
 
     division = _divided(run, num_ranks, machine, device, checkpointing)
-    more = next((n for n in range(num_ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None)
+    more = next(
+        (n for n in range(num_ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None
+    )
     remedies = [] if checkpointing else [f"--activation-checkpointing: {gib(num_ranks, True)}"]
     remedies += [f"--num-workers {more}: {gib(more, checkpointing)} each"] if more else []
-    counted = f"{division.memory_bytes / GIB:.3g} GiB" + (f" on each of {num_ranks} ranks" if num_ranks > 1 else "")
+    counted = f"{division.memory_bytes / GIB:.3g} GiB" + (
+        f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+    )
     less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
-    advice = f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine with more memory."
+    advice = (
+        f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine"
+        " with more memory."
+    )
     return replace(division, advice=advice)
 
 
-def _divided(run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool) -> Division:
+def _divided(
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
+) -> Division:
     """Returns the division with the memory of the fullest rank, without advice."""
     passes = passes_of(run, num_ranks, machine, device, checkpointing)
     return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total)
@@ -105,12 +119,15 @@ class Ended:
 
 
 class Submission:
-    """Executes nodes of studies or of a search, in this process or on Ray; shows and mirrors them."""
+    """Executes nodes of studies or of a search, in this process or on Ray; shows and mirrors
+    them."""
 
-    # Of a submission that executes something.
+    # None until a submission that executes something has started.
     provenance: Provenance | None = None
 
-    def __init__(self, graphs: Sequence[Graph], nodes: Sequence[Node], store: Store, tracker: Tracker):
+    def __init__(
+        self, graphs: Sequence[Graph], nodes: Sequence[Node], store: Store, tracker: Tracker
+    ):
         self.graphs, self.nodes, self.store, self.tracker = graphs, nodes, store, tracker
         self.flags = graphs[0].flags
         self.names = [graph.study.name for graph in graphs]
@@ -126,8 +143,8 @@ class Submission:
     def start(self, planned: Sequence[Node], has_more: bool = False) -> Workplace:
         """Decides where each node that is left is executed; starts Ray if it is needed.
 
-        `planned`: the nodes, and others that may be executed; `has_more`: whether there may be nodes that nobody knows
-        yet. ValueError as `require_capacity` and `note_device`.
+        `planned`: the nodes, and others that may be executed; `has_more`: whether there may be
+        nodes that nobody knows yet. ValueError as `require_capacity` and `note_device`.
         """
         ends = NodeLifecycle(self.store).ends(self.nodes)
         self.done_before = {node_id for node_id, end in ends.items() if end == ""}
@@ -140,11 +157,20 @@ class Submission:
             execution, resources = start_ray(self.flags, self.view.say)
         else:
             execution, resources = execution_of(self.flags, not self.flags.needs_ray and has_gpu())
-        how = {"ranks": self.flags.ranks, "device": execution.device, "gpu_share": self.flags.gpus_per_run}
-        missing, place = [n for n in planned if n.id not in self.done_before], partial(placement_of, **how)
+        how = {
+            "ranks": self.flags.ranks,
+            "device": execution.device,
+            "gpu_share": self.flags.gpus_per_run,
+        }
+        missing, place = (
+            [n for n in planned if n.id not in self.done_before],
+            partial(placement_of, **how),
+        )
         placements = {node.id: place(node) for node in missing}
         if executes and self.flags.needs_ray:
-            require_capacity(widest_missing(missing, placements, self.store), resources, self.view.say)
+            require_capacity(
+                widest_missing(missing, placements, self.store), resources, self.view.say
+            )
         for graph in self.graphs if executes else ():
             note_device(graph, self.store, execution.device)
         begin_work()
@@ -159,7 +185,8 @@ class Submission:
         on_end: Callable[[Node, Progress], None] = lambda node, progress: None,
         may_start: Callable[[], bool] = lambda: True,
     ) -> Progress:
-        """Executes the nodes that are not done, while `may_start()`; `on_end` is called for each that ends."""
+        """Executes the nodes that are not done, while `may_start()`; `on_end` is called for each
+        that ends."""
 
         def on_change(progress: Progress, ended: Node | None) -> None:
             self.view.update(progress, ended)
@@ -171,13 +198,18 @@ class Submission:
         how = {"retry_diverged": self.flags.retry_failed, "done": self.done_before}
         how |= {"on_change": on_change, "may_start": may_start}
         if self.flags.needs_ray:
-            self.progress = run_graph(nodes, at.execution, at.resources, at.placements, cordon=at.cordon, **how)
+            self.progress = run_graph(
+                nodes, at.execution, at.resources, at.placements, cordon=at.cordon, **how
+            )
         else:
             self.progress = run_in_process(nodes, at.execution, placements=at.placements, **how)
         return self.progress
 
-    def submissions(self, folder: Folder, file: str, node_hours: float = 0.0) -> tuple[Mapping, ...]:
-        """Returns the rows of a record in a folder about submissions, with this one if it executes something.
+    def submissions(
+        self, folder: Folder, file: str, node_hours: float = 0.0
+    ) -> tuple[Mapping, ...]:
+        """Returns the rows of a record in a folder about submissions, with this one if it executes
+        something.
 
         `node_hours`: of the nodes that it has executed.
         """
@@ -190,44 +222,50 @@ class Submission:
     @property
     def num_left(self) -> int:
         """The nodes that could still be executed."""
-        return len(self.nodes) - sum(map(len, (self.progress.done, self.progress.failed, self.progress.blocked)))
+        return len(self.nodes) - sum(
+            map(len, (self.progress.done, self.progress.failed, self.progress.blocked))
+        )
 
     def failures(self) -> list[str]:
         """Returns a line for each node that has failed or is blocked."""
         name = lambda node_id: self.view.nodes[node_id].name  # noqa: E731
         failed = [f"failed: {name(i)}: {message}" for i, message in self.progress.failed.items()]
-        blocked = [f"blocked: {name(i)} needs {', '.join(map(name, of))}" for i, of in self.progress.blocked.items()]
+        blocked = [
+            f"blocked: {name(i)} needs {', '.join(map(name, of))}"
+            for i, of in self.progress.blocked.items()
+        ]
         return failed + blocked
 
     def counts(self) -> str:
         """Returns how many nodes were done now and before, as a text."""
         elapsed_s = time.monotonic() - self.started
         done, reused = len(self.progress.done), self.progress.reused
-        return f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s, {reused} before"
+        return (
+            f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s,"
+            f" {reused} before"
+        )
 
     def publish(
         self,
         study: str,
         write: Callable[[Tracker | None], Mapping[str, str]],
         text: str,
-        *more: str,
-        brief: Callable[[bool], Brief] | None = None,
+        brief: Callable[[bool], Brief] | None,
     ) -> None:
-        """Writes a study's files and logs them to MLflow, or only writes them while it is away; prints text and paths.
+        """Writes a study's files and logs them to MLflow, or only writes them while it is away;
+        prints text and paths.
 
-        Then `more` lines, and the study's pages on an MLflow server, if it answers. A terminal shows `brief`
-        in place of the text.
+        Then the study's pages on an MLflow server, if it answers. A terminal shows `brief` in place
+        of the text.
         """
         paths = write_or_log(write, self.tracker, self.view.say)
-        self.view.show(text, brief)
+        show_results(self.view.console, f"\n{text}\n", brief)
         if brief and self.flags.notify:
             self.verdicts.update(brief(True).verdicts)
         for name, path in paths.items():
             self.view.say(f"{name:12} {path}")
-        for line in more:
-            self.view.say(line)
+        # The pages of a database have no address before `gram ui` opens them.
         if self.mirror.is_away or not self.flags.tracking_uri.startswith("http"):
-            # The pages of a database have no address before `gram ui` opens them.
             return
         try:
             for name, url in self.tracker.view_urls(study).items():
@@ -236,12 +274,17 @@ class Submission:
             self.view.say(f"no links to the study's pages ({error})")
 
     def notify(self, code: int, what: str, num_failures: int = 0) -> None:
-        """Tells the webhook of --notify how the submission ended, and says so if that fails; see `message_of`."""
+        """Tells the webhook of --notify how the submission ended, and says so if that fails; see
+        `message_of`."""
         if self.flags.notify:
             name, root = "+".join(self.names), str(self.store.root)
-            reason = post(self.flags.notify, message_of(name, root, code, what, num_failures, self.verdicts))
+            reason = post(
+                self.flags.notify, message_of(name, root, code, what, num_failures, self.verdicts)
+            )
             if reason:
-                self.view.say(f"warning: the webhook of --notify did not take the message: {reason}")
+                self.view.say(
+                    f"warning: the webhook of --notify did not take the message: {reason}"
+                )
 
 
 def lead(
@@ -251,11 +294,12 @@ def lead(
     write: Callable[[], int],
     lease: AbstractContextManager[object] = NO_LEASE,
 ) -> int:
-    """Executes what is missing and writes every table; returns the exit code. ValueError as `Submission.start`.
+    """Executes what is missing and writes every table; returns the exit code.
 
-    `start`: starts the submission and writes the record of what is submitted. `execute`: executes what is missing,
-    until a limit is reached. `write`: publishes all tables and reports, and returns an exit code. `lease`: of all this,
-    released before the site is built, which shows who holds it.
+    ValueError as `Submission.start`. `start`: starts the submission and writes the record of what
+    is submitted. `execute`: executes what is missing, until a limit is reached. `write`: publishes
+    all tables and reports, and returns an exit code. `lease`: of all this, released before the site
+    is built.
     """
     with lease:
         at = start()
@@ -270,9 +314,13 @@ def lead(
 
 
 def _led(
-    submission: Submission, at: Workplace, execute: Callable[[Workplace], Ended], write: Callable[[], int]
+    submission: Submission,
+    at: Workplace,
+    execute: Callable[[Workplace], Ended],
+    write: Callable[[], int],
 ) -> tuple[int, Ended]:
-    """Does what `lead` does between the start and the site; returns the exit code, and what was done."""
+    """Does what `lead` does between the start and the site; returns the exit code, and what was
+    done."""
     say = submission.view.say
     with submission.view, submission.mirror:
         ended = execute(at)

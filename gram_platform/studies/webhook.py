@@ -1,4 +1,4 @@
-"""Tells a webhook how a submission ended (`--notify URL`), in JSON that Slack and Mattermost show, too."""
+"""Tells a webhook how a submission ended (`--notify URL`), in JSON that Slack shows, too."""
 
 import json
 import re
@@ -28,14 +28,20 @@ BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def require_webhook(url: str) -> None:
-    """ValueError, which names no more than the host, for a text that is neither empty nor a webhook's address."""
+    """ValueError, which names no more than the host, for a text that is neither empty nor a
+    webhook's address."""
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_address = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        )
     except ValueError:
         is_address = False
     if url and not (is_address and url.isascii() and not re.search(r"[\s@'\"\x00-\x1f\x7f]", url)):
-        expected = "a webhook's address such as https://host/path, without a user, a password, quotes and blanks"
+        expected = (
+            "a webhook's address such as https://host/path, without a user, a password, quotes and"
+            " blanks"
+        )
         raise invalid("notify", BEHIND_HOST.sub("/***", masked(url)), expected)
 
 
@@ -44,24 +50,39 @@ def message_of(
 ) -> dict[str, object]:
     """Returns what a webhook gets, every address in it without user and password.
 
-    `storage`: its place, of which the message has the name alone; `code`: the submission's exit code; `what`: how many
-    nodes and trials have ended, or the error that ended the submission; `verdicts`: the number of claims of each.
+    `storage`: its place, of which the message has the name alone; `code`: the submission's exit
+    code; `what`: how many nodes and trials have ended, or the error that ended the submission;
+    `verdicts`: the number of claims of each.
     """
     storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(masked(what).splitlines()))
     claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
     failures = f"{num_failures} failed or blocked" if num_failures else ""
-    text = ". ".join(filter(None, (f"{study} in {storage}: {event}", what, failures, claims and f"Claims: {claims}")))
+    text = ". ".join(
+        filter(
+            None, (f"{study} in {storage}: {event}", what, failures, claims and f"Claims: {claims}")
+        )
+    )
     named = {"event": event, "study": study, "storage": storage, "counts": what}
     return {"text": text, **named, "failures": num_failures, "verdicts": dict(verdicts)}
 
 
 def post(url: str, message: Mapping[str, object]) -> str:
-    """Posts a message as JSON; returns why that failed, else "". Waits at most TIMEOUT_S, and raises nothing."""
+    """Posts a message as JSON; returns why that failed, else "".
+
+    Waits at most TIMEOUT_S, and raises nothing.
+    """
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # None follows a redirect: the request would go on as a GET without the message, to a host that nobody named.
+    # None follows a redirect: the request would go on as a GET without the message, to a host that
+    # nobody named.
     opener = OpenerDirector()
-    for handler in (ProxyHandler, HTTPHandler, HTTPSHandler, HTTPDefaultErrorHandler, HTTPErrorProcessor):
+    for handler in (
+        ProxyHandler,
+        HTTPHandler,
+        HTTPSHandler,
+        HTTPDefaultErrorHandler,
+        HTTPErrorProcessor,
+    ):
         opener.add_handler(handler())
     request = Request(url, json.dumps(message).encode(), {"Content-Type": "application/json"})
 

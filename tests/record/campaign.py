@@ -1,4 +1,5 @@
-"""Trains the smoke presets of a study and of a search at two commits on this machine, and compares bytes.
+"""Trains the smoke presets of a study and of a search at two commits on this machine, and compares
+bytes.
 
 No hash is committed: other kinds of processors round differently.
 """
@@ -29,9 +30,15 @@ SURROUNDINGS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "MLFLOW_TRACKING_URI", 
 
 
 def compare_with(commit: str) -> int:
-    """Trains here and at a commit, and prints each file as equal or different; returns 1 if one differs."""
-    with tempfile.TemporaryDirectory(prefix="gram-record-") as folder, worktree(commit, Path(folder, "code")) as code:
-        now, before = (trained(root, Path(folder, name)) for root, name in ((ROOT, "now"), (code, "before")))
+    """Trains here and at a commit, and prints each file as equal or different; returns 1 if one
+    differs."""
+    with (
+        tempfile.TemporaryDirectory(prefix="gram-record-") as folder,
+        worktree(commit, Path(folder, "code")) as code,
+    ):
+        now, before = (
+            trained(root, Path(folder, name)) for root, name in ((ROOT, "now"), (code, "before"))
+        )
     lines = compared(before, now)
     print("\n".join(lines))
     num_equal = sum(line.startswith("equal ") for line in lines)
@@ -71,7 +78,8 @@ def trained(root: Path, storage: Path) -> dict[str, str]:
 
 
 def hashes(storage: Path) -> dict[str, str]:
-    """Returns the SHA-256 of every compared file by its place in the storage, without the name of the attempt."""
+    """Returns the SHA-256 of every compared file by its place in the storage, without the name of
+    the attempt."""
     found = {}
     for path in (path for pattern in COMPARED for path in sorted(storage.glob(pattern))):
         place = path.relative_to(storage)

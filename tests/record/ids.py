@@ -1,4 +1,5 @@
-"""The ids of every preset: what the code makes now, what `ids.txt` says, and where the two differ."""
+"""The ids of every preset: what the code makes now, what `ids.txt` says, and where the two
+differ."""
 
 import difflib
 import functools
@@ -19,7 +20,8 @@ RECORD = Path(__file__).with_name("ids.txt")
 Sections = Mapping[str, list[str]]  # the lines under each heading `STUDY PRESET`
 Wanted = Callable[[str], bool]  # of a heading
 
-EVERYWHERE = {"installed": "stories"}  # a corpus whose text is this machine's, and the one in its place here
+# A corpus whose text is this machine's, and the one in its place here.
+EVERYWHERE = {"installed": "stories"}
 
 
 def everything(heading: str) -> bool:
@@ -60,7 +62,8 @@ def graphs(wanted: Wanted = everything) -> Iterator[tuple[str, Graph]]:
 
 
 def found_ids(wanted: Wanted = everything) -> Sections:
-    """Returns, for each size and kind of node, the number of nodes with digests of their ids and tags."""
+    """Returns, for each size and kind of node, the number of nodes with digests of their ids and
+    tags."""
     return {heading: _lines_of(graph) for heading, graph in graphs(wanted)}
 
 
@@ -100,7 +103,8 @@ def write_ids() -> None:
 
 
 def differences(before: Sections, now: Sections) -> list[str]:
-    """Returns, under each heading that differs, the lines that are gone (-) and those that are new (+)."""
+    """Returns, under each heading that differs, the lines that are gone (-) and those that are new
+    (+)."""
     lines = []
     for heading in dict.fromkeys([*before, *now]):
         pair = before.get(heading, []), now.get(heading, [])

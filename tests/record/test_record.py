@@ -1,4 +1,5 @@
-"""Every id is as recorded; a change that means to differ renews them with `python -m tests.record --write`."""
+"""Every id is as recorded; a change that means to differ renews them with `python -m tests.record
+--write`."""
 
 import builtins
 import math
@@ -8,18 +9,26 @@ import pytest
 from tests.record.ids import differences, found_ids, presets, recorded_ids
 
 # These take seconds together.
-SAMPLE = {"titration paper", *(f"{name} {preset}" for name, preset in presets() if preset == "smoke")}
+SAMPLE = {
+    "titration paper",
+    *(f"{name} {preset}" for name, preset in presets() if preset == "smoke"),
+}
 
 
 @pytest.fixture(autouse=True)
 def sum_of_later_pythons(monkeypatch):
-    """Lets the builtin `sum` compensate for the rounding of floats, as since Python 3.12, whatever runs these tests."""
+    """Lets the builtin `sum` compensate for the rounding of floats, as since Python 3.12, whatever
+    runs these tests."""
     plain = sum
 
     def compensated(values, /, start=0):
         values = [start, *values]
         types = set(map(type, values))
-        return math.fsum(values) if float in types and types <= {int, bool, float} else plain(values[1:], start)
+        return (
+            math.fsum(values)
+            if float in types and types <= {int, bool, float}
+            else plain(values[1:], start)
+        )
 
     monkeypatch.setattr(builtins, "sum", compensated)
 

@@ -1,4 +1,5 @@
-"""A small study that ran to its end without a disturbance, which the tests of this folder compare with."""
+"""A small study that ran to its end without a disturbance, which the tests of this folder compare
+with."""
 
 import fcntl
 import os
@@ -12,9 +13,11 @@ from tests.studies.processes import submit
 
 @pytest.fixture(scope="session")
 def finished_study(tmp_path_factory) -> Path:
-    """The storage of a finished study, never to be written: 5 runs of one size and seed, 7 evaluations. 20 s.
+    """The storage of a finished study, never to be written: 5 runs of one size and seed, 7
+    evaluations. 20 s.
 
-    One for all workers of a session: the first that needs it runs the study, the others wait for its end.
+    One for all workers of a session: the first that needs it runs the study, the others wait for
+    its end.
     """
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "finished"

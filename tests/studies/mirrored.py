@@ -13,7 +13,8 @@ from gram_platform.tracking.frame import load_curves, load_runs, load_store, loa
 
 
 def assert_mirrored_once(storage: Path, uri: str | None = None) -> None:
-    """Every node of the storage has exactly one finished MLflow run, whose curves have every step once.
+    """Every node of the storage has exactly one finished MLflow run, whose curves have every step
+    once.
 
     The frames of both are equal.
     """
@@ -24,7 +25,9 @@ def assert_mirrored_once(storage: Path, uri: str | None = None) -> None:
     nodes = [run for run in found if run.data.tags["gram.kind"] in ("run", "evaluation")]
     expected = Counter([*store.list_runs(), *store.list_evaluations()])
     shown = Counter(map(_node_id, nodes))
-    assert shown == expected, f"not once: {[(run.info.run_name, run.info.status) for run in nodes]}, of {expected}"
+    assert shown == expected, (
+        f"not once: {[(run.info.run_name, run.info.status) for run in nodes]}, of {expected}"
+    )
     assert {run.info.status for run in nodes} == {"FINISHED"}
     for run in nodes:
         _assert_no_step_twice(client, store, run)
@@ -39,9 +42,13 @@ def _node_id(run: Run) -> str:
 def _assert_no_step_twice(client: MlflowClient, store: Store, run: Run) -> None:
     for key in run.data.metrics:
         steps = [metric.step for metric in client.get_metric_history(run.info.run_id, key)]
-        assert len(steps) == len(set(steps)), f"{run.info.run_name}: {key} has a step twice: {steps}"
+        assert len(steps) == len(set(steps)), (
+            f"{run.info.run_name}: {key} has a step twice: {steps}"
+        )
     if run.data.tags["gram.kind"] == "run":
         records = store.run(_node_id(run)).records()
-        wanted = {record["step"] for record in records if "validation/loss/core" in record["metrics"]}
+        wanted = {
+            record["step"] for record in records if "validation/loss/core" in record["metrics"]
+        }
         history = client.get_metric_history(run.info.run_id, "loss/core")
         assert {metric.step for metric in history} == wanted or not wanted

@@ -1,4 +1,5 @@
-"""A study in processes of its own, to be killed: starting it, finding its parts, reading what its storage says."""
+"""A study in processes of its own, to be killed: starting it, finding its parts, reading what its
+storage says."""
 
 import contextlib
 import os
@@ -16,10 +17,12 @@ from gram_platform.store.checkpoints import last_step, newest_manifest
 from gram_platform.store.leases import is_fresh, read_lease
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))  # `shelf.py` is an object store
+# `shelf.py` is an object store.
+PYTHONPATH = os.pathsep.join((str(ROOT), str(ROOT / "tests/shelf")))
 EXPERIMENT = (sys.executable, "experiments/scaling.py")
 TINY = ("--preset", "smoke", "--sizes", "tiny")
-SMALL = (*TINY, "--seeds", "1", "--methods", "baseline", "gram")  # 2 runs of 2 s, 3 short attacks and 7 evaluations
+# 2 runs of 2 s, 3 short attacks and 7 evaluations.
+SMALL = (*TINY, "--seeds", "1", "--methods", "baseline", "gram")
 
 
 @dataclass
@@ -29,9 +32,11 @@ class Submission:
     storage: Path
     flags: tuple[str, ...] = SMALL
     command: tuple[str, ...] = EXPERIMENT
-    url: str = ""  # of the storage, if it is an object store; `storage` is then the folder behind it
+    # Of the storage, if it is an object store; `storage` is then the folder behind it.
+    url: str = ""
     ray_address: str = "local"  # a Ray of its own, whatever else runs on this machine
-    seen: dict[int, psutil.Process] = field(default_factory=dict)  # every process that it was ever seen with
+    # Every process that it was ever seen with.
+    seen: dict[int, psutil.Process] = field(default_factory=dict)
 
     def __enter__(self) -> "Submission":
         self.output_path = self.storage.with_name(f"{self.storage.name}-{time.time_ns()}.txt")
@@ -40,7 +45,12 @@ class Submission:
             self.process = subprocess.Popen(
                 [*self.command, *self.flags, "--storage", self.url or str(self.storage)],
                 cwd=ROOT,
-                env=os.environ | {"RAY_ADDRESS": self.ray_address, "PYTHONUNBUFFERED": "1", "PYTHONPATH": PYTHONPATH},
+                env=os.environ
+                | {
+                    "RAY_ADDRESS": self.ray_address,
+                    "PYTHONUNBUFFERED": "1",
+                    "PYTHONPATH": PYTHONPATH,
+                },
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -91,7 +101,8 @@ class Submission:
         return self.wait_for(lambda: next(iter(self.in_training()), None), "a checkpoint")
 
     def stopped(self) -> "Training":
-        """A run that it trains, after its first commit, its process stopped: it cannot end before it is killed."""
+        """A run that it trains, after its first commit, its process stopped: it cannot end before
+        it is killed."""
 
         def stop() -> Training | None:
             for training in self.in_training():
@@ -106,12 +117,17 @@ class Submission:
 
     def in_training(self) -> list["Training"]:
         """The runs at work in attempts that it started, once each has committed."""
-        found = [training for training in in_training(self.storage) if training.attempt_id not in self.earlier]
+        found = [
+            training
+            for training in in_training(self.storage)
+            if training.attempt_id not in self.earlier
+        ]
         return [training for training in found if training.checkpoints(self.storage)]
 
 
 def removes_a_folder(process: psutil.Process) -> bool:
-    """Whether a process waits for the end of its Ray to remove the files: whoever kills it leaves them."""
+    """Whether a process waits for the end of its Ray to remove the files: whoever kills it leaves
+    them."""
     with contextlib.suppress(psutil.Error):
         return any(word.endswith("own_folder.py") for word in process.cmdline())
     return False
@@ -135,9 +151,14 @@ def is_training(process: psutil.Process) -> bool:
 
 
 def submit(
-    storage: Path, flags: tuple[str, ...] = SMALL, command: tuple[str, ...] = EXPERIMENT, code: int = 0, **place: str
+    storage: Path,
+    flags: tuple[str, ...] = SMALL,
+    command: tuple[str, ...] = EXPERIMENT,
+    code: int = 0,
+    **place: str,
 ) -> str:
-    """Runs a study to its end, checks its exit code, and returns what it printed; `place`: fields of Submission."""
+    """Runs a study to its end, checks its exit code, and returns what it printed; `place`: fields
+    of Submission."""
     with Submission(storage, flags, command, **place) as submission:
         assert submission.finish() == code, submission.output
         return submission.output
@@ -152,7 +173,7 @@ def kill(processes) -> None:
     psutil.wait_procs(processes, timeout=10)
 
 
-# ------------------------------------------------------------------------------------- what the storage says
+# ---------------------------------------------------------------------------- what the storage says
 
 
 @dataclass(frozen=True)
@@ -182,7 +203,9 @@ def in_training(storage: Path) -> list[Training]:
         lease = read_lease(run.attempts.child(attempt_ids[-1]))
         manifest = newest_manifest(run.attempts)
         if is_fresh(lease) and manifest:
-            found.append(Training(run_id, attempt_ids[-1], lease["pid"], manifest["step"], manifest["time"]))
+            found.append(
+                Training(run_id, attempt_ids[-1], lease["pid"], manifest["step"], manifest["time"])
+            )
     return found
 
 
@@ -197,7 +220,8 @@ def table(storage: Path) -> bytes:
 
 
 def written(storage: Path) -> dict[str, tuple[int, int]]:
-    """{path of a result: (inode, time)}: changes when it is written again, even with the same bytes."""
+    """{path of a result: (inode, time)}: changes when it is written again, even with the same
+    bytes."""
     stats = {name: (storage / name).stat() for name in results(storage)}
     return {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()}
 
@@ -209,7 +233,8 @@ def attempts(storage: Path) -> dict[str, list[str]]:
 
 
 def segments_written(storage: Path, run_id: str) -> list[tuple[int, int]]:
-    """(first, last step) of every segment that any attempt wrote: committed steps that were trained twice overlap."""
+    """(first, last step) of every segment that any attempt wrote: committed steps that were trained
+    twice overlap."""
     files = (storage / "runs" / run_id).glob("attempts/*/segments/*.jsonl")
     return sorted(tuple(int(step) for step in file.stem.split("-")) for file in files)
 
@@ -218,16 +243,21 @@ def num_trained_twice(storage: Path) -> int:
     """Steps whose records were written more than once, over all runs."""
     total = 0
     for run_id in Store(storage).list_runs():
-        steps = [step for first, last in segments_written(storage, run_id) for step in range(first, last + 1)]
+        steps = [
+            step
+            for first, last in segments_written(storage, run_id)
+            for step in range(first, last + 1)
+        ]
         total += len(steps) - len(set(steps))
     return total
 
 
 def lost_steps(storage: Path) -> list[int]:
-    """For each attempt at a complete run that did not finish it: its steps that a later one trained again.
+    """For each attempt at a complete run that did not finish it: its steps that a later one trained
+    again.
 
-    Those after its last commit in the run's history, as far as its last heartbeat or segment tells: a second at most
-    lies between two heartbeats.
+    Those after its last commit in the run's history, as far as its last heartbeat or segment tells:
+    a second at most lies between two heartbeats.
     """
     found = []
     for run_id in Store(storage).list_runs():

@@ -1,8 +1,7 @@
-"""A new measurement is a class of nodes and one line of a table: it is run, read, written, and in the site's index."""
+"""A new measurement is a class of nodes and one line of a table: it is run, read, written, and in
+the site's index."""
 
 import dataclasses
-import subprocess
-import sys
 from typing import ClassVar
 
 import pandas as pd
@@ -49,12 +48,20 @@ class WorstResults:
 def read_worst(record, store, frames=None):
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     rows = [
-        (e["tags"]["method"], e["tags"]["profile"], float(store.evaluation(e["id"]).tensors()[CORE].max()))
+        (
+            e["tags"]["method"],
+            e["tags"]["profile"],
+            float(store.evaluation(e["id"]).tensors()[CORE].max()),
+        )
         for e in views
         if store.evaluation(e["id"]).result()
     ]
     table = pd.DataFrame(rows, columns=["method", "profile", "loss"])
-    return WorstResults(table, nodes_frame(record, store_frames(store, record.ids, ()).nodes)) if rows else None
+    return (
+        WorstResults(table, nodes_frame(record, store_frames(store, record.ids, ()).nodes))
+        if rows
+        else None
+    )
 
 
 def worst_page(record, results, tracker):
@@ -72,13 +79,17 @@ SHOWN = Presentation(
 @pytest.fixture
 def study():
     size = dataclasses.replace(STORIES_SMOKE.sizes["tiny"], core_tokens=64 * 160)
-    preset = dataclasses.replace(STORIES_SMOKE, sizes={"tiny": size}, num_seeds=1, measurement=WorstToken())
+    preset = dataclasses.replace(
+        STORIES_SMOKE, sizes={"tiny": size}, num_seeds=1, measurement=WorstToken()
+    )
     return dataclasses.replace(STUDY, name="worst", presets={"smoke": preset})
 
 
 def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     monkeypatch.setitem(MEASUREMENTS, WorstToken.name, SHOWN)
-    flags = parse(study, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path / "storage")])
+    flags = parse(
+        study, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path / "storage")]
+    )
     graph, store = build_graph(study, flags), Store(flags.storage).open_for_writing()
     require_closed(graph.nodes)
     provide_corpus(graph.recipe, store, None)
@@ -93,13 +104,10 @@ def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     assert set(results.table["method"]) == {"baseline", "gram"}
     assert (results.table["loss"] > 0).all()
     assert f" {results.table['loss'].max():.3f}" in measurement.text(record, results)
-    assert set(measurement.write(record, store, results, {}, None)) == {"table.csv", "report.html", "study.json"}
+    assert set(measurement.write(record, store, results, {}, None)) == {
+        "table.csv",
+        "report.html",
+        "study.json",
+    }
     page = (tmp_path / "storage" / "studies" / "worst" / "report.html").read_text()
     assert "Losses in nats." in page
-
-
-def test_nodes_of_measurements_import_no_pages():
-    code = "import sys, gram_platform.methods.measurements; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rooms = {name.split(".")[1] for name in done.stdout.split() if name.startswith("gram_platform.")}
-    assert rooms == {"config", "methods"}

@@ -1,7 +1,8 @@
-"""Presets `paper` and `as_run`: printed hyperparameters by their place in the paper, published settings by their row.
+"""Presets `paper` and `as_run`: printed hyperparameters by their place in the paper, published
+settings by their row.
 
-The paper's places are labels of its LaTeX source; rows are those of the authors' stored settings, read where they lie
-beside the checkout.
+The paper's places are labels of its LaTeX source; rows are those of the authors' stored settings,
+read where they lie beside the checkout.
 """
 
 import importlib
@@ -34,7 +35,9 @@ THEIRS = {
     "cybersecurity": "papers-cyber",
 }
 SINGLES = ((), *((d,) for d in AUXILIARY))
-needs_settings = pytest.mark.skipif(not SETTINGS.exists(), reason="the authors' settings are not beside the checkout")
+needs_settings = pytest.mark.skipif(
+    not SETTINGS.exists(), reason="the authors' settings are not beside the checkout"
+)
 
 
 def study(name):
@@ -46,19 +49,29 @@ def preset(name, kind="paper"):
     return study(name).presets[kind]
 
 
-def cell(name, kind="paper", size=None, seed=0, domains=(CORE, *AUXILIARY), profiles=SINGLES, variant=None):
+def cell(
+    name,
+    kind="paper",
+    size=None,
+    seed=0,
+    domains=(CORE, *AUXILIARY),
+    profiles=SINGLES,
+    variant=None,
+):
     own = preset(name, kind)
     chosen = own.sizes[size or next(iter(own.sizes))]
     end = 50_256 if own.vocab_size == 50_304 else 1  # of the two tokenizers
     setting = own.setting(chosen, seed, "data", domains, profiles, end)
-    return next(v for v in own.variants if v.name == variant).changed(setting) if variant else setting
+    return (
+        next(v for v in own.variants if v.name == variant).changed(setting) if variant else setting
+    )
 
 
 def gram(*args, **parts):
     return plan("gram", cell(*args, **parts)).runs["all"]
 
 
-# --------------------------------------------------------------------------------------------- the paper's text
+# --------------------------------------------------------------------------------- the paper's text
 
 
 LADDER = {  # tab:grmoe-scaling-training: module, layers, core MLP, aux MLP, batch, core data, rate
@@ -76,12 +89,18 @@ LADDER = {  # tab:grmoe-scaling-training: module, layers, core MLP, aux MLP, bat
 def test_the_ladder_is_the_printed_one(name):
     module, layers, core_mlp, aux_mlp, batch, tokens, rate = LADDER[name]
     run = gram("scaling", size=name)
-    shape = (run.model.num_layers, run.model.d_mlp, run.model.modules[0].width, run.model.d_model * 4)
+    shape = (
+        run.model.num_layers,
+        run.model.d_mlp,
+        run.model.modules[0].width,
+        run.model.d_model * 4,
+    )
     assert shape == (layers, core_mlp, aux_mlp, core_mlp)
     # at 50M and 400M the printed module sizes are of another width than the printed one
     if name not in ("50M", "400M"):
         assert module_parameters(run.model, "lisp") == pytest.approx(module, rel=0.02)
-    assert run.batch_size == (1328 if name == "2B" else batch)  # 1,329 has no micro-batch that ranks could divide
+    # 1,329 has no micro-batch that ranks could divide.
+    assert run.batch_size == (1328 if name == "2B" else batch)
     assert PAPER_SIZES[name].core_tokens == tokens
     assert run.optimizer.peak_lr == rate
     assert (run.model.seq_len, run.model.vocab_size) == (1024, 50_304)  # app:realistic
@@ -90,19 +109,28 @@ def test_the_ladder_is_the_printed_one(name):
 
 @pytest.mark.parametrize("name", ["scaling", "dual_use", "partial_labels"])
 def test_dual_use_routing_is_the_printed_one(name):
-    """app:realistic, app:partial: p_as 0.5, p_cr 0.2, p_af 4 for code and 3 otherwise; FT-LoRA's 2 and 1."""
+    """app:realistic, app:partial: p_as 0.5, p_cr 0.2, p_af 4 for code and 3 otherwise; FT-LoRA's 2
+    and 1."""
     setting = cell(name)
     assert (setting.routing.p_aux_spread, setting.routing.p_core_robust) == (0.5, 0.2)
-    assert {d: setting.factor(d) for d in AUXILIARY} == {d: 4.0 if d == "lisp" else 3.0 for d in AUXILIARY}
+    assert {d: setting.factor(d) for d in AUXILIARY} == {
+        d: 4.0 if d == "lisp" else 3.0 for d in AUXILIARY
+    }
     module = setting.options.branch_module
-    assert {d: module.factor(d) for d in AUXILIARY} == {d: 2.0 if d == "lisp" else 1.0 for d in AUXILIARY}
+    assert {d: module.factor(d) for d in AUXILIARY} == {
+        d: 2.0 if d == "lisp" else 1.0 for d in AUXILIARY
+    }
     assert (module.core_ratio, module.lr_factor) == (1.0, 1.0)
     assert (setting.warmup_fraction, setting.decay_fraction) == (0.02, 0.1)
     run = gram(name)
     drawn = {d.name: d.num_draws / d.num_sequences for d in run.data.domains}
     assert drawn["lisp"] == pytest.approx(4.0, rel=0.02)
     assert drawn["virology"] == pytest.approx(3.0, rel=0.02)
-    assert (run.optimizer.beta1, run.optimizer.beta2, run.optimizer.weight_decay) == (0.9, 0.95, 0.1)
+    assert (run.optimizer.beta1, run.optimizer.beta2, run.optimizer.weight_decay) == (
+        0.9,
+        0.95,
+        0.1,
+    )
     assert run.optimizer.clip_norm == 1.0
 
 
@@ -120,7 +148,8 @@ def test_full_finetuning_and_unlearning_are_the_printed_ones():
 
 
 def test_the_attack_is_the_printed_one():
-    """app:realistic: 512 sequences, at most 200 epochs, a quarter of the peak rate, early stopping."""
+    """app:realistic: 512 sequences, at most 200 epochs, a quarter of the peak rate, early
+    stopping."""
     setting = cell("dual_use")
     plans = plan("gram", setting)
     attack = attacks(setting, (), plans.views[()], plans.runs.values())["lisp"]
@@ -132,7 +161,8 @@ def test_the_attack_is_the_printed_one():
 
 
 def test_the_mixture_is_the_printed_one():
-    """tab:realistic-mix: 40M tokens of each domain beside 16.1B of core at 800M; app:scaling: 1% of core."""
+    """tab:realistic-mix: 40M tokens of each domain beside 16.1B of core at 800M; app:scaling: 1% of
+    core."""
     setting = cell("dual_use")
     for domain in AUXILIARY:
         assert setting.num_sequences[domain] * 1024 == pytest.approx(40e6, rel=0.01)
@@ -150,12 +180,16 @@ def test_scaling_and_dual_use_share_their_800M_runs():
             ]
             assert runs[0] == runs[1], (kind, method)
         assert {
-            r.run_id for r in plan("filtering", cell("scaling", kind, "800M", profiles=(("virology",),))).runs.values()
+            r.run_id
+            for r in plan(
+                "filtering", cell("scaling", kind, "800M", profiles=(("virology",),))
+            ).runs.values()
         } <= {r.run_id for r in plan("filtering", cell("dual_use", kind)).runs.values()}
 
 
 def test_accumulation_is_mixed_as_printed():
-    """app:hetacc: below 5B routed methods and filtering are uniform, the baseline and all of 5B heterogeneous."""
+    """app:hetacc: below 5B routed methods and filtering are uniform, the baseline and all of 5B
+    heterogeneous."""
     for name in LADDER:
         setting = cell("scaling", size=name)
         uniform = "uniform" if name != "5B" else "heterogeneous"
@@ -165,19 +199,30 @@ def test_accumulation_is_mixed_as_printed():
 
 
 def test_seeds_are_the_published_ones():
-    """app:scaling and the authors' results: three below 2B, one at 2B and 5B; tab:hetacc-200m is of one seed."""
+    """app:scaling and the authors' results: three below 2B, one at 2B and 5B; tab:hetacc-200m is of
+    one seed."""
     for kind in ("paper", "paper_het", "as_run"):
         own = preset("scaling", kind)
-        assert {name: len(own.seeds(name)) for name in own.sizes} == {n: 1 if n in ("2B", "5B") else 3 for n in LADDER}
+        assert {name: len(own.seeds(name)) for name in own.sizes} == {
+            n: 1 if n in ("2B", "5B") else 3 for n in LADDER
+        }
         assert list(own.seeds("5B", 2, 7)) == [7, 8]  # what the user asks for holds everywhere
     for kind in ("paper", "as_run"):
         assert preset("accumulation", kind).num_seeds == 1
-        for name in ("stories", "dual_use", "partial_labels", "architecture", "aux_scaling", "hyperparams"):
+        for name in (
+            "stories",
+            "dual_use",
+            "partial_labels",
+            "architecture",
+            "aux_scaling",
+            "hyperparams",
+        ):
             assert preset(name, kind).num_seeds == 3
 
 
 def test_partial_labels_are_the_printed_ones():
-    """app:partial: half the labels, a core of 95% and modules of 1.25% of the width, 400M, heterogeneous."""
+    """app:partial: half the labels, a core of 95% and modules of 1.25% of the width, 400M,
+    heterogeneous."""
     setting = cell("partial_labels", profiles=((),), variant="0.5")
     size = modular_size(setting)
     assert setting.options.unlabelled_share == 0.5
@@ -200,7 +245,10 @@ def test_ablations_have_no_auxiliary_factor(name):
         setting = cell(name, kind)
         assert {setting.factor(d) for d in AUXILIARY} == {1.0}
         assert (setting.routing.p_aux_spread, setting.routing.p_core_robust) == (0.5, 0.2)
-        assert (setting.options.branch_module.core_ratio, setting.options.branch_module.lr_factor) == (1.0, 1.0)
+        assert (
+            setting.options.branch_module.core_ratio,
+            setting.options.branch_module.lr_factor,
+        ) == (1.0, 1.0)
         assert setting.options.branch_module.factor("lisp") == 1.0
 
 
@@ -216,14 +264,22 @@ def test_stories_are_the_printed_ones():
     assert module_parameters(run.model, "lisp") == pytest.approx(1.6e6, rel=0.02)
     assert (run.batch_size, run.optimizer.peak_lr) == (128, 5e-3)
     assert (setting.warmup_fraction, setting.decay_fraction) == (0.1, 0.1)
-    assert (setting.routing.p_aux_spread, setting.routing.p_core_robust, setting.factor("lisp")) == (0.3, 0.5, 1.0)
+    assert (
+        setting.routing.p_aux_spread,
+        setting.routing.p_core_robust,
+        setting.factor("lisp"),
+    ) == (0.3, 0.5, 1.0)
     assert setting.routing.accumulation == "heterogeneous"
-    assert (setting.options.branch_module.core_ratio, setting.options.branch_full.core_ratio) == (2.0, 2.0)
+    assert (setting.options.branch_module.core_ratio, setting.options.branch_full.core_ratio) == (
+        2.0,
+        2.0,
+    )
     assert setting.options.maxent.num_steps == 2000
     attack = setting.options.elicitation
     assert (attack.num_sequences, attack.num_steps) == (128, 75)
     base = plan("baseline", setting).runs["all"]
-    assert base.num_steps == run.num_steps == 16_544  # "the same number of training steps"; the logs' number
+    # "the same number of training steps"; the logs' number.
+    assert base.num_steps == run.num_steps == 16_544
     assert STORIES_SIZES["26M"].core_tokens == pytest.approx(0.99 * 501_664_802, rel=1e-3)
 
 
@@ -244,11 +300,13 @@ def test_sweeps_and_numbers_of_domains_are_the_printed_ones():
 def test_studies_of_one_size_compare_every_profile(tmp_path, name):
     """Though the ladder that they are taken from compares core + virology alone."""
     for kind in ("paper", "as_run"):
-        graph = build_graph(study(name), checked(study(name), Flags(preset=kind, storage=str(tmp_path))))
+        graph = build_graph(
+            study(name), checked(study(name), Flags(preset=kind, storage=str(tmp_path)))
+        )
         assert graph.settings[0].profiles == SINGLES
 
 
-# ------------------------------------------------------------------------------------- the authors' settings
+# ---------------------------------------------------------------------------- the authors' settings
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +319,11 @@ def found(rows, prefix, name, num_parameters=None, arch=None):
     kept = {}
     for row in rows:
         run = row.get("run", {})
-        is_one = row["folder"].startswith(prefix) and row.get("name") == name and run.get("num_gpus") != 2
+        is_one = (
+            row["folder"].startswith(prefix)
+            and row.get("name") == name
+            and run.get("num_gpus") != 2
+        )
         is_size = is_one and num_parameters in (None, run["num_base_params"])
         if is_size and arch in (None, row["model"].get("arch")):
             kept[row["folder"]] = row
@@ -281,7 +343,11 @@ def test_sizes_are_those_of_the_settings(rows, name):
         assert 20 * run["num_base_params"] == size.core_tokens
         assert total_parameters(size.dense()) == pytest.approx(run["num_base_params"], rel=1.2e-3)
         assert (run["warmup_prc"], run["decay_prc"]) == (0.02, 0.1)
-        assert run["max_num_test_sequences"] == cell("scaling", "as_run", name).num_eval_sequences == 10_000
+        assert (
+            run["max_num_test_sequences"]
+            == cell("scaling", "as_run", name).num_eval_sequences
+            == 10_000
+        )
         if name not in ("2B", "5B"):  # theirs cannot be sharded
             assert run["micro_batch_size"] == size.micro_batch
 
@@ -294,7 +360,9 @@ def test_routing_is_that_of_the_settings(rows, name):
     for row in found(rows, "scaling/realistic/grmoe", "routed", num_parameters):
         assert row["robust_prc"] == setting.routing.p_core_robust
         assert row["aux_route_prc"] == setting.routing.p_aux_spread
-        assert {d: row["aux_factor"][THEIRS[d]] for d in AUXILIARY} == {d: setting.factor(d) for d in AUXILIARY}
+        assert {d: row["aux_factor"][THEIRS[d]] for d in AUXILIARY} == {
+            d: setting.factor(d) for d in AUXILIARY
+        }
         model = row["model"]
         assert (model["num_layers"], model["mlp_dim"], model["embed_dim"]) == (
             setting.size.num_layers,
@@ -306,19 +374,27 @@ def test_routing_is_that_of_the_settings(rows, name):
     for row in found(rows, "scaling/realistic/lora", "routed", num_parameters):
         module = setting.options.branch_module
         assert row["core_aux_ratio"] == module.core_ratio
-        assert {d: row["aux_factor"][THEIRS[d]] for d in AUXILIARY} == {d: module.factor(d) for d in AUXILIARY}
+        assert {d: row["aux_factor"][THEIRS[d]] for d in AUXILIARY} == {
+            d: module.factor(d) for d in AUXILIARY
+        }
 
 
 @needs_settings
 def test_full_finetuning_and_unlearning_are_those_of_the_settings(rows):
     options = cell("dual_use", "as_run").options
-    last = max(found(rows, "scaling/realistic/coreftaux", "coreftaux"), key=lambda r: r["folder"].split("/")[-2])
+    last = max(
+        found(rows, "scaling/realistic/coreftaux", "coreftaux"),
+        key=lambda r: r["folder"].split("/")[-2],
+    )
     assert (last["core_aux_ratio"], last["ft_lr_factor"]) == (
         options.branch_full.core_ratio,
         options.branch_full.lr_factor,
     )
     assert float(last["aux_factor"]) == options.branch_full.aux_factor
-    for name, prefix, batch in (("dual_use", "scaling/realistic/maxent", 48), ("stories", "stories/", 64)):
+    for name, prefix, batch in (
+        ("dual_use", "scaling/realistic/maxent", 48),
+        ("stories", "stories/", 64),
+    ):
         own = cell(name, "as_run").options.maxent
         assert {(r["steps"], r["early_stop_thresh"]) for r in found(rows, prefix, "maxent")} == {
             (own.num_steps, own.stop_below)
@@ -331,15 +407,28 @@ def test_full_finetuning_and_unlearning_are_those_of_the_settings(rows):
 def test_stories_are_those_of_the_settings(rows):
     setting = cell("stories", "as_run")
     assert all(
-        r["run"]["micro_batch_size"] == setting.size.micro_batch == 128 for r in found(rows, "stories/", "baseline")
+        r["run"]["micro_batch_size"] == setting.size.micro_batch == 128
+        for r in found(rows, "stories/", "baseline")
     )
-    assert {r["num_train_evals"] for r in found(rows, "stories/seed", "baseline")} == {setting.num_eval_points}
+    assert {r["num_train_evals"] for r in found(rows, "stories/seed", "baseline")} == {
+        setting.num_eval_points
+    }
     routed = [r for r in found(rows, "stories/", "routed", arch="moe") if r["aux_route_prc"] == 0.3]
     for row in routed:
-        assert (row["robust_prc"], row["aux_factor"], row["equal_compute"]) == (0.5, 1.0, setting.equal_compute)
-        assert (row["model"]["mlp_dim"], row["model"]["core_param_prc"]) == (setting.size.d_core, 1.0)
+        assert (row["robust_prc"], row["aux_factor"], row["equal_compute"]) == (
+            0.5,
+            1.0,
+            setting.equal_compute,
+        )
+        assert (row["model"]["mlp_dim"], row["model"]["core_param_prc"]) == (
+            setting.size.d_core,
+            1.0,
+        )
     for row in found(rows, "stories/", "coreftaux"):
-        assert (row["core_aux_ratio"], row["ft_lr_factor"]) == (2.0, setting.options.branch_full.lr_factor)
+        assert (row["core_aux_ratio"], row["ft_lr_factor"]) == (
+            2.0,
+            setting.options.branch_full.lr_factor,
+        )
     assert setting.options.demix.views == "single_expert"
 
 
@@ -363,7 +452,11 @@ def test_the_smaller_studies_are_those_of_the_settings(rows):
             size.batch_size,
             size.micro_batch,
         )
-    spreads = {r["aux_route_prc"] for version in ("v2", "v3") for r in found(rows, f"auxnum/{version}", "routed")}
+    spreads = {
+        r["aux_route_prc"]
+        for version in ("v2", "v3")
+        for r in found(rows, f"auxnum/{version}", "routed")
+    }
     assert preset("aux_scaling", "as_run").routing.p_aux_spread in spreads
     for row in found(rows, "arch/100M", "baseline"):
         own = preset("architecture", "as_run")
@@ -375,19 +468,24 @@ def test_the_smaller_studies_are_those_of_the_settings(rows):
 
 @needs_settings
 def test_the_sweep_of_p_ca_keeps_its_length(rows):
-    factors = {r["core_aux_ratio"]: r["aux_factor"] for r in found(rows, "sweep/stories", "routed", arch="lora")}
+    factors = {
+        r["core_aux_ratio"]: r["aux_factor"]
+        for r in found(rows, "sweep/stories", "routed", arch="lora")
+    }
     assert set(factors) == set(study("hyperparams").values["as_run"]["p_ca"])
     lengths = set()
     for ratio, factor in factors.items():
         turned = KNOB["p_ca"].turned(cell("hyperparams", "as_run"), ratio)
         assert turned.options.branch_module.aux_factor == pytest.approx(factor)
-        lengths |= {run.num_steps for name, run in plan("ft_lora", turned).runs.items() if name != "core"}
+        lengths |= {
+            run.num_steps for name, run in plan("ft_lora", turned).runs.items() if name != "core"
+        }
     assert len(lengths) == 1  # of every branch at every ratio
 
 
 def test_routes_of_800M_are_those_of_the_logs():
-    """Windows of the authors' 800M run: Lisp 227, of which 28 train the core; virology 170 and 28; companions 1,369
-    (Lisp) and 1,027 (each other), of 23,358 steps."""
+    """Windows of the authors' 800M run: Lisp 227, of which 28 train the core; virology 170 and 28;
+    companions 1,369 (Lisp) and 1,027 (each other), of 23,358 steps."""
     run = gram("dual_use", "as_run", size="800M")
     windows = {}
     for (domain, route), count in Plan(run).route_counts().items():
@@ -399,7 +497,12 @@ def test_routes_of_800M_are_those_of_the_logs():
         own = {trains: windows.get((domain, "", trains), 0) for trains in (True, False)}
         assert sum(own.values()) == pytest.approx(drawn, rel=0.025)
         assert own[True] == pytest.approx(28, abs=3 * 28**0.5)
-    for domain, beside in (("lisp", 1_369), ("virology", 1_027), ("nuclear", 1_027), ("cybersecurity", 1_027)):
+    for domain, beside in (
+        ("lisp", 1_369),
+        ("virology", 1_027),
+        ("nuclear", 1_027),
+        ("cybersecurity", 1_027),
+    ):
         assert windows[CORE, domain, True] == pytest.approx(beside, abs=2.5 * beside**0.5)
 
 

@@ -1,4 +1,5 @@
-"""The attacker's budget: every combination of sequences and steps, on runs that the scaling study shares."""
+"""The attacker's budget: every combination of sequences and steps, on runs that the scaling study
+shares."""
 
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
@@ -9,16 +10,22 @@ from tests.refused import refused
 def test_budgets_differ_in_attacks_alone(tmp_path):
     def graph_of(study, *flags):
         return build_graph(
-            study, parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path), *flags])
+            study,
+            parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path), *flags]),
         )
 
     graph = graph_of(attack_budget.STUDY)
     names = [variant.name for variant in graph.preset.variants]
     assert names == ["4x6", "4x24", "16x6", "16x24"]
     attacks = [node for node in graph.nodes if node.is_attack]
-    found = {(node.method, node.names["variant"], node.names["elicited"]): node.config for node in attacks}
+    found = {
+        (node.method, node.names["variant"], node.names["elicited"]): node.config
+        for node in attacks
+    }
     forgotten = ("attic", "bakery", "beach")
-    assert set(found) == {(m, name, d) for m in ("gram", "filtering") for name in names for d in forgotten}
+    assert set(found) == {
+        (m, name, d) for m in ("gram", "filtering") for name in names for d in forgotten
+    }
     for (_, name, domain), config in found.items():
         (data,) = config.data.domains
         assert (data.name, f"{data.num_sequences}x{config.num_steps}") == (domain, name)
@@ -28,6 +35,8 @@ def test_budgets_differ_in_attacks_alone(tmp_path):
 
 
 def test_a_study_of_attacks_without_any_is_bad_input(tmp_path):
-    flags = parse(attack_budget.STUDY, ["--set", "options.elicitation=false", "--storage", str(tmp_path)])
+    flags = parse(
+        attack_budget.STUDY, ["--set", "options.elicitation=false", "--storage", str(tmp_path)]
+    )
     with refused("options.elicitation", False):
         build_graph(attack_budget.STUDY, flags)

@@ -1,4 +1,5 @@
-"""The calibration study: baselines of known shares of the steps on other seeds, beside those of the scaling study."""
+"""The calibration study: baselines of known shares of the steps on other seeds, beside those of the
+scaling study."""
 
 import pandas as pd
 import pytest
@@ -14,7 +15,8 @@ from gram_platform.studies.run import run_study
 
 
 def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
-    """A run is not shared with the reference's, and the reference's are those of the scaling study."""
+    """A run is not shared with the reference's, and the reference's are those of the scaling
+    study."""
 
     def runs_of(study, *flags):
         flags = ["--preset", "demo", "--sizes", "0.28M", "--storage", str(tmp_path), *flags]
@@ -25,16 +27,26 @@ def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
     found = {(node.names["variant"], node.names["seed"]): node.config for node in runs}
     names = [f"{share:g}" for share in calibration.SHARES]
     reference, rated = ("100", "101", "102"), ("200", "201", "202")
-    assert set(found) == {("reference", s) for s in reference} | {(name, s) for name in names for s in rated}
+    assert set(found) == {("reference", s) for s in reference} | {
+        (name, s) for name in names for s in rated
+    }
     of_scaling = runs_of(scaling.STUDY, "--methods", "baseline")
-    assert {node.id for node in of_scaling} == {found["reference", seed].run_id for seed in reference}
+    assert {node.id for node in of_scaling} == {
+        found["reference", seed].run_id for seed in reference
+    }
     whole = found["reference", "100"]
     for (name, seed), run in found.items():
         assert run.seed == int(seed)
-        assert (run.model, run.optimizer, run.batch_size) == (whole.model, whole.optimizer, whole.batch_size)
+        assert (run.model, run.optimizer, run.batch_size) == (
+            whole.model,
+            whole.optimizer,
+            whole.batch_size,
+        )
         share = 1.0 if name == "reference" else float(name)
         assert run.num_steps / whole.num_steps == pytest.approx(share, abs=2e-3)
-        assert run.eval_points.num_points / whole.eval_points.num_points == pytest.approx(share, abs=2e-2)
+        assert run.eval_points.num_points / whole.eval_points.num_points == pytest.approx(
+            share, abs=2e-2
+        )
         draws = {budget.name: budget.num_draws for budget in run.data.domains}
         for budget in whole.data.domains:  # rounded to whole batches
             assert abs(draws[budget.name] - share * budget.num_draws) <= 5 * run.batch_size

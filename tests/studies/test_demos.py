@@ -1,4 +1,5 @@
-"""The demos: one set-up at several sizes, whose studies share their runs, on seeds that nothing was chosen on."""
+"""The demos: one set-up at several sizes, whose studies share their runs, on seeds that nothing was
+chosen on."""
 
 import dataclasses
 import importlib
@@ -20,12 +21,16 @@ def study(name):
 
 
 def graph(name, storage, **flags):
-    return build_graph(study(name), checked(study(name), Flags(preset="demo", storage=str(storage), **flags)))
+    return build_graph(
+        study(name), checked(study(name), Flags(preset="demo", storage=str(storage), **flags))
+    )
 
 
 @pytest.mark.parametrize("size", DEMO_SIZES.values(), ids=DEMO_SIZES)
 def test_tokens_a_parameter_are_constant_along_the_ladder(size):
-    assert size.core_tokens / core_parameters(size.dense()) == pytest.approx(TOKENS_PER_PARAMETER, rel=0.01)
+    assert size.core_tokens / core_parameters(size.dense()) == pytest.approx(
+        TOKENS_PER_PARAMETER, rel=0.01
+    )
     assert size.d_aux * 2 == size.d_dense == size.d_core
 
 

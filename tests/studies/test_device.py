@@ -64,8 +64,11 @@ def test_a_plan_for_gpus_asks_for_the_device_before_any_work(submit, growing_clu
     assert not (storage / "runs").exists()
 
 
-def test_an_autoscaler_that_has_not_reported_yet_is_waited_for(growing_cluster, storage, monkeypatch):
-    """Its cluster looks like one of fixed size without GPUs, on which the study would begin on CPUs."""
+def test_an_autoscaler_that_has_not_reported_yet_is_waited_for(
+    growing_cluster, storage, monkeypatch
+):
+    """Its cluster looks like one of fixed size without GPUs, on which the study would begin on
+    CPUs."""
     reports = []
     monkeypatch.setattr(device, "await_report", lambda: reports.append("head"))
     monkeypatch.setattr(device, "has_fixed_size", lambda: not reports)
@@ -113,14 +116,17 @@ def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage)
 
 
 @pytest.mark.parametrize(("name", "kept"), [("NVIDIA H100 80GB HBM3", "cuda"), ("cpu", "cpu")])
-def test_runs_that_a_handover_has_trained_are_continued_on_their_device(name, kept, no_ray, storage, monkeypatch):
+def test_runs_that_a_handover_has_trained_are_continued_on_their_device(
+    name, kept, no_ray, storage, monkeypatch
+):
     """Without a record; --device may then still choose another."""
     store, graph = Store(storage).open_for_writing(), study_graph()
     run = next(node for node in graph.nodes if node.is_run)
     store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
     monkeypatch.setattr(RunDirectory, "timing", lambda run: {"device": name})
     assert settled((graph,), store)[0].flags.device == kept
-    with monkeypatch.context() as patch:  # also where all known trials are done: a search may draw more
+    # Also where all known trials are done: a search may draw more.
+    with monkeypatch.context() as patch:
         patch.setattr(device, "work_left", lambda graphs, ended: [])
         assert settled((graph,), store)[0].flags.device == kept
     other = "cuda" if kept == "cpu" else "cpu"
@@ -147,4 +153,6 @@ def test_cpus_are_not_planned_as_another_machine(storage):
     with refused("machine", "h100"):
         parse(STUDY, ["--device", "cpu", "--machine", "h100"])
     given = parse(STUDY, ["--preset", "paper", "--device", "cpu"])
-    assert given == dataclasses.replace(parse(STUDY, ["--preset", "paper"]), device="cpu", machine="cpu")
+    assert given == dataclasses.replace(
+        parse(STUDY, ["--preset", "paper"]), device="cpu", machine="cpu"
+    )

@@ -1,4 +1,5 @@
-"""Whatever is killed, whenever: submitting again ends with the very bytes of a study that nobody disturbed."""
+"""Whatever is killed, whenever: submitting again ends with the very bytes of a study that nobody
+disturbed."""
 
 import errno
 import os
@@ -65,13 +66,15 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
         unhurt.append((written(storage), attempts(storage)))
         os.kill(worker.pid, signal.SIGKILL)
         assert third.finish() == 0, third.output
-    # the worker that set it aside may be the one that was killed, so its warning need not have come through
+    # The worker that set it aside may be the one that was killed, so its warning need not have come
+    # through
     assert list(spoilt.parent.glob(f"{spoilt.name}.corrupt-*"))
 
     assert results(storage) == results(finished_study)
     assert table(storage) == table(finished_study)
     for earlier, tried in unhurt:
-        assert earlier.items() <= written(storage).items()  # what was finished was not written again
+        # What was finished was not written again.
+        assert earlier.items() <= written(storage).items()
         finished = [name.split("/")[1] for name in earlier if name.startswith("runs/")]
         assert {i: tried[i] for i in finished} == {i: attempts(storage)[i] for i in finished}
     assert_mirrored_once(storage)
@@ -79,7 +82,8 @@ def test_kill_the_driver_then_the_cluster_then_a_worker(finished_study, prepared
 
 @pytest.mark.slow
 def test_two_drivers_at_once(finished_study, tmp_path):
-    """Each with a Ray of its own, from an empty storage: both end complete, and leases keep them apart."""
+    """Each with a Ray of its own, from an empty storage: both end complete, and leases keep them
+    apart."""
     storage = tmp_path / "storage"
     with Submission(storage, OFTEN) as first, Submission(storage, OFTEN) as second:
         codes = [submission.finish() for submission in (first, second)]
@@ -89,7 +93,9 @@ def test_two_drivers_at_once(finished_study, tmp_path):
     assert num_trained_twice(storage) == 0
     assert lost_steps(storage) == [0] * len(lost_steps(storage))
     for run_id, tried in attempts(storage).items():
-        segments = [storage / "runs" / run_id / "attempts" / attempt_id / "segments" for attempt_id in tried]
+        segments = [
+            storage / "runs" / run_id / "attempts" / attempt_id / "segments" for attempt_id in tried
+        ]
         assert sum(folder.exists() for folder in segments) == 1  # all was trained in one attempt
     assert_mirrored_once(storage)
 
@@ -102,7 +108,8 @@ def test_a_held_lease_crosses_processes():
 
 
 def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
-    """A result is restored from its attempt or trained again, an evaluation done again; the mirror catches up."""
+    """A result is restored from its attempt or trained again, an evaluation done again; the mirror
+    catches up."""
     spoilt_result, spoilt_run = sorted((finished_copy / "runs").iterdir())[:2]
     spoilt_evaluation = min((finished_copy / "evaluations").iterdir())
     flip_byte(spoilt_result / "result.json")
@@ -110,7 +117,9 @@ def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
     flip_byte(next(spoilt_run.glob("attempts/*/weights.safetensors")))
     flip_byte(spoilt_evaluation / "result.json")
     before = attempts(finished_copy)
-    output = submit(finished_copy, (*SMALL, "--in-process", "--tracking-uri", f"http://127.0.0.1:{free_port()}"))
+    output = submit(
+        finished_copy, (*SMALL, "--in-process", "--tracking-uri", f"http://127.0.0.1:{free_port()}")
+    )
     assert results(finished_copy) == results(finished_study)
     assert table(finished_copy) == table(finished_study)
     assert re.search(r"12 of 12 .*: 2 now", output)
@@ -118,7 +127,9 @@ def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
     for folder in (spoilt_result, spoilt_run, spoilt_evaluation):
         assert (folder / "result.json.corrupt-1").exists()
         assert re.search(f"{folder}/result.json .*set aside", output)
-    tries = {run_id: len(ids) - len(before[run_id]) for run_id, ids in attempts(finished_copy).items()}
+    tries = {
+        run_id: len(ids) - len(before[run_id]) for run_id, ids in attempts(finished_copy).items()
+    }
     assert tries == {**dict.fromkeys(before, 0), spoilt_run.name: 1}
 
     uri = f"sqlite:///{finished_copy}/later.db"
@@ -129,8 +140,17 @@ def test_corrupted_files_and_no_mlflow(finished_study, finished_copy):
 @pytest.mark.parametrize("options", ["size=8m", "size=512m,ro"])
 def test_a_storage_that_is_full_or_read_only(options, tmp_path):
     """A clear error before anything trains, without a traceback."""
-    mount = ["unshare", "--map-root-user", "--mount", "sh", "-ec", 'mount -t tmpfs -o "$1" tmpfs "$2"; shift 2; "$@"']
-    if subprocess.run([*mount, "sh", options, tmp_path, "true"], capture_output=True, check=False).returncode:
+    mount = [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-ec",
+        'mount -t tmpfs -o "$1" tmpfs "$2"; shift 2; "$@"',
+    ]
+    if subprocess.run(
+        [*mount, "sh", options, tmp_path, "true"], capture_output=True, check=False
+    ).returncode:
         pytest.skip("this machine lets nobody mount a tmpfs in a namespace of his own")
     command = [*mount, "sh", options, tmp_path, *EXPERIMENT, *SMALL, "--storage", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -169,8 +189,20 @@ def flip_byte(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_kill_a_worker_of_two_ranks(finished_study, tmp_path):
-    """Under Ray Train: a rank is killed, then the whole cluster; the same bytes as two ranks undisturbed."""
-    ranks = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "baseline", "--num-workers", "2")
+    """Under Ray Train: a rank is killed, then the whole cluster; the same bytes as two ranks
+    undisturbed."""
+    ranks = (
+        "--preset",
+        "smoke",
+        "--sizes",
+        "tiny",
+        "--seeds",
+        "1",
+        "--methods",
+        "baseline",
+        "--num-workers",
+        "2",
+    )
     undisturbed, storage = tmp_path / "undisturbed", tmp_path / "storage"
     for folder in (undisturbed, storage):
         shutil.copytree(finished_study / "data", folder / "data")

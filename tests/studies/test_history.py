@@ -1,4 +1,5 @@
-"""A study's earlier pages: which submissions make history, and that a kill at any point loses none and doubles none."""
+"""A study's earlier pages: which submissions make history, and that a kill at any point loses none
+and doubles none."""
 
 import itertools
 import os
@@ -23,7 +24,11 @@ COUNTER = itertools.count()
 
 def record(*methods: str, seeds: int = 1, preset: str = "demo") -> StudyRecord:
     """The record of a study of these methods, at one size."""
-    tags = [{"method": method, "size": "tiny", "seed": str(seed)} for method in methods for seed in range(seeds)]
+    tags = [
+        {"method": method, "size": "tiny", "seed": str(seed)}
+        for method in methods
+        for seed in range(seeds)
+    ]
     return StudyRecord(
         name="scaling",
         title="Scaling",
@@ -33,7 +38,9 @@ def record(*methods: str, seeds: int = 1, preset: str = "demo") -> StudyRecord:
         sizes=("tiny",),
         parameters={"tiny": 1},
         profile="core",
-        entries=tuple({"id": f"{number:012}", "kind": "run", "tags": one} for number, one in enumerate(tags)),
+        entries=tuple(
+            {"id": f"{number:012}", "kind": "run", "tags": one} for number, one in enumerate(tags)
+        ),
     )
 
 
@@ -48,7 +55,8 @@ def submit(store: Store, study: StudyRecord, text: str) -> None:
 
 
 def pages(store: Store) -> list[str]:
-    """The report of each date and of the study itself, the oldest first; each in a folder that has all of its files."""
+    """The report of each date and of the study itself, the oldest first; each in a folder that has
+    all of its files."""
     found = []
     for folder in (*store.history_dirs("scaling").values(), store.study_dir("scaling")):
         if folder.exists("report.html"):
@@ -84,7 +92,17 @@ def test_another_choice_of_runs_makes_history_and_the_same_makes_none(store):
 @pytest.mark.slow
 def test_the_site_leads_to_an_earlier_page_though_nothing_was_trained(storage):
     for methods in (["baseline", "filtering"], ["baseline"]):
-        flags = ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--in-process", "--methods", *methods]
+        flags = [
+            "--preset",
+            "smoke",
+            "--seeds",
+            "1",
+            "--sizes",
+            "tiny",
+            "--in-process",
+            "--methods",
+            *methods,
+        ]
         assert run_study(STUDY, parse(STUDY, flags)) == 0
     (date,) = Store(storage).history_dirs("scaling")
     assert f"scaling/history/{date}/report.html" in (storage / "site/index.html").read_text()
@@ -145,7 +163,8 @@ def submit_until_killed(root: str, study: StudyRecord, operation: int) -> None:
 
 
 def test_a_kill_before_any_operation_on_files_loses_nothing_and_doubles_nothing(tmp_path):
-    """Of a submission of another choice; the next one is of that choice again, or of the one before."""
+    """Of a submission of another choice; the next one is of that choice again, or of the one
+    before."""
     for operation in itertools.count(1):
         store = Store(tmp_path / str(operation)).open_for_writing()
         submit(store, WIDE, "wide")

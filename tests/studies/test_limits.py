@@ -41,7 +41,8 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
     assert len(started) == 1  # of both submissions: nothing is left to spend
     assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1"])) == 0
     assert len(started) == len({node.id for node in started}) == 4
-    assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0  # nothing is left to start
+    # Nothing is left to start.
+    assert run_study(STUDY, parse(STUDY, [*flags, "--max-hours", "1e-9"])) == 0
     began = json.loads((storage / "studies/scaling/devices.json").read_text())
     assert began == {"preset smoke, corpus stories-smoke": "cpu"}
     with refused("device", "cuda"):
@@ -50,7 +51,9 @@ def test_a_study_within_its_limits_goes_on_where_it_stopped(ray_cluster, storage
 
 def test_on_a_cluster_of_fixed_size_what_it_has_decides(ray_cluster, storage):
     """Also where the preset plans for GPUs."""
-    flags = parse(STUDY, ["--preset", "paper", "--sizes", "50M", "--seeds", "1", "--methods", "baseline"])
+    flags = parse(
+        STUDY, ["--preset", "paper", "--sizes", "50M", "--seeds", "1", "--methods", "baseline"]
+    )
     (graph,) = settled((build_graph(STUDY, flags),), Store(storage))
     assert graph.flags.device == graph.flags.machine == "cpu"
 

@@ -15,7 +15,8 @@ BOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
 
 
 def exported(ray, label: str) -> str:
-    """What the exporter of this machine shows, once a metric has the label: other tests' metrics may be there too."""
+    """What the exporter of this machine shows, once a metric has the label: other tests' metrics
+    may be there too."""
     node = ray.nodes()[0]
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     deadline = time.monotonic() + 90.0
@@ -30,14 +31,23 @@ def exported(ray, label: str) -> str:
 
 @pytest.mark.ray
 def test_the_exporter_shows_what_the_board_draws_of_a_study(ray_cluster):
-    node = SimpleNamespace(names={"method": "gram", "size": "0.6M"})
-    running = [(node, {"tokens_per_second": 1000.0, "loss": 2.0}), (node, {"tokens_per_second": 250.0, "loss": 3.0})]
+    node = SimpleNamespace(method="gram", size="0.6M")
+    running = [
+        (node, {"tokens_per_second": 1000.0, "loss": 2.0}),
+        (node, {"tokens_per_second": 250.0, "loss": 3.0}),
+    ]
     ProgressGauges("a study").set({"done": 3, "waiting": 4}, running)
     text = exported(ray_cluster, 'study="a study"')
     found = dict(re.findall(r'^(ray_gram_\w+\{.*study="a study".*\}) (\S+)$', text, re.MULTILINE))
-    values = {key.partition("{")[0]: float(value) for key, value in found.items() if "state=" not in key}
+    values = {
+        key.partition("{")[0]: float(value) for key, value in found.items() if "state=" not in key
+    }
     assert values == {"ray_gram_tokens_per_second": 1250.0, "ray_gram_training_loss": 2.5}
-    states = {re.search(r'state="(\w+)"', key)[1]: float(value) for key, value in found.items() if "state=" in key}
+    states = {
+        re.search(r'state="(\w+)"', key)[1]: float(value)
+        for key, value in found.items()
+        if "state=" in key
+    }
     assert states == {"done": 3.0, "waiting": 4.0}
     drawn = set(re.findall(r"ray_gram_\w+", json.dumps(json.loads(BOARD.read_text()))))
     assert drawn == {key.partition("{")[0] for key in found}

@@ -1,9 +1,5 @@
-"""No figure has an error bar without an interval, or a fitted line through fewer than three points."""
-
-import dataclasses
-import os
-import subprocess
-import sys
+"""No figure has an error bar without an interval, or a fitted line through fewer than three
+points."""
 
 import numpy as np
 import pandas as pd
@@ -13,16 +9,13 @@ import pytest
 from gram_platform.analysis.tables import analyse
 from gram_platform.pages.figures.style import whiskers
 from gram_platform.pages.report.build import study_page
-from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.replication import published_studies
-from gram_platform.pages.results.results import read_results
 from gram_platform.store import Store
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search
 from tests import stories_frames, study_frames
 from tests.marks import wrong_marks
-from tests.studies.processes import ROOT
 from tests.studies.searches.test_lr_batch import bowl, complete, setup_of
 
 NO_RUNS = pd.DataFrame({"id": []})
@@ -37,7 +30,9 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
 
 
 def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
-    setup = build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments]))
+    setup = build_search(
+        SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments])
+    )
     return setup.write(Store(storage).open_for_writing(), None).figures
 
 
@@ -86,21 +81,3 @@ def test_every_figure_of_a_grid(tmp_path, num_seeds):
     figures = grid_figures(str(tmp_path), "--seeds", str(num_seeds))
     assert set(figures) == {"surface-tiny", "surface-small", "law-lr", "law-batch"}
     assert wrong_marks(figures) == []
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_figure_of_the_smoke_study_and_grid(tmp_path):
-    """As trained: all methods and sizes of the study, and the grid that shares its baselines."""
-    for script, flags in (("scaling", ["--in-process"]), ("lr_bs_grid", [])):
-        command = [sys.executable, f"experiments/{script}.py", "--preset", "smoke", *flags, "--storage", str(tmp_path)]
-        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=dict(os.environ))
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-    store = Store(str(tmp_path))
-    results = read_results(load_record(store, "scaling"), store)
-    figures = study_page(results.record, results, None).figures | grid_figures(str(tmp_path))
-    assert len(figures) > 12
-    assert wrong_marks(figures) == []
-    one = dataclasses.replace(results, record=dataclasses.replace(results.record, profile="mean"))
-    assert wrong_marks(study_page(one.record, one, None).figures) == []

@@ -1,31 +1,25 @@
-"""Studies that measure tokens and continuations: their nodes, and from stored arrays to tables and pages."""
+"""Studies that measure tokens and continuations: their nodes, and from stored arrays to tables and
+pages."""
 
 import dataclasses
 import html
-import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from gram_platform.analysis.localization import LOCALIZATION_COLUMNS, ShadedText, shading_scale
+from gram_platform.analysis.localization import ShadedText, shading_scale
 from gram_platform.config import CORE, Continuations, RoutingConfig, TokenLosses
-from gram_platform.corpora.tokenizer import decoded, token_texts, train_tokenizer
 from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.localization import increases_frame, shaded_html
-from gram_platform.pages.report.measurements import MEASUREMENTS
-from gram_platform.pages.results.record import load_record
-from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.studies.packing import shortages
-from tests.studies.processes import submit
 
 AUXILIARY = ("airport", "beach")
 SETTING = Setting(
@@ -58,7 +52,9 @@ def test_the_runs_are_those_of_the_study_of_losses(method, measurement):
 
 
 def test_what_is_asked_of_a_view():
-    tokens = [node.config for node in TokenIncreases().nodes("gram", SETTING) if node.kind == "evaluation"]
+    tokens = [
+        node.config for node in TokenIncreases().nodes("gram", SETTING) if node.kind == "evaluation"
+    ]
     assert {type(config) for config in tokens} == {TokenLosses}
     assert {(config.domains, config.num_sequences) for config in tokens} == {(AUXILIARY, 4)}
     assert len(tokens) == 4  # core, two single domains, all
@@ -70,9 +66,17 @@ def test_what_is_asked_of_a_view():
         "core+beach": ("beach",),
     }
     assert asked["core"] == Continuations(
-        asked["core"].view, SETTING.data_id, AUXILIARY, (3,), 8, 16, precision=SETTING.size.precision
+        asked["core"].view,
+        SETTING.data_id,
+        AUXILIARY,
+        (3,),
+        8,
+        16,
+        precision=SETTING.size.precision,
     )
-    baseline = [n.config for n in Samples(8, 16).nodes("baseline", SETTING) if n.kind == "evaluation"]
+    baseline = [
+        n.config for n in Samples(8, 16).nodes("baseline", SETTING) if n.kind == "evaluation"
+    ]
     assert [config.domains for config in baseline] == [AUXILIARY]
 
 
@@ -84,11 +88,14 @@ def test_the_compared_views_continue_core_too():
         "filtering": {"core": (CORE, "beach"), "core+beach": (CORE, "beach")},
     }.items():
         nodes = Samples(8, 16, compared_only=True).nodes(method, compared)
-        assert {n.names["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"} == expected
+        assert {
+            n.names["profile"]: n.config.domains for n in nodes if n.kind == "evaluation"
+        } == expected
 
 
 def test_python_and_cpp_from_the_packages_on_this_disk(storage):
-    """Every method is trained with C++ and without it, and asked to continue both; of both there is text enough."""
+    """Every method is trained with C++ and without it, and asked to continue both; of both there is
+    text enough."""
     graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
@@ -96,66 +103,29 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     assert sorted(profiles) == ["core", "core+cpp"]
     short = {shortage.domain for shortage in shortages(graph.nodes, graph.preset, graph.recipes)}
     assert not short & {CORE, "cpp"}
-    other = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"]))
-    assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {(CORE, "stubs")}
+    other = build_graph(
+        samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"])
+    )
+    assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {
+        (CORE, "stubs")
+    }
     assert graph.data_id == other.data_id
     describe(graph)
-    assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]  # nothing is packed
-
-
-def test_tokens_join_to_the_text_also_where_one_is_half_a_character():
-    tokenizer = train_tokenizer(["a town by the sea", "<|endoftext|>"], 300)
-    text = "the sea \u2013 a \u732b town\nby"
-    tokens = [*tokenizer.encode(text).ids, 0]
-    pieces = token_texts(tokenizer, tokens)
-    assert len(pieces) == len(tokens)
-    assert "".join(pieces) == decoded(tokenizer, tokens) == text + "\u00b6"
-    assert "\u732b" in pieces
-    assert "" in pieces  # the first bytes of a character
-    assert all("\ufffd" not in piece for piece in pieces)
+    # Nothing is packed.
+    assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]
 
 
 def test_shaded_text_is_escaped():
     hostile = '<script>alert("x")</script>'
     increases = np.array([0.0, 0.5, -1.0, 4.0])
     views = {hostile: increases, "kept": np.zeros(4)}
-    text = ShadedText("lisp", ("a", " b", hostile, "", "\n"), np.full(4, 2.0), shading_scale(increases), views)
+    text = ShadedText(
+        "lisp", ("a", " b", hostile, "", "\n"), np.full(4, 2.0), shading_scale(increases), views
+    )
     markup = shaded_html(text)
     assert "<script" not in markup
-    assert html.unescape(markup).count(hostile) == 4  # twice as a label, once as a token of each view
+    # Twice as a label, once as a token of each view.
+    assert html.unescape(markup).count(hostile) == 4
     table = increases_frame(text)
     assert table["kept"].tolist() == [0.0] * 4
     assert table["token"].tolist() == [" b", hostile, "", "\\n"]
-
-
-TOKEN_STUDY = (sys.executable, "experiments/token_localization.py")
-SAMPLES_STUDY = (sys.executable, "experiments/samples.py")
-FLAGS = ("--preset", "smoke", "--retain", "airport", "--methods", "filtering", "gram")
-
-
-@pytest.mark.ray
-@pytest.mark.slow  # the test of all studies runs both too
-def test_both_studies_from_end_to_end(tmp_path):
-    """The second trains nothing that the first has not trained; the table built again is the same."""
-    storage = tmp_path / "storage"
-    submit(storage, FLAGS, TOKEN_STUDY)
-    store, tokens = Store(str(storage)), storage / "studies" / "token_localization"
-    runs = store.list_runs()
-    table = pd.read_csv(tokens / "table.csv")
-    assert list(table.columns) == LOCALIZATION_COLUMNS
-    assert set(table["method"]) == {"baseline", "filtering", "gram"}
-    forgotten = table[(table["class"] == "forget") & (table["method"] == "gram")]
-    assert ((forgotten["gini"] > 0) & (forgotten["gini"] < 1) & (forgotten["top_share"] > 0.1)).all()
-    submit(storage, FLAGS, SAMPLES_STUDY)
-    assert store.list_runs() == runs
-    samples = pd.read_csv(storage / "studies" / "samples" / "table.csv")
-    assert set(samples["topic"]) == {"kept", "removed"}
-    assert samples["continuation"].notna().all()
-    before = (tokens / "table.csv").read_bytes()
-    record = load_record(store, "token_localization")
-    measurement = MEASUREMENTS[record.measurement]
-    results = measurement.read(record, store)
-    assert results.source == "the storage"
-    assert results.claims["explanation"].tolist() == [""] * len(results.claims)
-    measurement.write(record, store.open_for_writing(), results, {}, None)
-    assert (tokens / "table.csv").read_bytes() == before

@@ -8,7 +8,8 @@ from gram_platform.tracking import Tracker, TrackingUnavailable, default_trackin
 
 
 def test_a_study_that_ends_soon_after_mlflow_came_back_is_sent(storage):
-    """For a minute after a failure nothing is sent, so that training is not slowed; at the end there is none."""
+    """For a minute after a failure nothing is sent, so that training is not slowed; at the end
+    there is none."""
     tracker, database = Tracker(default_tracking_uri(str(storage))), storage / "mlflow.db"
     database.symlink_to(storage / "elsewhere")
     for _ in range(2):

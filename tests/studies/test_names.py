@@ -1,4 +1,5 @@
-"""A node has one name, with its variant or its trial's parameters, wherever people meet it; no study has it twice."""
+"""A node has one name, with its variant or its trial's parameters, wherever people meet it; no
+study has it twice."""
 
 import dataclasses
 import json
@@ -24,8 +25,27 @@ from tests.engine import conftest as cells
 from tests.record.ids import graphs
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
-FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram", "--in-process", "--device", "cpu")
-TAGS = {"method": "gram", "size": "tiny", "profile": "core", "seed": "0", "retained": "", "kind": "run"}
+FLAGS = (
+    "--preset",
+    "smoke",
+    "--sizes",
+    "tiny",
+    "--seeds",
+    "1",
+    "--methods",
+    "gram",
+    "--in-process",
+    "--device",
+    "cpu",
+)
+TAGS = {
+    "method": "gram",
+    "size": "tiny",
+    "profile": "core",
+    "seed": "0",
+    "retained": "",
+    "kind": "run",
+}
 
 
 @pytest.mark.parametrize(
@@ -34,10 +54,16 @@ TAGS = {"method": "gram", "size": "tiny", "profile": "core", "seed": "0", "retai
         ("run", {}, "gram tiny core s0"),
         ("evaluation", {}, "gram tiny core s0, evaluated"),
         ("evaluation", {"measure": "samples"}, "gram tiny core s0, samples"),
-        ("run", {"elicited": "lisp"}, "gram tiny core s0, attacked for lisp"),
-        ("run", {"variant": "uniform", "elicited": "lisp"}, "gram tiny core s0, uniform, attacked for lisp"),
-        ("run", {"lr": "0.004", "batch": "16"}, "gram tiny core s0, batch 16, lr 0.004"),
-        ("evaluation", {"variant": "0.5", "p_cr": "0.25"}, "gram tiny core s0, 0.5, p_cr 0.25, evaluated"),
+        (
+            "run",
+            {"variant": "uniform", "elicited": "lisp"},
+            "gram tiny core s0, uniform, attacked for lisp",
+        ),
+        (
+            "evaluation",
+            {"variant": "0.5", "p_cr": "0.25"},
+            "gram tiny core s0, 0.5, p_cr 0.25, evaluated",
+        ),
     ],
 )
 def test_a_name_has_the_variant_and_the_parameters_of_the_trial(kind, more, name):
@@ -49,13 +75,17 @@ def test_a_node_without_tags_is_named_by_its_id():
 
 
 def repeated(nodes: tuple[Node, ...]) -> dict[str, int]:
-    """The names of more than one node of a study, which takes each node under the first of its variants."""
+    """The names of more than one node of a study, which takes each node under the first of its
+    variants."""
     ids = {node.id: node.name for node in reversed(nodes)}
     return {name: number for name, number in Counter(ids.values()).items() if number > 1}
 
 
 def test_a_smoke_study_names_no_two_nodes_alike():
-    found = {heading: repeated(graph.entries) for heading, graph in graphs(lambda text: text.endswith(" smoke"))}
+    found = {
+        heading: repeated(graph.entries)
+        for heading, graph in graphs(lambda text: text.endswith(" smoke"))
+    }
     assert len(found) > 15
     assert not any(found.values()), found
 
@@ -73,7 +103,9 @@ def nodes(setting) -> list[Node]:
     found = []
     for kind in ("uniform", "heterogeneous"):
         routing = RoutingConfig(0.5, 0.3, kind)
-        found += method_nodes("gram", dataclasses.replace(setting, routing=routing, variant=kind))[:2]
+        found += method_nodes("gram", dataclasses.replace(setting, routing=routing, variant=kind))[
+            :2
+        ]
     size = dataclasses.replace(setting.size, peak_lr=0.004)
     trial = method_nodes("baseline", dataclasses.replace(setting, size=size))
     return [*found, *(node.tagged(lr="0.004", batch=str(size.batch_size)) for node in trial)]
@@ -99,10 +131,16 @@ def test_terminal_status_mlflow_and_ray_call_a_node_the_same(setting, nodes, exe
     assert {task_name((node,)) for node in nodes} == set(names.values())
 
 
-def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_others(setting, nodes, execution):
-    """So the driver of a study without variants says the variant that the storage and MLflow say."""
+def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_others(
+    setting, nodes, execution
+):
+    """So the driver of a study without variants says the variant that the storage and MLflow
+    say."""
     run = next(node for node in nodes if node.names.get("variant") == "heterogeneous")
-    store, plain = execution.store(), Node.of(run.config, {k: v for k, v in run.names.items() if k != "variant"})
+    store, plain = (
+        execution.store(),
+        Node.of(run.config, {k: v for k, v in run.names.items() if k != "variant"}),
+    )
     assert with_stored_tags([plain], store)[0].name == plain.name == "gram tiny all s0"
     store.run(run.id).add_tags(run.names)
     for node in (plain, plain.tagged(variant="all"), plain.tagged(size="small")):
@@ -118,7 +156,11 @@ def test_a_study_that_shares_a_run_with_another_says_its_name(tmp_path):
     flags = (*FLAGS, "--storage", str(tmp_path))
     assert run_study(accumulation.STUDY, parse(accumulation.STUDY, flags)) == 0
     store = Store(str(tmp_path))
-    shared = [run for run in map(store.run, store.list_runs()) if run.tags().get("variant") == "heterogeneous"]
+    shared = [
+        run
+        for run in map(store.run, store.list_runs())
+        if run.tags().get("variant") == "heterogeneous"
+    ]
     for run in shared:
         shutil.rmtree(run.attempts.path)
         (Path(run.folder.path) / "result.json").unlink()

@@ -26,7 +26,9 @@ def two_machines(tmp_path, monkeypatch):
     cluster = Cluster()
     for machine in ("first", "second"):
         cache = {"GRAM_CACHE": str(tmp_path / machine)}
-        cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20, env_vars=cache, include_dashboard=False)
+        cluster.add_node(
+            num_cpus=1, object_store_memory=100 * 2**20, env_vars=cache, include_dashboard=False
+        )
     monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "driver"))
     yield cluster
     cluster.shutdown()
@@ -42,7 +44,11 @@ def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
     assert results(bucket) == results(finished_study)
     for machine in ("driver", "first", "second"):
         assert len(list((tmp_path / machine).glob("*/data/*/manifest.json"))) == 1, machine
-    reads = [line for line in Path(f"{bucket}.log").read_text().splitlines() if line.startswith("cat_file")]
+    reads = [
+        line
+        for line in Path(f"{bucket}.log").read_text().splitlines()
+        if line.startswith("cat_file")
+    ]
     of_data = [line for line in reads if "/data/" in line and "manifest" not in line]
     assert len(of_data) == 2 * len(set(of_data))  # each file once for each machine
     assert_mirrored_once(bucket, f"sqlite:///{tmp_path}/mlflow.db")
@@ -52,7 +58,8 @@ def test_a_study_in_an_object_store(finished_study, two_machines, tmp_path):
 def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
     """Ray Train keeps its own files in the store that the study names, by the study's credentials.
 
-    The ranks of a machine fetch the training data of a corpus of the hub block by block, into one folder.
+    The ranks of a machine fetch the training data of a corpus of the hub block by block, into one
+    folder.
     """
     bucket = tmp_path / "bucket"
     Path(f"{bucket}.log").touch()
@@ -68,9 +75,12 @@ def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
 
 
 def written_stories(folder: Path) -> Path:
-    """Writes the stories of the smoke presets to a file that `datasets` reads as it reads the hub."""
+    """Writes the stories of the smoke presets to a file that `datasets` reads as it reads the
+    hub."""
     recipe = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(folder / "empty")])).recipe
-    stories = documents(recipe, tuple(unit for part in parts_of(recipe, recipe.units) for unit in part))
+    stories = documents(
+        recipe, tuple(unit for part in parts_of(recipe, recipe.units) for unit in part)
+    )
     rows = [json.dumps({"label": label, "text": text}) for label, text in stories]
     path = folder / "stories.jsonl"
     path.write_text("\n".join(rows))

@@ -19,12 +19,19 @@ runpy.run_path("experiments/one_run.py", run_name="__main__")
 
 
 def test_one_run_prints_the_ids_of_the_study(tmp_path):
-    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     flags = parse(STUDY, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path)])
     graph = build_graph(STUDY, flags)
     first = graph.settings[0]
-    wanted = [n for n in graph.nodes if (n.size, n.names["seed"]) == (first.size.name, str(first.seed))]
+    wanted = [
+        n for n in graph.nodes if (n.size, n.names["seed"]) == (first.size.name, str(first.seed))
+    ]
     wanted = {f"{node.kind} {node.id}" for node in wanted if not node.is_attack}
-    assert set(re.findall(r": ((?:run|evaluation) [0-9a-f]{12})$", done.stdout, re.MULTILINE)) == wanted
+    assert (
+        set(re.findall(r": ((?:run|evaluation) [0-9a-f]{12})$", done.stdout, re.MULTILINE))
+        == wanted
+    )
     assert graph.data_id in done.stdout

@@ -9,13 +9,24 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.run import run_study
 
-FLAGS = ("--preset", "smoke", "--methods", "baseline", "--seeds", "1", "--in-process", "--device", "cpu")
+FLAGS = (
+    "--preset",
+    "smoke",
+    "--methods",
+    "baseline",
+    "--seeds",
+    "1",
+    "--in-process",
+    "--device",
+    "cpu",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_table_that_cannot_be_made_ends_nothing(tmp_path, monkeypatch):
-    """It fails when the first of two sizes is complete; the study trains the second and writes its table at the end."""
+    """It fails when the first of two sizes is complete; the study trains the second and writes its
+    table at the end."""
     losses, failures = MEASUREMENTS["losses"], [ZeroDivisionError("no fit")]
 
     def read(*arguments):

@@ -16,18 +16,25 @@ SMALL_GPU = dataclasses.replace(MACHINES["h100"], memory_bytes=GIB)
 def run_on_gpus():
     """A run whose share of a micro-batch needs several passes on a small GPU."""
     run = tiny.run_config(draws=(1024, 512, 512), batch_size=512, micro_batch=256)
-    return dataclasses.replace(run, model=dataclasses.replace(run.model, seq_len=2048, vocab_size=8192))
+    return dataclasses.replace(
+        run, model=dataclasses.replace(run.model, seq_len=2048, vocab_size=8192)
+    )
 
 
 def test_each_number_of_ranks_has_its_passes_and_memory():
     run, most = run_on_gpus(), (("", 8),)
-    placement = placement_of(Node.of(run, {"size": "a size"}), Ranks(2, machine=SMALL_GPU, most=most), "cuda")
+    placement = placement_of(
+        Node.of(run, {"size": "a size"}), Ranks(2, machine=SMALL_GPU, most=most), "cuda"
+    )
     assert [division.num_ranks for division in placement.divisions] == [8, 4, 2]
     for division in placement.divisions:
         passes = division.num_passes, division.num_merged
         of = run, division.num_ranks, SMALL_GPU
         assert passes == (passes_within(*of), merged_within(*of))
-        assert division.memory_bytes == rank_memory(run, division.num_ranks, False, "cuda", *passes).total
+        assert (
+            division.memory_bytes
+            == rank_memory(run, division.num_ranks, False, "cuda", *passes).total
+        )
     assert len({division.num_passes for division in placement.divisions}) > 1
 
 

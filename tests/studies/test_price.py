@@ -1,4 +1,5 @@
-"""What a submission costs is printed before it starts; above a limit it needs --yes or --max-cost."""
+"""What a submission costs is printed before it starts; above a limit it needs --yes or
+--max-cost."""
 
 import re
 
@@ -22,7 +23,8 @@ from gram_platform.studies.searches.run import build_search
 from tests.refused import refused
 
 SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")
-DEAR = ("--preset", "paper", "--sizes", "400M", "--seeds", "1", "--device", "cuda")  # 177 H100 hours
+# 177 H100 hours.
+DEAR = ("--preset", "paper", "--sizes", "400M", "--seeds", "1", "--device", "cuda")
 
 
 def small_graph():
@@ -39,7 +41,9 @@ def test_what_is_not_done_is_priced_once(storage):
     (left,) = work_left((graph,), done_ids(graph.nodes, store))
     assert left.ids == work.ids - {run.id}
     assert left.hours(cpu) == pytest.approx(everything - planned_hours([run], cpu))
-    (diverged,) = (node for node in graph.nodes if node.is_run and not node.is_attack and node.id != run.id)
+    (diverged,) = (
+        node for node in graph.nodes if node.is_run and not node.is_attack and node.id != run.id
+    )
     with store.run(diverged.id).start_attempt("test") as attempt:
         attempt.fail("loss is nan", DIVERGENCE)
     ended = ended_ids(graph.nodes, store)
@@ -85,7 +89,8 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
     (line,) = re.findall("^predicted: .*$", printed, re.M)
     code, described = ending(capsys, start, *what, [*arguments, "--dry-run"])
     assert code == 0
-    assert re.search(f"^(of all )?{re.escape(line)}$", described, re.M)  # the dry run's price is the submission's
+    # The dry run's price is the submission's.
+    assert re.search(f"^(of all )?{re.escape(line)}$", described, re.M)
 
 
 def test_the_default_limit_is_500_dollars(storage):

@@ -1,7 +1,9 @@
-"""A study under a seeded killer of its driver, its workers, all parts of Ray and MLflow, submitted again until done.
+"""A study under a seeded killer of its driver, its workers, all parts of Ray and MLflow, submitted
+again until done.
 
-However it is disturbed, it ends with the bytes of the undisturbed study: no finished node is done again, none is
-missing, MLflow shows every node once, and each kill costs a run at most one checkpoint interval.
+However it is disturbed, it ends with the bytes of the undisturbed study: no finished node is done
+again, none is missing, MLflow shows every node once, and each kill costs a run at most one
+checkpoint interval.
 """
 
 import contextlib
@@ -76,24 +78,27 @@ class Killer:
         return submission.process.poll() is None
 
 
-def kill_driver(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
+def kill_driver(submission: Submission, *_) -> None:
     submission.kill_driver()
 
 
-def kill_worker(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
+def kill_worker(
+    submission: Submission, _, dice: random.Random, found: list[psutil.Process]
+) -> None:
     kill([dice.choice(found)])
 
 
-def kill_cluster(
-    submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]
-) -> None:
+def kill_cluster(submission: Submission, *_) -> None:
     """Every process of Ray, and the driver."""
     submission.kill_driver()
     kill(submission.seen.values())
 
 
-def kill_part(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
-    """Ray's head, its process on this machine, or an agent; the driver and the workers must end by themselves."""
+def kill_part(
+    submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]
+) -> None:
+    """Ray's head, its process on this machine, or an agent; the driver and the workers must end by
+    themselves."""
     kill(found)
     code = submission.finish(HEAD_TIMEOUT_S)
     assert code == 1, f"exit code {code}:\n{submission.output}"
@@ -102,7 +107,7 @@ def kill_part(submission: Submission, server: MlflowServer, dice: random.Random,
     assert not left
 
 
-def kill_mlflow(submission: Submission, server: MlflowServer, dice: random.Random, found: list[psutil.Process]) -> None:
+def kill_mlflow(submission: Submission, server: MlflowServer, dice: random.Random, _) -> None:
     """Away for a while, then back."""
     server.stop(signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,7 +151,8 @@ TARGETS |= {name: partial(parts, ending=ending) for name, ending in PARTS.items(
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a busy machine takes several times what a quiet one does
 def test_one_of_each(finished_study, prepared_storage, tmp_path, monkeypatch):
-    """A worker, the head and the MLflow server of the smallest study; `test_faults.py` kills the driver and Ray."""
+    """A worker, the head and the MLflow server of the smallest study; `test_faults.py` kills the
+    driver and Ray."""
     killer = Killer(["worker", "head", "mlflow"], random.Random(1), longest_wait_s=1.0)
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "2")
     disturbed_study(prepared_storage, (*SMALL, *OFTEN), killer, tmp_path / "server", finished_study)
@@ -178,7 +184,9 @@ def test_kill_anything_at_any_time(undisturbed, tmp_path, monkeypatch, seed):
     assert killer.killed.total() == 3 * len(KILLERS)
 
 
-def disturbed_study(storage: Path, flags: tuple[str, ...], killer: Killer, folder: Path, undisturbed: Path) -> None:
+def disturbed_study(
+    storage: Path, flags: tuple[str, ...], killer: Killer, folder: Path, undisturbed: Path
+) -> None:
     """Submits until the study ends well, and compares it with the undisturbed one."""
     started, num_before = time.monotonic(), killer.killed.total()
     folder.mkdir()
@@ -187,16 +195,26 @@ def disturbed_study(storage: Path, flags: tuple[str, ...], killer: Killer, folde
         submissions, output = submit_until_done(storage, flags, killer, server)
         assert results(storage) == results(undisturbed)
         assert table(storage) == table(undisturbed)
-        if "MLflow is away" in output:  # at its end too, perhaps; the next submission sends the rest
+        # At its end too, perhaps; the next submission sends the rest.
+        if "MLflow is away" in output:
             submit(storage, flags)
         assert_mirrored_once(storage, server.uri)
     kills, lost = killer.killed.total() - num_before, lost_steps(storage)
-    print(f"{kills} kills {dict(killer.killed)}, {submissions} submissions, {time.monotonic() - started:.0f} s")
-    print(f"steps trained again: {sum(lost)} {sorted(lost)}; written twice: {num_trained_twice(storage)}")
+    print(
+        f"{kills} kills {dict(killer.killed)}, {submissions} submissions,"
+        f" {time.monotonic() - started:.0f} s"
+    )
+    print(
+        f"steps trained again: {sum(lost)} {sorted(lost)}; written twice:"
+        f" {num_trained_twice(storage)}"
+    )
 
 
-def submit_until_done(storage: Path, flags: tuple[str, ...], killer: Killer, server: MlflowServer) -> tuple[int, str]:
-    """The number of submissions, and what the last one printed; none did again what was finished before it."""
+def submit_until_done(
+    storage: Path, flags: tuple[str, ...], killer: Killer, server: MlflowServer
+) -> tuple[int, str]:
+    """The number of submissions, and what the last one printed; none did again what was finished
+    before it."""
     for number in range(1, 100):
         finished, tried = written(storage), attempts(storage)
         with Submission(storage, flags) as submission:
@@ -205,7 +223,8 @@ def submit_until_done(storage: Path, flags: tuple[str, ...], killer: Killer, ser
         assert code in (0, 1, -signal.SIGKILL), submission.output
         assert finished.items() <= written(storage).items()  # nothing finished was written again
         ids = [name.split("/")[1] for name in finished if name.startswith("runs/")]
-        assert {i: tried[i] for i in ids} == {i: attempts(storage)[i] for i in ids}  # nor trained again
+        # Nor trained again.
+        assert {i: tried[i] for i in ids} == {i: attempts(storage)[i] for i in ids}
         if code == 0:
             return number, submission.output
     raise AssertionError("a hundred submissions were not enough")

@@ -1,4 +1,5 @@
-"""A study whose storage is S3, through the real driver: killed, submitted again, equal to a local one."""
+"""A study whose storage is S3, through the real driver: killed, submitted again, equal to a local
+one."""
 
 import os
 import signal
@@ -18,7 +19,11 @@ def objects(root: str) -> dict[str, dict]:
     filesystem, path = fsspec.core.url_to_fs(root)
     filesystem.invalidate_cache()
     found = filesystem.find(path, detail=True)
-    return {name.removeprefix(f"{path}/"): info for name, info in found.items() if name.endswith("/result.json")}
+    return {
+        name.removeprefix(f"{path}/"): info
+        for name, info in found.items()
+        if name.endswith("/result.json")
+    }
 
 
 def contents(root: str) -> dict[str, bytes]:
@@ -36,9 +41,16 @@ def next_training(submission: Submission, root: str, killed: set[str]) -> Traini
 
 
 def test_killed_and_submitted_again(finished_study, tmp_path, monkeypatch):
-    """First a worker is killed, whose run goes on in the same submission; then the driver with all of its Ray."""
+    """First a worker is killed, whose run goes on in the same submission; then the driver with all
+    of its Ray."""
     monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "cache"))
-    flags = (*SMALL, "--checkpoint-every", "0.3", "--tracking-uri", f"sqlite:///{tmp_path}/mlflow.db")
+    flags = (
+        *SMALL,
+        "--checkpoint-every",
+        "0.3",
+        "--tracking-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+    )
     with running_s3(monkeypatch, "gram") as bucket:
         place = {"storage": tmp_path / "s3", "flags": flags, "url": f"{bucket}/study"}
         root = place["url"]

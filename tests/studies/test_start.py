@@ -30,9 +30,13 @@ CORE_METHODS = ("baseline", "filtering", "gram", "ft_lora", "maxent")
 @pytest.fixture(params=ARCHITECTURES)
 def imported(request, setting, execution, tmp_path):
     """(storage, import id): a dense model that left as a checkpoint and came back."""
-    setting = dataclasses.replace(setting, size=dataclasses.replace(setting.size, architecture=request.param))
+    setting = dataclasses.replace(
+        setting, size=dataclasses.replace(setting.size, architecture=request.param)
+    )
     store = execution.store()
-    exported(store, View(complete(store, plan("baseline", setting).runs["all"])), tmp_path / "checkpoint")
+    exported(
+        store, View(complete(store, plan("baseline", setting).runs["all"])), tmp_path / "checkpoint"
+    )
     return store.root, import_checkpoint(tmp_path / "checkpoint", store).import_id
 
 
@@ -50,7 +54,11 @@ def test_what_has_no_origin_begins_with_the_import(imported):
     assert {run.model.d_mlp for run in begins.values()} == {model["d_mlp"]}
     architectures = {node.config.model.architecture for node in graph.nodes if node.kind == "run"}
     assert architectures == {model.get("architecture", ARCHITECTURES[0])}
-    assert all(node.needs for node in graph.nodes if node.config not in begins.values() and node.kind == "evaluation")
+    assert all(
+        node.needs
+        for node in graph.nodes
+        if node.config not in begins.values() and node.kind == "evaluation"
+    )
     (size,) = {node.size for node in graph.nodes}
     assert size.startswith("imported-")
     assert graph.flags.sizes == (size,)
@@ -78,7 +86,8 @@ def test_what_cannot_begin_with_it(imported, tmp_path):
 
 @pytest.mark.slow
 def test_a_study_of_an_import(finished_copy, tmp_path):
-    """The core of a finished GRAM run leaves and comes back; a study that begins with it has learned already."""
+    """The core of a finished GRAM run leaves and comes back; a study that begins with it has
+    learned already."""
     store, out = Store(finished_copy), tmp_path / "checkpoint"
     earlier = store.list_runs()
     run_id = next(run_id for run_id in earlier if store.run(run_id).config()["model"]["modules"])

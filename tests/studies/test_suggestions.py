@@ -3,7 +3,7 @@
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.config.identity import InvalidField, meant
+from gram_platform.config.identity import InvalidField
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
@@ -30,7 +30,3 @@ def test_a_misspelt_choice_gets_a_suggestion(capsys):
         main(["list", "metods"])
     assert ended.value.code == 2
     assert "methods" in capsys.readouterr().err
-
-
-def test_what_resembles_nothing_gets_no_suggestion():
-    assert meant("", ("a",)) == meant(3, ("core",)) == meant("x", ()) == ""

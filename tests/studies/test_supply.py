@@ -1,23 +1,19 @@
-"""What a corpus can serve: bytes by size, ids that sizes and studies share, and shortages before anything is packed."""
+"""What a corpus can serve: bytes by size, ids that sizes and studies share, and shortages before
+anything is packed."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from gram_platform.corpora.recipe import HubSource
 from gram_platform.store import Store
-from gram_platform.studies import main
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.device import settled
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
-from gram_platform.studies.library import dual_use, scaling
+from gram_platform.studies.library import dual_use
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.packing import require_supply
-
-MINI = Path(__file__).resolve().parents[2] / "../shared/data/dualuse_mini"
-needs_mini = pytest.mark.skipif(not MINI.is_dir(), reason="the small dual-use corpus lies beside the repository only")
 
 
 def graph_of(study, *arguments):
@@ -50,7 +46,8 @@ def test_a_dry_run_says_the_bytes_of_each_size(storage):
 
 
 def test_the_papers_data_alone_stops_at_the_second_size(storage):
-    """1.19B tokens of other papers serve 0.96B of core, not 2.1B; the dry run goes on, submitting fetches nothing."""
+    """1.19B tokens of other papers serve 0.96B of core, not 2.1B; the dry run goes on, submitting
+    fetches nothing."""
     graph = graph_of(STUDY, "--corpus", "dual-use-papers")
     (line,) = [line for line in describe(graph).splitlines() if "shortage: " in line]
     assert line.endswith("100M, 200M, 400M, 800M, 2B, 5B")
@@ -59,26 +56,9 @@ def test_the_papers_data_alone_stops_at_the_second_size(storage):
     assert not (storage / "data").exists()
 
 
-@needs_mini
-def test_a_folder_that_is_too_small(storage, capsys):
-    """A line for each domain in a dry run, which succeeds; an error before anything is packed."""
-    arguments = ["--preset", "paper", "--corpus", str(MINI), "--storage", str(storage)]
-    with pytest.raises(SystemExit) as ended:
-        main(scaling.STUDY, [*arguments, "--dry-run"])
-    assert not ended.value.code
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shortage: ")]
-    for domain in ("core", "cyber", "lisp", "nuclear", "virology"):
-        assert any(f"domain {domain}: " in line and "50M, 100M" in line for line in lines)
-    with pytest.raises(SystemExit) as ended:
-        main(scaling.STUDY, arguments)
-    assert ended.value.code == 2
-    error = capsys.readouterr().err
-    assert "domain core: " in error
-    assert [path.name for path in (storage / "data").iterdir()] == ["scans"]  # read for its labels, not packed
-
-
 def test_a_shortage_that_depends_on_the_tokenizer_is_no_error(storage, tmp_path):
-    """200 kB of core are about 47,500 training tokens at 4 bytes each and 95,000 at 2; the size needs 60,000."""
+    """200 kB of core are about 47,500 training tokens at 4 bytes each and 95,000 at 2; the size
+    needs 60,000."""
     texts = {"core": 200_000, "law": 100_000}
     documents = [
         {"text": f"{label} {n} " + "word " * 198, "label": label}

@@ -1,4 +1,5 @@
-"""A study's record says how far its unit is off: by the storage's calibration, else by what was measured before."""
+"""A study's record says how far its unit is off: by the storage's calibration, else by what was
+measured before."""
 
 import json
 from dataclasses import replace
@@ -29,7 +30,9 @@ def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
     shipped = shipped[(shipped["corpus"] == "stories") & (shipped["size"] == "0.28M")]
     record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M"))
     found = {row["class"]: (row["ratio"], row["difference"]) for row in record.unit_errors}
-    assert found == {row["class"]: (row["ratio"], row["difference"]) for row in shipped.to_dict("records")}
+    assert found == {
+        row["class"]: (row["ratio"], row["difference"]) for row in shipped.to_dict("records")
+    }
     assert {row["measured_on"] for row in record.unit_errors} == {"stories, 0.28M"}
     assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
     assert record_of(graph_of(tmp_path, "--preset", "paper", "--sizes", "50M")).unit_errors == ()
@@ -40,13 +43,18 @@ def test_a_storage_without_a_calibration_has_no_errors_to_print(tmp_path):
         main([f"stories={tmp_path}"])
 
 
-def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_was_measured(tmp_path, monkeypatch):
-    """The shipped error of stories at 0.28M is .21; one of .01 at 0.15M, in the storage, took its place."""
+def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_was_measured(
+    tmp_path, monkeypatch
+):
+    """The shipped error of stories at 0.28M is .21; one of .01 at 0.15M, in the storage, took its
+    place."""
     own = shipped_errors().assign(ratio=0.01, difference=0.01)
     own = own[own["corpus"] == "stories"]
     shipped = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors
     monkeypatch.setattr(record_module, "measured_in", lambda *of: own[own["size"] == "0.15M"])
-    assert record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors == shipped
+    assert (
+        record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors == shipped
+    )
     small = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.15M")).unit_errors
     assert [row["ratio"] for row in small] == [0.01, 0.01]
 
@@ -54,8 +62,12 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
 def test_another_study_that_is_named_calibration_is_none(tmp_path, monkeypatch):
     """It has no variants of known shares, without which every other study ended with a KeyError."""
     record = record_of(graph_of(tmp_path, "--preset", "smoke"))
-    monkeypatch.setattr(record_module, "readable_record", lambda *of: replace(record, name="calibration"))
-    monkeypatch.setattr(record_module, "read_calibration", lambda *of: pytest.fail("it is read as a calibration"))
+    monkeypatch.setattr(
+        record_module, "readable_record", lambda *of: replace(record, name="calibration")
+    )
+    monkeypatch.setattr(
+        record_module, "read_calibration", lambda *of: pytest.fail("it is read as a calibration")
+    )
     assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
 
 
@@ -80,7 +92,17 @@ def test_a_record_with_a_huge_error_can_be_read_and_one_below_zero_cannot(tmp_pa
 
 @pytest.mark.slow  # a calibration and a study are trained
 def test_a_calibration_in_the_storage_counts_for_studies_on_its_data(tmp_path, capsys):
-    flags = ["--preset", "smoke", "--sizes", "tiny", "--in-process", "--device", "cpu", "--storage", str(tmp_path)]
+    flags = [
+        "--preset",
+        "smoke",
+        "--sizes",
+        "tiny",
+        "--in-process",
+        "--device",
+        "cpu",
+        "--storage",
+        str(tmp_path),
+    ]
     assert run_study(calibration.STUDY, parse(calibration.STUDY, flags)) == 0
     assert main([f"mine={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()

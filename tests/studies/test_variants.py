@@ -14,7 +14,6 @@ from gram_platform.studies.definition import Study, Variant
 from gram_platform.studies.flags import CampaignFlags, Flags, checked
 from gram_platform.studies.library import (
     accumulation,
-    architecture,
     aux_scaling,
     composing,
     dual_use,
@@ -33,7 +32,9 @@ def graph_of(study: Study, storage, **flags) -> Graph:
 
 def runs_of(graph: Graph, **tags: str) -> list:
     found = [n for n in graph.entries if n.is_run and not n.is_attack]
-    return [n.config for n in found if all(n.names.get(key) == value for key, value in tags.items())]
+    return [
+        n.config for n in found if all(n.names.get(key) == value for key, value in tags.items())
+    ]
 
 
 def test_titration_evaluates_the_dual_use_runs_and_trains_nothing_else(tmp_path):
@@ -48,11 +49,16 @@ def test_titration_evaluates_the_dual_use_runs_and_trains_nothing_else(tmp_path)
     assert dict(views["0.5", "core+airport"].weights) == {"airport": 0.5}
     assert views["0", "core+airport"] == views["1", "core"]
     adapters = [n for n in turned.entries if n.kind == "evaluation" and n.method == "ft_lora"]
-    assert all(set(dict(n.config.view.sources)) == set(dict(n.config.view.weights)) for n in adapters)
+    assert all(
+        set(dict(n.config.view.sources)) == set(dict(n.config.view.weights)) for n in adapters
+    )
 
 
 def test_composing_evaluates_every_subset_of_the_modules_and_trains_one_run_a_method(tmp_path):
-    graph, whole = graph_of(composing.STUDY, tmp_path, seeds=1), graph_of(dual_use.STUDY, tmp_path, seeds=1)
+    graph, whole = (
+        graph_of(composing.STUDY, tmp_path, seeds=1),
+        graph_of(dual_use.STUDY, tmp_path, seeds=1),
+    )
     trained = {n.id for n in graph.nodes if n.kind == "run" and n.method != "gram_subsets"}
     assert trained < {node.id for node in whole.nodes}
     assert len(runs_of(graph, method="gram")) == len(runs_of(graph, method="gram_subsets")) == 1
@@ -69,7 +75,9 @@ def test_composing_evaluates_every_subset_of_the_modules_and_trains_one_run_a_me
 
 
 def test_methods_that_retrain_do_not_follow_every_subset(tmp_path):
-    graph = graph_of(composing.STUDY, tmp_path, seeds=1, methods=("filtering", "ft_full", "maxent", "demix"))
+    graph = graph_of(
+        composing.STUDY, tmp_path, seeds=1, methods=("filtering", "ft_full", "maxent", "demix")
+    )
     singles = {"core", *(f"core+{d}" for d in ("airport", "attic", "bakery", "beach"))}
     assert set(views_of(graph, "filtering")) == set(views_of(graph, "maxent")) == singles
     assert len(runs_of(graph, method="filtering")) == 5
@@ -98,13 +106,16 @@ def test_accumulation_varies_the_baseline_too(tmp_path):
     graph = graph_of(accumulation.STUDY, tmp_path, seeds=1)
     for method in ("baseline", "gram", "ft_lora"):
         for kind in ("uniform", "heterogeneous"):
-            assert {run.routing.accumulation for run in runs_of(graph, method=method, variant=kind)} == {kind}
+            assert {
+                run.routing.accumulation for run in runs_of(graph, method=method, variant=kind)
+            } == {kind}
 
 
 def test_partial_labels_hide_half_of_every_domain(tmp_path):
     graph = graph_of(partial_labels.STUDY, tmp_path, seeds=1)
     assert len(runs_of(graph, method="baseline")) == 2
-    assert len({run.run_id for run in runs_of(graph, method="baseline")}) == 1  # labels mean nothing to it
+    # Labels mean nothing to it.
+    assert len({run.run_id for run in runs_of(graph, method="baseline")}) == 1
     assert not runs_of(graph, method="gram", variant="1")
     (routed,) = runs_of(graph, method="gram", variant="0.5")
     (dense,) = runs_of(graph, method="filtering", variant="0.5")
@@ -113,13 +124,18 @@ def test_partial_labels_hide_half_of_every_domain(tmp_path):
     assert routed.eval_points.num_probes == graph.preset.num_eval_points
     assert record_of(graph).probed == (routed.run_id,)
     pools = {d.name: {part.domain for part in d.pool} for d in dense.data.domains}
-    assert pools == {CORE: {CORE, "airport", "attic", "bakery", "beach"}}  # filtering takes what is unlabelled as core
+    # Filtering takes what is unlabelled as core.
+    assert pools == {CORE: {CORE, "airport", "attic", "bakery", "beach"}}
 
 
 def test_the_cost_table_is_of_the_variants_that_a_method_has(tmp_path):
     graph = graph_of(partial_labels.STUDY, tmp_path, seeds=1)
     costs = {(row["method"], row["variant"]): row for row in record_of(graph).costs}
-    assert set(costs) == {("baseline", "1, 0.5"), ("filtering", "1"), *((m, "0.5") for m in graph.flags.methods[1:])}
+    assert set(costs) == {
+        ("baseline", "1, 0.5"),
+        ("filtering", "1"),
+        *((m, "0.5") for m in graph.flags.methods[1:]),
+    }
     (routed,) = runs_of(graph, method="gram", variant="0.5")
     expected = method_costs(partly_labelled(PAPER_WIDTHS).changed(graph.settings[0]), ("gram",))[0]
     assert costs["gram", "0.5"]["total_mlp_all"] == expected["total_mlp_all"] < 1.1
@@ -129,7 +145,9 @@ def test_the_cost_table_is_of_the_variants_that_a_method_has(tmp_path):
     assert costs["filtering", "1"]["runs"] == (5, 0)
     turned = record_of(graph_of(titration.STUDY, tmp_path, seeds=1)).costs
     assert len(turned) == 3  # a weight costs nothing
-    assert all("variant" not in row for row in record_of(graph_of(dual_use.STUDY, tmp_path, seeds=1)).costs)
+    assert all(
+        "variant" not in row for row in record_of(graph_of(dual_use.STUDY, tmp_path, seeds=1)).costs
+    )
 
 
 def test_domains_are_nested_by_name_and_hold_a_fifth_of_the_tokens(tmp_path):
@@ -160,27 +178,31 @@ def test_a_corpus_with_too_few_labels_is_refused(tmp_path):
         graph_of(study, tmp_path)
 
 
-def test_studies_share_runs(tmp_path):
-    studies = (scaling.STUDY, architecture.STUDY, accumulation.STUDY)
-    graphs = [graph_of(study, tmp_path) for study in studies]
-    ids = [{node.id for node in graph.nodes if node.kind == "run"} for graph in graphs]
-    assert sum(map(len, ids)) > len(set.union(*ids))
-
-
 @pytest.mark.parametrize(
     ("field", "flags"),
-    [("studies", {"studies": ("scalling",)}), ("sizes", {"sizes": ("tiny",)}), ("seeds", {"seeds": -1})],
+    [
+        ("studies", {"studies": ("scalling",)}),
+        ("sizes", {"sizes": ("tiny",)}),
+        ("seeds", {"seeds": -1}),
+    ],
 )
 def test_bad_input_of_all_studies_starts_nothing(tmp_path, field, flags):
     with refused(field):
-        run_campaign((scaling.STUDY,), (), CampaignFlags(preset="smoke", storage=str(tmp_path / "s"), **flags))
+        run_campaign(
+            (scaling.STUDY,),
+            (),
+            CampaignFlags(preset="smoke", storage=str(tmp_path / "s"), **flags),
+        )
     assert not (tmp_path / "s").exists()
 
 
 def test_too_little_text_is_repeated_where_the_number_of_domains_varies(tmp_path):
     preset = aux_scaling.STUDY.presets["smoke"]
-    size = dataclasses.replace(preset.sizes["tiny"], core_tokens=400_000)  # 100,000 for two domains of 32,000 each
-    study = dataclasses.replace(aux_scaling.STUDY, presets={"smoke": dataclasses.replace(preset, sizes={"tiny": size})})
+    # 100,000 for two domains of 32,000 each.
+    size = dataclasses.replace(preset.sizes["tiny"], core_tokens=400_000)
+    study = dataclasses.replace(
+        aux_scaling.STUDY, presets={"smoke": dataclasses.replace(preset, sizes={"tiny": size})}
+    )
     (run,) = runs_of(graph_of(study, tmp_path, seeds=1), method="baseline", variant="2")
     budgets = {d.name: d for d in run.data.domains}
     assert budgets["attic"].num_draws > budgets["attic"].num_sequences

@@ -1,4 +1,7 @@
-"""Declares the study of one route for each window or each micro-batch (the paper's "Heterogeneous Accumulation")."""
+"""Declares the study of one route for each window or each micro-batch.
+
+In the paper: "Heterogeneous Accumulation".
+"""
 
 import dataclasses
 
@@ -6,13 +9,16 @@ from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, accumulated, at_size
 
 DEMO_WINDOWS = dataclasses.replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)
-# windows of 192 micro-batches, one for each of their 32 processes and 6 passes
+# Windows of 192 micro-batches, one for each of their 32 processes and 6 passes.
 AS_RUN_WINDOWS = dataclasses.replace(AS_RUN.sizes["200M"], batch_size=384, micro_batch=2)
 
 STUDY = Study(
     name="accumulation",
     title="Uniform and heterogeneous accumulation",
-    question="What does it change whether all micro-batches of a window share one route or each has its own?",
+    question=(
+        "What does it change whether all micro-batches of a window share one route or each has its"
+        " own?"
+    ),
     methods=("baseline", "gram", "ft_lora"),
     presets={
         "smoke": accumulated(at_size(SMOKE, "tiny")),

@@ -1,4 +1,7 @@
-"""Declares the study of kinds of modules and of training them (the paper's "Architecture Ablation: MLP vs. LoRA")."""
+"""Declares the study of kinds of modules and of training them.
+
+In the paper: "Architecture Ablation: MLP vs. LoRA".
+"""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, at_size
@@ -6,7 +9,10 @@ from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, at
 STUDY = Study(
     name="architecture",
     title="MLP or LoRA modules, routed or finetuned",
-    question="Do capability profiles depend on the kind of module, or on whether it is routed or finetuned?",
+    question=(
+        "Do capability profiles depend on the kind of module, or on whether it is routed or"
+        " finetuned?"
+    ),
     methods=("baseline", "gram", "gram_lora", "ft_lora", "ft_mlp"),
     presets={
         "smoke": at_size(SMOKE, "tiny"),

@@ -12,7 +12,8 @@ from gram_platform.studies.library import stories
 
 
 def attacking(name: str, **kind) -> Variant:
-    """Returns the variant whose attacks have these fields of `Elicitation`, and the preset's budget."""
+    """Returns the variant whose attacks have these fields of `Elicitation`, and the preset's
+    budget."""
 
     def changed(setting):
         attack = setting.options.elicitation
@@ -26,16 +27,24 @@ def attacking(name: str, **kind) -> Variant:
 def attacked(preset: Preset, kinds: Sequence[Variant]) -> Preset:
     """Returns the preset with every kind of attack on the compared profile alone."""
     elicitation = replace(preset.options.elicitation, compared_only=True)
-    return replace(preset.with_options(elicitation=elicitation), every_single=False, variants=tuple(kinds))
+    return replace(
+        preset.with_options(elicitation=elicitation), every_single=False, variants=tuple(kinds)
+    )
 
 
 def every_kind(rank: int) -> tuple[Variant, ...]:
     """Returns all kinds; `rank` is that of the LoRAs."""
     lora = attacking("lora", rank=rank, lr_factor=2.5)
-    return attacking("full"), lora, attacking("neighbour", text=NEIGHBOUR), attacking("core", text=CORE)
+    return (
+        attacking("full"),
+        lora,
+        attacking("neighbour", text=NEIGHBOUR),
+        attacking("core", text=CORE),
+    )
 
 
-# 5% of a removed domain: with 1.3%, as in the other demos, MaxEnt stays far below the baseline (FINDINGS.md)
+# 5% of a removed domain: with 1.3%, as in the other demos, MaxEnt stays far below the baseline
+# (FINDINGS.md).
 ATTACKED_DEMO = stories.STORIES_DEMO.with_options(
     elicitation=replace(stories.STORIES_DEMO.options.elicitation, domain_share=0.05)
 )
@@ -43,8 +52,10 @@ ATTACKED_DEMO = stories.STORIES_DEMO.with_options(
 STUDY = Study(
     name="attack_kinds",
     title="Kinds of attack",
-    question="Does a removed capability come back if the attacker trains adapters, or on text near the removed domain, "
-    "for GRAM and filtering as for unlearning?",
+    question=(
+        "Does a removed capability come back if the attacker trains adapters, or on text near the"
+        " removed domain, for GRAM and filtering as for unlearning?"
+    ),
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
         "smoke": attacked(replace(stories.STORIES_SMOKE, num_seeds=1), every_kind(rank=4)),

@@ -1,11 +1,20 @@
-"""Declares the study of the number of domains (the paper's "Scaling the number of auxiliary capabilities")."""
+"""Declares the study of the number of domains.
+
+In the paper: "Scaling the number of auxiliary capabilities".
+"""
 
 from gram_platform.config import RoutingConfig
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import STORIES_ROUTING
-from gram_platform.studies.library.stories import STORIES_AS_RUN, STORIES_DEMO, STORIES_PAPER, STORIES_SMOKE, divided
+from gram_platform.studies.library.stories import (
+    STORIES_AS_RUN,
+    STORIES_DEMO,
+    STORIES_PAPER,
+    STORIES_SMOKE,
+    divided,
+)
 
-# the domains have a fifth of all tokens: drawing them twice would take too much from core
+# The domains have a fifth of all tokens: drawing them twice would take too much from core.
 A_FIFTH = {"aux_factor": 1.0, "routing": STORIES_ROUTING}
 
 STUDY = Study(
@@ -17,9 +26,12 @@ STUDY = Study(
         "smoke": divided(STORIES_SMOKE, (2, 4)),
         "demo": divided(STORIES_DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
         "paper": divided(STORIES_PAPER, (4, 8, 12, 16, 20)),
-        # p_as is .2, and .3 in the text; every profile is attacked
+        # p_as is .2, and .3 in the text; every profile is attacked.
         "as_run": divided(
-            STORIES_AS_RUN, (4, 8, 12, 16, 20), attacks_core_alone=False, routing=RoutingConfig(0.5, 0.2)
+            STORIES_AS_RUN,
+            (4, 8, 12, 16, 20),
+            attacks_core_alone=False,
+            routing=RoutingConfig(0.5, 0.2),
         ),
     },
     compare_with="aux_scaling",

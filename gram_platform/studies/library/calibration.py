@@ -1,4 +1,4 @@
-"""Declares the study of what a compute ratio is worth: baselines of known shares of the steps, rated like models."""
+"""Declares the study of what a compute ratio is worth: baselines of known shares of the steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,22 +17,31 @@ OTHER_SEEDS = 100
 
 
 def rated(share: float) -> Variant:
-    """Returns the variant of baselines with this share of every domain's text, hence of the steps, on other seeds.
+    """Returns the variant of baselines with this share of every domain's text, hence of the steps,
+    on other seeds.
 
-    Warm-up and decay are shares of a run's steps, so that each length has its own. Points of the learning curve are as
-    many steps apart as the reference's.
+    Warm-up and decay are shares of a run's steps, so that each length has its own. Points of the
+    learning curve are as many steps apart as the reference's.
     """
 
     def changed(setting: Setting) -> Setting:
-        lengths = {domain: round(share * number) for domain, number in setting.num_sequences.items()}
+        lengths = {
+            domain: round(share * number) for domain, number in setting.num_sequences.items()
+        }
         num_points = max(1, round(share * setting.num_eval_points))
-        return replace(setting, seed=setting.seed + OTHER_SEEDS, num_sequences=lengths, num_eval_points=num_points)
+        return replace(
+            setting,
+            seed=setting.seed + OTHER_SEEDS,
+            num_sequences=lengths,
+            num_eval_points=num_points,
+        )
 
     return Variant(f"{share:g}", changed)
 
 
 def calibrated(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = SHARES) -> Preset:
-    """Returns the preset at these sizes with its baselines as the reference, and baselines of every share."""
+    """Returns the preset at these sizes with its baselines as the reference, and baselines of every
+    share."""
     variants = (Variant(REFERENCE), *map(rated, shares))
     of_sizes = {name: preset.sizes[name] for name in sizes}
     return replace(preset, methods=(), sizes=of_sizes, variants=variants, measurement=Calibration())
@@ -41,8 +50,10 @@ def calibrated(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = S
 STUDY = Study(
     name="calibration",
     title="What a compute ratio is worth",
-    question="How far is the compute ratio of a baseline that was trained for a known share of the steps from that "
-    "share, and how far is that of an unfinished run's loss?",
+    question=(
+        "How far is the compute ratio of a baseline that was trained for a known share of the steps"
+        " from that share, and how far is that of an unfinished run's loss?"
+    ),
     methods=("baseline",),
     presets={
         "smoke": calibrated(scaling.SMOKE, ["tiny"], shares=(0.5, 1.0)),

@@ -1,4 +1,7 @@
-"""Declares the study of several modules on at once (the paper's "Arbitrary subsets of capabilities", and ours)."""
+"""Declares the study of several modules on at once.
+
+In the paper: "Arbitrary subsets of capabilities", and ours.
+"""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
@@ -12,8 +15,10 @@ from gram_platform.studies.library.dual_use import (
 STUDY = Study(
     name="composing",
     title="Several modules on at once",
-    question="What do core and the domains that are kept lose as more modules are on: routed with one companion at a "
-    "time, routed with random subsets, and as summed LoRAs?",
+    question=(
+        "What do core and the domains that are kept lose as more modules are on: routed with one"
+        " companion at a time, routed with random subsets, and as summed LoRAs?"
+    ),
     methods=("baseline", "gram", "gram_subsets", "ft_lora"),
     presets={
         "smoke": composed(DUAL_USE_SMOKE),

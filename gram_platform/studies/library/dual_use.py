@@ -1,4 +1,4 @@
-"""Declares the dual-use study, every method on real domains, and the presets of the studies that share its runs."""
+"""Declares the dual-use study, every method on real domains, and presets that share its runs."""
 
 import dataclasses
 
@@ -10,35 +10,43 @@ from gram_platform.studies.definition import MaxEntRanges, Preset, Variant
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_MAXENT, STORIES_SMOKE_ATTACK
 
-# FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32
+# FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32.
 OPTIONS = dataclasses.replace(
     scaling.PAPER_OPTIONS,
     branch_full=Branching(core_ratio=4.0, lr_factor=0.2),
-    # 48 forgotten and 48 retained sequences a step, as published; whole batches would cost 1.85 times the compute
+    # 48 forgotten and 48 retained sequences a step, as published; whole batches would cost 1.85
+    # times the compute.
     maxent=Unlearning(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=48),
     elicitation=dataclasses.replace(scaling.PAPER_ATTACK, compared_only=False),
 )
 
 
-# the ranges of app:realistic, the trials of the authors' searches
-MAXENT_SEARCH = MaxEntRanges((5e-5, 2e-4), (50.0, 600.0), num_trials=30, search="maxent_search_dual_use")
+# The ranges of app:realistic, the trials of the authors' searches.
+MAXENT_SEARCH = MaxEntRanges(
+    (5e-5, 2e-4), (50.0, 600.0), num_trials=30, search="maxent_search_dual_use"
+)
 
 
 def every_profile(preset: Preset, options: Options) -> Preset:
-    """Returns the 800M size of the scaling study, with the same runs, compared on core and core with each domain."""
+    """Returns the 800M size of the scaling study, with the same runs, compared on core and core
+    with each domain."""
     sizes, profiles = {"800M": preset.sizes["800M"]}, {"every_single": True, "retain": ""}
-    return dataclasses.replace(preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles)
+    return dataclasses.replace(
+        preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles
+    )
 
 
 DUAL_USE_PAPER = every_profile(scaling.PAPER, OPTIONS)
 DUAL_USE_AS_RUN = every_profile(
     scaling.AS_RUN,
     dataclasses.replace(
-        OPTIONS, maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48), elicitation=scaling.AS_RUN_ATTACK
+        OPTIONS,
+        maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48),
+        elicitation=scaling.AS_RUN_ATTACK,
     ),
 )
-# The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and half the rate [ours]:
-# p_ca 4 would leave its base too little of so short a run.
+# The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and
+# half the rate [ours]: p_ca 4 would leave its base too little of so short a run.
 DUAL_USE_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
@@ -66,21 +74,22 @@ DUAL_USE_SMOKE = dataclasses.replace(
     num_eval_points=8,
     num_eval_sequences=8,
     sample_bytes=1_000_000,
-    options=dataclasses.replace(DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK),
+    options=dataclasses.replace(
+        DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK
+    ),
 )
 
 
-# ----------------------------------------------------------------------------------- titration and composing
-
-
-def at_weight(weight: float) -> Variant:
-    """Returns the variant with the modules of every evaluated view at this weight; the runs do not change."""
-    return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
-
-
 def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
-    """Returns the preset at each weight, without attacks."""
-    return dataclasses.replace(preset.with_options(elicitation=None), variants=tuple(map(at_weight, weights)))
+    """Returns the preset without attacks, with the modules of its views at each weight; the runs do
+    not change."""
+
+    def at(weight: float) -> Variant:
+        return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
+
+    return dataclasses.replace(
+        preset.with_options(elicitation=None), variants=tuple(map(at, weights))
+    )
 
 
 def composed(preset: Preset) -> Preset:
@@ -89,7 +98,8 @@ def composed(preset: Preset) -> Preset:
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
-    """Returns the variant with half of every domain's sequences unlabelled, and probes of absorption in GRAM.
+    """Returns the variant with half of every domain's sequences unlabelled, and probes of
+    absorption in GRAM.
 
     `widths`: shares of the dense MLP's width for GRAM's core and modules.
     """
@@ -99,7 +109,7 @@ def partly_labelled(widths: tuple[float, float]) -> Variant:
 
 # 1.25% of the demo's width is two hidden units.
 PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)
-# the authors' partial runs have p_as 0 and p_af 1 for all methods
+# The authors' partial runs have p_as 0 and p_af 1 for all methods.
 AS_RUN_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
@@ -107,7 +117,8 @@ AS_RUN_PARTIAL = {
     "num_eval_points": 200,
     "options": dataclasses.replace(DUAL_USE_AS_RUN.options, branch_module=Branching()),
 }
-# p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a module sees half of them
+# p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a
+# module sees half of them.
 DEMO_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
@@ -117,10 +128,13 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """Returns the preset compared on core alone, fully and partly labelled, with heterogeneous accumulation."""
+    """Returns the preset compared on core alone, fully and partly labelled, with heterogeneous
+    accumulation."""
     preset = dataclasses.replace(preset, **changes)
     return dataclasses.replace(
-        preset.with_options(elicitation=dataclasses.replace(preset.options.elicitation, compared_only=True)),
+        preset.with_options(
+            elicitation=dataclasses.replace(preset.options.elicitation, compared_only=True)
+        ),
         routing=dataclasses.replace(preset.routing, accumulation="heterogeneous"),
         accumulation_of_size=(),
         every_single=False,
@@ -134,9 +148,17 @@ def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **cha
 STUDY = Study(
     name="dual_use",
     title="Dual-use capabilities",
-    question="Does one GRAM run isolate dual-use capabilities as well as a filtered model for each profile does, what "
-    "does an attacker get back, and does it still work when several modules are on?",
+    question=(
+        "Does one GRAM run isolate dual-use capabilities as well as a filtered model for each"
+        " profile does, what does an attacker get back, and does it still work when several modules"
+        " are on?"
+    ),
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent"),
-    presets={"smoke": DUAL_USE_SMOKE, "demo": DUAL_USE_DEMO, "paper": DUAL_USE_PAPER, "as_run": DUAL_USE_AS_RUN},
+    presets={
+        "smoke": DUAL_USE_SMOKE,
+        "demo": DUAL_USE_DEMO,
+        "paper": DUAL_USE_PAPER,
+        "as_run": DUAL_USE_AS_RUN,
+    },
     compare_with="dual_use",
 )

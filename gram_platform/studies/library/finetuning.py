@@ -1,4 +1,4 @@
-"""Declares the study of supervised finetuning after pretraining: every measurement before and after the stage."""
+"""Declares the study of finetuning after pretraining: measurements before and after it."""
 
 from dataclasses import replace
 
@@ -13,16 +13,21 @@ VARIANTS = (Variant(BEFORE, lambda setting: setting.with_options(finetuning=None
 
 
 def followed(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
-    """Returns the preset on a corpus with instructions, measured before and after a stage on the compared profile."""
-    preset = replace(preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS)), corpus=corpus)
+    """Returns the preset on a corpus with instructions, measured before and after a stage on the
+    compared profile."""
+    preset = replace(
+        preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS)), corpus=corpus
+    )
     return attack_kinds.attacked(preset, VARIANTS)
 
 
 STUDY = Study(
     name="finetuning",
     title="Finetuning after removal",
-    question="Does removal survive supervised finetuning on instructions that never mention the removed domains, and "
-    "does an attack regain more afterwards?",
+    question=(
+        "Does removal survive supervised finetuning on instructions that never mention the removed"
+        " domains, and does an attack regain more afterwards?"
+    ),
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
         "smoke": followed(
@@ -30,9 +35,12 @@ STUDY = Study(
             "stories-instructed-smoke",
             Elicitation(64, 16, 0, batch_size=8),
         ),
-        # two epochs of 512 sequences at a tenth of the peak rate: at a half core loses half of its compute ratio [ours]
+        # Two epochs of 512 sequences at a tenth of the peak rate: at a half core loses half of its
+        # compute ratio [ours].
         "demo": followed(
-            attack_kinds.ATTACKED_DEMO, "stories-instructed", Elicitation(512, 128, 0, batch_size=8, lr_factor=0.1)
+            attack_kinds.ATTACKED_DEMO,
+            "stories-instructed",
+            Elicitation(512, 128, 0, batch_size=8, lr_factor=0.1),
         ),
     },
     varies="stage",

@@ -3,13 +3,20 @@
 import dataclasses
 
 from gram_platform.methods.setting import Conventions
-from gram_platform.studies.library.stories import STORIES_AS_RUN, STORIES_DEMO, STORIES_PAPER, STORIES_SMOKE
+from gram_platform.studies.library.stories import (
+    STORIES_AS_RUN,
+    STORIES_DEMO,
+    STORIES_PAPER,
+    STORIES_SMOKE,
+)
 from gram_platform.studies.searches.hyperparams import HyperparameterSweep
 
-# "p_ca reallocates a fixed parameter budget" (app:hyperparams): p_af 2 / (1 + p_ca) in the authors' settings
+# "p_ca reallocates a fixed parameter budget" (app:hyperparams): p_af 2 / (1 + p_ca) in the authors'
+# settings.
 SWEPT_PAPER = dataclasses.replace(STORIES_PAPER, conventions=Conventions(constant_branches=True))
 SWEPT_AS_RUN = dataclasses.replace(
-    STORIES_AS_RUN, conventions=dataclasses.replace(STORIES_AS_RUN.conventions, constant_branches=True)
+    STORIES_AS_RUN,
+    conventions=dataclasses.replace(STORIES_AS_RUN.conventions, constant_branches=True),
 )
 PAPER_VALUES = {
     "p_cr": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
@@ -20,8 +27,11 @@ PAPER_VALUES = {
 SEARCH = HyperparameterSweep(
     name="hyperparams",
     title="What p_cr, p_as and p_ca trade off",
-    question="How do GRAM's core robustness p_cr and auxiliary spread p_as, and FT-LoRA's ratio of core to auxiliary "
-    "batches p_ca, move what is kept, what is removed, and what an attacker gets back?",
+    question=(
+        "How do GRAM's core robustness p_cr and auxiliary spread p_as, and FT-LoRA's ratio of core"
+        " to auxiliary batches p_ca, move what is kept, what is removed, and what an attacker gets"
+        " back?"
+    ),
     presets={
         "smoke": dataclasses.replace(STORIES_SMOKE, num_seeds=1),
         "demo": STORIES_DEMO,
@@ -30,8 +40,12 @@ SEARCH = HyperparameterSweep(
     },
     values={
         "smoke": {"p_cr": (0.0, 0.5), "p_as": (0.3, 1.0), "p_ca": (0.5, 2.0)},
-        # without p_ca 4: rehearsal in four branches would leave the demo's base nothing to train on
-        "demo": {"p_cr": (0.0, 0.25, 0.5, 0.75, 1.0), "p_as": (0.0, 0.1, 0.3, 1.0), "p_ca": (0.25, 0.5, 1.0, 2.0)},
+        # Without p_ca 4: rehearsal in four branches would leave the demo's base nothing to train on
+        "demo": {
+            "p_cr": (0.0, 0.25, 0.5, 0.75, 1.0),
+            "p_as": (0.0, 0.1, 0.3, 1.0),
+            "p_ca": (0.25, 0.5, 1.0, 2.0),
+        },
         "paper": PAPER_VALUES,
         "as_run": PAPER_VALUES,
     },

@@ -1,4 +1,7 @@
-"""Declares the grids of peak learning rates and batches (the paper's "Learning Rate and Batch Size Scaling")."""
+"""Declares the grids of peak learning rates and batches.
+
+In the paper: "Learning Rate and Batch Size Scaling".
+"""
 
 import dataclasses
 
@@ -10,7 +13,9 @@ from gram_platform.studies.searches.lr_batch import LrBatchGrid
 
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")
-FITTED_PAPER = dataclasses.replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
+FITTED_PAPER = dataclasses.replace(
+    PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED}
+)
 PUBLISHED_GRIDS = {
     "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
     "100M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
@@ -18,7 +23,7 @@ PUBLISHED_GRIDS = {
     "400M": Grid(lrs=(2e-4, 4e-4, 8e-4), batches=(128, 256, 528, 1056)),
 }
 
-# the set-up of the law `demo`, with the same runs; the validation split is made for 40 sequences
+# The set-up of the law `demo`, with the same runs; the validation split is made for 40 sequences.
 OF_THE_DEMO_LAW = {
     "sizes": GRID_DEMO_SIZES,
     "num_seeds": 2,
@@ -37,16 +42,22 @@ OF_THE_DEMO_LAW = {
 SEARCH = LrBatchGrid(
     name="lr_bs_grid",
     title="Learning rate and batch against size",
-    question="Which peak learning rate and batch are best at each size, what power laws run through them, and how far "
-    "are these to be trusted?",
+    question=(
+        "Which peak learning rate and batch are best at each size, what power laws run through"
+        " them, and how far are these to be trusted?"
+    ),
     presets={
         "smoke": dataclasses.replace(SMOKE, num_seeds=1),
         "demo": dataclasses.replace(DEMO, **OF_THE_DEMO_LAW),
         "paper": FITTED_PAPER,
     },
     grids={
-        "smoke": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0),
-        "demo": GridShape(lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.125, 0.25, 0.5, 1.0), max_extensions=2),
+        "smoke": GridShape(
+            lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0
+        ),
+        "demo": GridShape(
+            lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.125, 0.25, 0.5, 1.0), max_extensions=2
+        ),
         "paper": LiteralGrids(PUBLISHED_GRIDS, max_extensions=0),
     },
 )

@@ -1,7 +1,9 @@
-"""Declares the search of MaxEnt's rate and weight (the paper tunes them per profile by Bayesian optimisation).
+"""Declares the search of MaxEnt's rate and weight.
 
-A search has its study's preset with one seed: trials start from the study's baselines, and the best trial of a profile
-is the study's run of that seed.
+The paper tunes them per profile by Bayesian optimisation.
+
+A search has its study's preset with one seed: trials start from the study's baselines, and the best
+trial of a profile is the study's run of that seed.
 """
 
 from dataclasses import replace
@@ -22,12 +24,18 @@ def searched(preset: Preset, ranges: MaxEntRanges | None = None) -> Preset:
 SEARCH = MaxEntSearch(
     name="maxent_search",
     title="MaxEnt's learning rate and retain weight",
-    question="Which learning rate and retain weight let MaxEnt forget most without losing more than 5% of core's and "
-    "the retained domains' compute, for each profile?",
+    question=(
+        "Which learning rate and retain weight let MaxEnt forget most without losing more than 5%"
+        " of core's and the retained domains' compute, for each profile?"
+    ),
     presets={
         # 500 steps, not 2,000: rates up to the baseline's, not 1 to 4% of it as in the paper [ours]
-        "smoke": searched(stories.STORIES_SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)),
-        "demo": searched(stories.STORIES_DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)),
+        "smoke": searched(
+            stories.STORIES_SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)
+        ),
+        "demo": searched(
+            stories.STORIES_DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)
+        ),
         "paper": searched(stories.STORIES_PAPER),
         "dual_use": searched(dual_use.DUAL_USE_PAPER),
     },

@@ -23,7 +23,9 @@ STUDY = Study(
         "smoke": core_alone(DUAL_USE_SMOKE),
         "demo": core_alone(DUAL_USE_DEMO, DEMO_WIDTHS, **DEMO_PARTIAL),
         "paper": core_alone(DUAL_USE_PAPER, sizes={"400M": PAPER_SIZES["400M"]}),
-        "as_run": core_alone(DUAL_USE_AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL),
+        "as_run": core_alone(
+            DUAL_USE_AS_RUN, sizes={"400M": AS_RUN_SIZES["400M"]}, **AS_RUN_PARTIAL
+        ),
     },
     compare_with="partial_labels",
     varies="labelled",

@@ -1,4 +1,7 @@
-"""Declares the study of continuations with a topic kept and removed (the paper's "Sample Outputs ...")."""
+"""Declares the study of continuations with a topic kept and removed.
+
+In the paper: "Sample Outputs ...".
+"""
 
 import dataclasses
 
@@ -12,16 +15,23 @@ from gram_platform.studies.library import scaling, stories
 
 def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
     """Returns one seed of the preset, with samples in place of losses."""
-    return dataclasses.replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
+    return dataclasses.replace(
+        preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens)
+    )
 
 
-# A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six more. At temperature
-# 0.6 small models keep to common text [ours].
+# A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six
+# more. At temperature 0.6 small models keep to common text [ours].
 INSTALLED_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={
         "0.3M": dataclasses.replace(
-            GRID_DEMO_SIZES["0.3M"], seq_len=128, batch_size=4, micro_batch=4, core_tokens=3_000_000, peak_lr=3e-3
+            GRID_DEMO_SIZES["0.3M"],
+            seq_len=128,
+            batch_size=4,
+            micro_batch=4,
+            core_tokens=3_000_000,
+            peak_lr=3e-3,
         )
     },
     num_seeds=1,
@@ -36,9 +46,11 @@ INSTALLED_DEMO = dataclasses.replace(
     num_eval_sequences=32,
     retain="cpp",
     every_single=True,
-    # a quarter of the baseline's steps at half its rate, as in the stories' demo
+    # A quarter of the baseline's steps at half its rate, as in the stories' demo.
     options=Options(
-        stories.BRANCHING, stories.BRANCHING, Unlearning(num_steps=1600, peak_lr=1.5e-3, retain_weight=50.0)
+        stories.BRANCHING,
+        stories.BRANCHING,
+        Unlearning(num_steps=1600, peak_lr=1.5e-3, retain_weight=50.0),
     ),
     measurement=Samples(40, 88, documents=tuple(range(6)), temperature=0.6, compared_only=True),
 )
@@ -46,7 +58,10 @@ INSTALLED_DEMO = dataclasses.replace(
 STUDY = Study(
     name="samples",
     title="Samples with a topic kept and removed",
-    question="How does every method continue a story of a topic that it has kept, and of one that it has removed?",
+    question=(
+        "How does every method continue a story of a topic that it has kept, and of one that it has"
+        " removed?"
+    ),
     methods=("baseline", "filtering", "maxent", "gram", "ft_lora", "ft_full", "demix"),
     presets={
         "smoke": measured(stories.STORIES_SMOKE, 20, 44),

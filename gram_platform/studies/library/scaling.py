@@ -8,26 +8,33 @@ from gram_platform.methods.setting import Branching, Conventions, Elicitation, O
 from gram_platform.studies import Study
 from gram_platform.studies.definition import AS_RUN_FAMILY, PAPER_FAMILY, Preset, Variant
 
-# Simple Stories' routing, for auxiliary domains of several percent each
+# Simple Stories' routing, for auxiliary domains of several percent each.
 STORIES_ROUTING = RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3)
-# the dual-use routing (app:realistic): p_af 4 for code, else 3; below 5B all but baselines accumulate uniformly
+# The dual-use routing (app:realistic): p_af 4 for code, else 3; below 5B all but baselines
+# accumulate uniformly.
 CODE, CODE_FACTOR, FACTOR = "lisp", 4.0, 3.0
 PAPER_ROUTING = RoutingConfig(p_core_robust=0.2, p_aux_spread=0.5)
 UNIFORM_SIZES = tuple((name, "uniform") for name in PAPER_SIZES if name != "5B")
 
 PAPER_ATTACK = Elicitation(num_sequences=512, num_steps=3200, patience=5, compared_only=True)
-PAPER_OPTIONS = Options(branch_module=Branching(aux_factor_of=((CODE, 2.0),)), elicitation=PAPER_ATTACK)
+PAPER_OPTIONS = Options(
+    branch_module=Branching(aux_factor_of=((CODE, 2.0),)), elicitation=PAPER_ATTACK
+)
 ONE_SEED = (("2B", 1), ("5B", 1))
 
 
 def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
-    """Makes a size with 20 core tokens for each of the authors' parameters and their law's unrounded rate."""
+    """Makes a size with 20 core tokens for each of the authors' parameters and their law's
+    unrounded rate."""
     size, tokens = PAPER_SIZES[name], 20 * num_parameters
-    return dataclasses.replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
+    return dataclasses.replace(
+        size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr
+    )
 
 
-# The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of one GPU, parameters.
-# 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since theirs of 5 and 2 cannot be sharded.
+# The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of
+# one GPU, parameters. 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since
+# theirs of 5 and 2 cannot be sharded.
 AS_RUN_SIZES = {
     size.name: size
     for size in (
@@ -40,8 +47,10 @@ AS_RUN_SIZES = {
         _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
     )
 }
-# as in the authors' settings and code: at most 200 steps, each on the whole sample
-AS_RUN_ATTACK = Elicitation(512, 200, 10, batch_size=512, warmup_fraction=0.0, beta2=0.999, clip_norm=0.0)
+# As in the authors' settings and code: at most 200 steps, each on the whole sample.
+AS_RUN_ATTACK = Elicitation(
+    512, 200, 10, batch_size=512, warmup_fraction=0.0, beta2=0.999, clip_norm=0.0
+)
 AS_RUN_CONVENTIONS = Conventions(
     spread_over_factor=True,
     companions_by_size=True,
@@ -50,19 +59,31 @@ AS_RUN_CONVENTIONS = Conventions(
     weight_decay=0.01,
     decay_vectors=True,
 )
-# 1.3% of a domain's training sequences, at least two; epochs as in the paper's stories
+# 1.3% of a domain's training sequences, at least two; epochs as in the paper's stories.
 DEMO_ATTACK = Elicitation(2, 19, patience=0, batch_size=8, compared_only=True, domain_share=0.013)
-SMOKE_ATTACK = Elicitation(num_sequences=4, num_steps=6, patience=0, batch_size=4, compared_only=True)
+SMOKE_ATTACK = Elicitation(
+    num_sequences=4, num_steps=6, patience=0, batch_size=4, compared_only=True
+)
 
-# Chosen at 0.15M on seed 0, after 14 trials of RMU and five of GradDiff, for the highest loss on removed domains with
-# core's raised by less than .02 nats [ours]
+# Chosen at 0.15M on seed 0, after 14 trials of RMU and five of GradDiff, for the highest loss on
+# removed domains with core's raised by less than .02 nats [ours].
 DEMO_UNLEARNING = {
     "rmu": dataclasses.replace(
-        Options.rmu, num_steps=400, peak_lr=1.6e-3, retain_weight=30.0, batch_size=8, depth=0.5, steering=20.0
+        Options.rmu,
+        num_steps=400,
+        peak_lr=1.6e-3,
+        retain_weight=30.0,
+        batch_size=8,
+        depth=0.5,
+        steering=20.0,
     ),
-    "graddiff": dataclasses.replace(Options.graddiff, num_steps=200, peak_lr=3e-4, retain_weight=5.0, batch_size=8),
+    "graddiff": dataclasses.replace(
+        Options.graddiff, num_steps=200, peak_lr=3e-4, retain_weight=5.0, batch_size=8
+    ),
 }
-SMOKE_UNLEARNING = {name: dataclasses.replace(way, num_steps=10) for name, way in DEMO_UNLEARNING.items()}
+SMOKE_UNLEARNING = {
+    name: dataclasses.replace(way, num_steps=10) for name, way in DEMO_UNLEARNING.items()
+}
 
 SMOKE = Preset(
     sizes=SMOKE_SIZES,
@@ -77,8 +98,9 @@ SMOKE = Preset(
     sample_bytes=1_000_000,
     options=Options(elicitation=SMOKE_ATTACK, **SMOKE_UNLEARNING),
 )
-# The domains have 3% of core's tokens. A tenth of their batches train the core (p_as). Each sequence is drawn twice
-# (p_af), so that modules get enough batches. Chosen on seeds 0 to 3 (FINDINGS.md), reported on others.
+# The domains have 3% of core's tokens. A tenth of their batches train the core (p_as). Each
+# sequence is drawn twice (p_af), so that modules get enough batches. Chosen on seeds 0 to 3
+# (FINDINGS.md), reported on others.
 DEMO = Preset(
     sizes={name: DEMO_SIZES[name] for name in ("0.1M", "0.15M", "0.28M")},
     num_seeds=3,
@@ -96,7 +118,8 @@ DEMO = Preset(
     num_eval_sequences=256,
     options=Options(elicitation=DEMO_ATTACK, **DEMO_UNLEARNING),
 )
-# a night of two cores up to 1.2M, 83 core hours more for 3M; give real text with --corpus installed or a folder
+# A night of two cores up to 1.2M, 83 core hours more for 3M; give real text with --corpus installed
+# or a folder.
 LONG = dataclasses.replace(
     DEMO,
     sizes=DEMO_SIZES,
@@ -130,7 +153,8 @@ PAPER = dataclasses.replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """Returns a paper preset of the ladder with the authors' settings where they differ from the text."""
+    """Returns a paper preset of the ladder with the authors' settings where they differ from the
+    text."""
     settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
@@ -146,20 +170,27 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns one size of a ladder, compared on core and core with each domain, with p_af 1 and heterogeneous.
+    """Returns one size of a ladder, compared on core and core with each domain, with p_af 1 and
+    heterogeneous.
 
     As in the paper's studies of architecture and accumulation.
     """
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=False)
     # p_ca, p_lr and p_af are 1.
     options = Options(elicitation=elicitation)
-    settings = {"sizes": {name: preset.sizes[name]}, "every_single": True, "retain": "", "options": options}
+    settings = {
+        "sizes": {name: preset.sizes[name]},
+        "every_single": True,
+        "retain": "",
+        "options": options,
+    }
     settings |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
     return dataclasses.replace(preset, **{**settings, **changes})
 
 
 def accumulating(kind: str) -> Variant:
-    """Returns the variant of every method, also the baseline, with one route a window or one a micro-batch."""
+    """Returns the variant of every method, also the baseline, with one route a window or one a
+    micro-batch."""
 
     def changed(setting):
         routing = dataclasses.replace(setting.routing, accumulation=kind)
@@ -177,9 +208,18 @@ def accumulated(preset: Preset) -> Preset:
 STUDY = Study(
     name="scaling",
     title="Capability isolation against model size",
-    question="Does one GRAM run stay close to separately filtered models as models grow, on the capability that is "
-    "kept and on those that are removed?",
+    question=(
+        "Does one GRAM run stay close to separately filtered models as models grow, on the"
+        " capability that is kept and on those that are removed?"
+    ),
     methods=("baseline", "filtering", "gram", "ft_lora"),
-    presets={"smoke": SMOKE, "demo": DEMO, "study": LONG, "paper": PAPER, "as_run": AS_RUN, "paper_het": PAPER_HET},
+    presets={
+        "smoke": SMOKE,
+        "demo": DEMO,
+        "study": LONG,
+        "paper": PAPER,
+        "as_run": AS_RUN,
+        "paper_het": PAPER_HET,
+    },
     compare_with="scaling",
 )

@@ -1,4 +1,4 @@
-"""Declares the comparison of all methods on stories, and the presets of the searches that share its runs."""
+"""Declares the comparison of all methods on stories, and presets that share its runs."""
 
 import dataclasses
 
@@ -6,14 +6,24 @@ from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import SMOKE_SIZES, STORIES_AUX_SHARE, STORIES_SIZES, Size
 from gram_platform.methods.setting import Branching, Demix, Elicitation, Options, Unlearning
 from gram_platform.studies import Study
-from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, PAPER_FAMILY, MaxEntRanges, Preset, Variant
+from gram_platform.studies.definition import (
+    AS_RUN_FAMILY,
+    OURS,
+    PAPER_FAMILY,
+    MaxEntRanges,
+    Preset,
+    Variant,
+)
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTIONS
 
 # As the authors ran it: a full-width core beside the modules, one route a step.
-STORIES_AS_RUN_SIZES = {"26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
-# For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP and one route a step
-# as in the demo, Simple Stories' context. The rates are below that of Simple Stories' 26M; no search has chosen them.
+STORIES_AS_RUN_SIZES = {
+    "26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)
+}
+# For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP
+# and one route a step as in the demo, Simple Stories' context. The rates are below that of Simple
+# Stories' 26M; no search has chosen them.
 STORIES_GPU_SIZES = {
     size.name: size
     for size in (
@@ -50,10 +60,10 @@ STORIES_PAPER = Preset(
         maxent=Unlearning(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=64),
         elicitation=Elicitation(num_sequences=128, num_steps=75, patience=0),
     ),
-    # ranges and trials of the authors' published settings; the paper prints none for stories
+    # Ranges and trials of the authors' published settings; the paper prints none for stories.
     maxent_search=MaxEntRanges((3e-4, 1e-2), (5.0, 300.0), num_trials=30),
 )
-# as in the authors' settings and code; the search of `maxent_search.py` replaces rate and weight
+# As in the authors' settings and code; the search of `maxent_search.py` replaces rate and weight.
 AS_RUN_MAXENT = Unlearning(
     num_steps=2000,
     peak_lr=2e-3,
@@ -80,7 +90,7 @@ STORIES_AS_RUN = dataclasses.replace(
         elicitation=AS_RUN_ATTACK,
     ),
 )
-# the scaling demo's set-up at one size, with the same baselines
+# The scaling demo's set-up at one size, with the same baselines.
 STORIES_DEMO = dataclasses.replace(
     scaling.DEMO,
     sizes={"0.15M": scaling.DEMO.sizes["0.15M"]},
@@ -88,13 +98,15 @@ STORIES_DEMO = dataclasses.replace(
     every_single=True,
     options=dataclasses.replace(
         STORIES_PAPER.options,
-        # a quarter of the baseline's steps at half its rate; a search of every profile would be better
+        # A quarter of the baseline's steps at half its rate; a search of every profile would be
+        # better.
         maxent=Unlearning(num_steps=500, peak_lr=1.6e-3, retain_weight=50.0),
         elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
         **scaling.DEMO_UNLEARNING,
     ),
 )
-# the scaling demo's set-up at sizes for minutes on a GPU, one profile, one seed; rates are not searched
+# The scaling demo's set-up at sizes for minutes on a GPU, one profile, one seed; rates are not
+# searched.
 GPU = dataclasses.replace(
     scaling.DEMO,
     sizes=STORIES_GPU_SIZES,
@@ -121,14 +133,20 @@ STORIES_SMOKE = dataclasses.replace(
     machine="cpu",
     sample_bytes=1_000_000,
     options=dataclasses.replace(
-        STORIES_PAPER.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK, **scaling.SMOKE_UNLEARNING
+        STORIES_PAPER.options,
+        maxent=SMOKE_MAXENT,
+        elicitation=STORIES_SMOKE_ATTACK,
+        **scaling.SMOKE_UNLEARNING,
     ),
     maxent_search=None,
 )
 
 
-def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes) -> Preset:
-    """Returns the preset with each number of auxiliary domains, which together have a fifth of all tokens."""
+def divided(
+    preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
+) -> Preset:
+    """Returns the preset with each number of auxiliary domains, which together have a fifth of all
+    tokens."""
     elicitation = dataclasses.replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return dataclasses.replace(
         preset.with_options(elicitation=elicitation),
@@ -145,8 +163,11 @@ def divided(preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool =
 STUDY = Study(
     name="stories",
     title="Every method on stories",
-    question="How close does one GRAM run come to separately filtered models on what is kept and removed, and on what "
-    "an attacker gets back - and how do finetuned branches, unlearning and expert models do?",
+    question=(
+        "How close does one GRAM run come to separately filtered models on what is kept and"
+        " removed, and on what an attacker gets back - and how do finetuned branches, unlearning"
+        " and expert models do?"
+    ),
     methods=("baseline", "filtering", "gram", "ft_full", "ft_lora", "maxent", "demix"),
     presets={
         "smoke": STORIES_SMOKE,

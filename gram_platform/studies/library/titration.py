@@ -1,4 +1,7 @@
-"""Declares the study of modules at weights from 0 to 1 (the paper's "Continuous Control of Capability Profiles")."""
+"""Declares the study of modules at weights from 0 to 1.
+
+In the paper: "Continuous Control of Capability Profiles".
+"""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
@@ -15,7 +18,10 @@ FINE = tuple(step / 10 for step in range(11))
 STUDY = Study(
     name="titration",
     title="Continuous control of capabilities",
-    question="Does the compute ratio on a module's domain rise steadily with the module's weight, while core stays?",
+    question=(
+        "Does the compute ratio on a module's domain rise steadily with the module's weight, while"
+        " core stays?"
+    ),
     methods=("baseline", "gram", "ft_lora"),
     presets={
         "smoke": titrated(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)),

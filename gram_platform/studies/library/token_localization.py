@@ -1,4 +1,7 @@
-"""Declares the study of single tokens' losses (the paper's "Capability Removal Concentrates Loss ...")."""
+"""Declares the study of single tokens' losses.
+
+In the paper: "Capability Removal Concentrates Loss ...".
+"""
 
 import dataclasses
 
@@ -14,8 +17,10 @@ def measured(preset: Preset) -> Preset:
 STUDY = Study(
     name="token_localization",
     title="Where the loss of removed capabilities sits",
-    question="On how few tokens does a forgotten domain's loss rise over the baseline's, and is the rise gone where "
-    "the domain is kept?",
+    question=(
+        "On how few tokens does a forgotten domain's loss rise over the baseline's, and is the rise"
+        " gone where the domain is kept?"
+    ),
     methods=("baseline", "filtering", "gram", "ft_lora", "maxent"),
     presets={
         "smoke": measured(stories.STORIES_SMOKE),

@@ -1,10 +1,10 @@
-"""The cells of a grid of learning rates and batches: those that a preset names, and what a size trains at one."""
+"""The cells of a grid of learning rates and batches, and what a size trains at one."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.analysis.lr_extension import Cell, Grid
-from gram_platform.config.identity import invalid, one_of, require_int, require_real
+from gram_platform.config.identity import invalid, one_of, require_int
 from gram_platform.config.ladder import Size
 from gram_platform.config.layout import MACHINE_RANKS
 from gram_platform.planner import AUTO, Ranks
@@ -20,11 +20,6 @@ class GridShape:
     # Rows or columns that each side may grow by.
     max_extensions: int
 
-    def __post_init__(self) -> None:
-        for factor in (*self.lr_factors, *self.batch_factors):
-            require_real("grid.factors", factor, 0.0, open_low=True)
-        require_int("grid.max_extensions", self.max_extensions, 0)
-
     def of(self, size: Size) -> Grid:
         batches = [size.batch_size * factor for factor in self.batch_factors]
         return Grid(tuple(size.peak_lr * factor for factor in self.lr_factors), whole(batches))
@@ -38,12 +33,13 @@ class LiteralGrids:
     # As in `GridShape`.
     max_extensions: int
 
-    def __post_init__(self) -> None:
-        require_int("grid.max_extensions", self.max_extensions, 0)
-
     def of(self, size: Size) -> Grid:
         if size.name not in self.of_size:
-            raise invalid("sizes", size.name, one_of(size.name, self.of_size, "those with a grid in this preset: "))
+            raise invalid(
+                "sizes",
+                size.name,
+                one_of(size.name, self.of_size, "those with a grid in this preset: "),
+            )
         return self.of_size[size.name]
 
 
@@ -57,7 +53,10 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
     """Returns the reason for which a size cannot train at this batch; "" if it can."""
     micro_batch, wanted = micro_batch_at(size, batch), ranks.wanted(size.name)
     if wanted != AUTO and micro_batch % wanted:
-        return f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot divide"
+        return (
+            f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot"
+            " divide"
+        )
     available = round(size.core_tokens // size.seq_len * (1.0 + preset.aux_share))
     if batch > available:
         return f"{size.name} trains on {available} sequences in all"
@@ -65,10 +64,11 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch if it divides the batch, else the largest smaller number that does.
+    """Returns the size's micro-batch if it divides the batch, else the largest smaller number that
+    does.
 
-    Prefers multiples of 8, the GPUs of a machine, so that 8 ranks can share it: 264 sequences at 200M (micro-batch 72)
-    are trained in parts of 24, not 66.
+    Prefers multiples of 8, the GPUs of a machine, so that 8 ranks can share it: 264 sequences at
+    200M (micro-batch 72) are trained in parts of 24, not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch

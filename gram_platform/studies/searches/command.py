@@ -1,6 +1,7 @@
-"""Runs the command line of a search, of a study that may begin with one, and of all of them together.
+"""Runs the command line of a search, of a study, and of all of them together.
 
-What executes nodes (torch, Ray, MLflow) is imported after the flags are read, as in `studies/__init__.py`.
+What executes nodes (torch, Ray, MLflow) is imported after the flags are read: help and misspelt
+values need none of it.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from gram_platform.studies.flags import CampaignFlags, CommonFlags, Flags, parse
 from gram_platform.studies.searches.definition import Search, parse_search
 
 CAMPAIGN_ABOUT = (
-    "The searches that studies begin with, every study as one graph, then the other searches: what any of them has "
-    "trained is not trained again."
+    "The searches that studies begin with, every study as one graph, then the other searches: what"
+    " any of them has trained is not trained again."
 )
 
 
@@ -33,12 +34,16 @@ def _run(study: Study, arguments: list[str] | None, prog: str | None) -> int:
     return run_searched(study, flags)
 
 
-def campaign_main(studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None) -> None:
+def campaign_main(
+    studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None
+) -> None:
     """Runs the command line of studies and searches together, and ends the process."""
     exit_with(lambda: _run_campaign(studies, searches, arguments))
 
 
-def _run_campaign(studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None) -> int:
+def _run_campaign(
+    studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None
+) -> int:
     flags = parse_flags(CampaignFlags, CAMPAIGN_ABOUT, arguments)
     from gram_platform.studies.campaign import run_campaign
 

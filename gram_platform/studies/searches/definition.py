@@ -1,7 +1,7 @@
-"""Declares a search: a study whose points come from a source, with the flags of each kind of search.
+"""Declares a search, a study whose points come from a source, with the flags of each kind.
 
-What executes trials (Ray, Optuna, MLflow) is imported by `Search.work_type` alone: a declaration and its `--help` need
-none of it.
+What executes trials (Ray, Optuna, MLflow) is imported by `Search.work_type` alone: a declaration
+and its `--help` need none of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gram_platform.studies.searches.work import SearchWork
 
 
-# ---------------------------------------------------------------------------------------------------------------- flags
+# -------------------------------------------------------------------------------------------- flags
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class TrialFlags(FlagGroup):
     """Of this search.
 
     Args:
-        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that can grow also the
-            trials that depend on no result: all of a grid, the first ten of an Optuna study)
+        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that
+            can grow also the trials that depend on no result: all of a grid, the first ten of an
+            Optuna study)
         report_only: build tables and report again from what is stored; start no trial
     """
 
@@ -44,7 +45,8 @@ class SearchFlags(TrialFlags, CommonFlags):
     """The flags of every search."""
 
     def checked(self) -> SearchFlags:
-        """Returns the flags that studies do not have with defaults filled in, after `checked_common`.
+        """Returns the flags that studies do not have with defaults filled in, after
+        `checked_common`.
 
         ValueError naming flag and value.
         """
@@ -58,7 +60,8 @@ class OptunaTrialFlags(TrialFlags):
 
     Args:
         trials: trials to be complete, in each Optuna study of the search (default: the preset's)
-        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to hold one
+        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to
+            hold one
     """
 
     trials: Number = 0
@@ -76,12 +79,17 @@ class OptunaFlags(OptunaTrialFlags, SearchFlags):
 
 
 def _optuna_uri(uri: str, storage: str) -> str:
-    """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made absolute."""
+    """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made
+    absolute."""
     from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
 
     store = Store(storage)
     if not (uri or store.is_local):
-        raise invalid("optuna_uri", None, f"the URL of a database for the search's trials: {storage} cannot hold one")
+        raise invalid(
+            "optuna_uri",
+            None,
+            f"the URL of a database for the search's trials: {storage} cannot hold one",
+        )
     uri = uri or database_uri(f"{store.root}/optuna.db")
     if database_path(uri) is not None:
         return with_absolute_path("optuna_uri", uri)
@@ -91,7 +99,7 @@ def _optuna_uri(uri: str, storage: str) -> str:
     return uri
 
 
-# ------------------------------------------------------------------------------------------------------------- searches
+# ----------------------------------------------------------------------------------------- searches
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,17 @@ class Search(Study):
         raise NotImplementedError
 
 
-def parse_search(search: Search, arguments: list[str] | None = None, prog: str | None = None) -> SearchFlags:
+def parse_search(
+    search: Search, arguments: list[str] | None = None, prog: str | None = None
+) -> SearchFlags:
     """Returns the checked flags of a search; ValueError as `checked_flags`."""
     return checked_flags(search, parse_flags(search.flags_type, search.about, arguments, prog))
 
 
 def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
-    """Returns the flags with defaults filled in; ValueError naming the flag, the value and what is expected."""
+    """Returns the flags with defaults filled in.
+
+    ValueError naming the flag, the value and what is expected.
+    """
     common = checked_common(search, flags)
     return with_changes(search, common.preset, common.changes).checked(common.checked())

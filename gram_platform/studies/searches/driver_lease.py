@@ -1,4 +1,4 @@
-"""Gives each search one driver at a time, and lists the searches of a storage with their drivers."""
+"""Gives each search one driver at a time, and lists the searches of a storage."""
 
 import time
 
@@ -18,10 +18,11 @@ class DriverLost(Stopped):
 
 
 class DriverLease:
-    """Holds the lease of a search for the length of a block; ValueError while another driver holds it.
+    """Holds the lease of a search for the length of a block.
 
-    A new driver waits until the old lease expires: after `DRIVER_LEASE_S`, or at once if its process on this machine is
-    gone. A driver that was suspended for longer may have lost its lease to another.
+    ValueError while another driver holds it. A new driver waits until the old lease expires: after
+    `DRIVER_LEASE_S`, or at once if its process on this machine is gone. A driver that was suspended
+    for longer may have lost its lease to another.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -41,11 +42,15 @@ class DriverLease:
         self._lease.release()
 
     def require(self) -> None:
-        """Raises DriverLost if another driver has taken the lease; reads the lease about once a second."""
+        """Raises DriverLost if another driver has taken the lease; reads the lease about once a
+        second."""
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():
-            raise DriverLost("another driver leads this search since this one was suspended: stopping, nothing is lost")
+            raise DriverLost(
+                "another driver leads this search since this one was suspended: stopping, nothing"
+                " is lost"
+            )
         self._next_look = time.monotonic() + LOOK_EVERY_S
 
     def _take(self) -> bool:

@@ -1,7 +1,8 @@
 """Sweeps single hyperparameters: one knob moves, the others stay as in the preset.
 
-A trial is one value of one knob at one size and seed: the whole method with its evaluations and attacks. Knobs of one
-method share the run at the preset's values with one another and with the studies.
+A trial is one value of one knob at one size and seed: the whole method with its evaluations and
+attacks. Knobs of one method share the run at the preset's values with one another and with the
+studies.
 
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -25,7 +26,8 @@ class KnobFlags(TrialFlags):
     """Of this search.
 
     Args:
-        knobs: knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values as p_cr=0:0.5:1
+        knobs: knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values
+            as p_cr=0:0.5:1
     """
 
     knobs: Texts = ()

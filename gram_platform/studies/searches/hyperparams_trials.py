@@ -63,22 +63,32 @@ class SweepProblem:
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     def nodes(self, point: Point) -> list[Node]:
-        """Returns the method's runs, evaluations and attacks, tagged with all knobs of the method."""
+        """Returns the method's runs, evaluations and attacks, tagged with all knobs of the
+        method."""
         knob = KNOB[point["knob"]]
         setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
-        values = {name: f"{k.read(setting):g}" for name, k in KNOB.items() if k.method == knob.method}
+        values = {
+            name: f"{k.read(setting):g}" for name, k in KNOB.items() if k.method == knob.method
+        }
         return [node.tagged(**values) for node in method_nodes(knob.method, setting)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns the compute ratios of this seed as in the table, over profiles; ValueError if core has none."""
+        """Returns the compute ratios of this seed as in the table, over profiles.
+
+        ValueError if core has none.
+        """
         nodes = self.nodes(point)
         at = {"knob": point["knob"], "value": point["value"]}
         frame = result_frame(nodes, results)
         evaluations = pd.concat([self.evaluations, view_frame(nodes, frame).assign(**at)])
-        sweep = analyse_sweeps(evaluations, self.curves, attacks=attack_frame(nodes, frame).assign(**at))
+        sweep = analyse_sweeps(
+            evaluations, self.curves, attacks=attack_frame(nodes, frame).assign(**at)
+        )
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
-            why = "; ".join(f"{row['what']}: {row['why']}" for row in sweep.missing.to_dict("records"))
+            why = "; ".join(
+                f"{row['what']}: {row['why']}" for row in sweep.missing.to_dict("records")
+            )
             raise invalid("core", None, f"a compute ratio, but there is none ({why})")
         return metrics
 
@@ -111,7 +121,8 @@ class SweepWork(GridWork):
         return self.baselines
 
     def identity(self) -> dict:
-        """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset fixes."""
+        """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset
+        fixes."""
         ids = [node.id for node in (*self.prerequisites(), *self.example())]
         values = {knob: list(values) for knob, values in self.values.items()}
         return {"data_id": self.data_id, "knobs": values, "nodes": short_hash(ids)}
@@ -143,10 +154,15 @@ class SweepWork(GridWork):
         return unique(node for _, nodes in self.trials() for node in nodes)
 
     def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
-        """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`; None without an evaluation."""
+        """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`.
+
+        None without an evaluation.
+        """
         flags, baselines, trials = self.flags, self.baselines, self.trials()
         ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
-        frame, curves, source = final_frames(store, tracker, ids, [node.id for node in baselines if node.is_run])
+        frame, curves, source = final_frames(
+            store, tracker, ids, [node.id for node in baselines if node.is_run]
+        )
         curves = curve_frame(baselines, curves)
         sweep = _analysed(trials, baselines, frame, curves, flags.sizes)
         if sweep is None:
@@ -159,9 +175,9 @@ class SweepWork(GridWork):
         files = {name: table_csv(frame).encode() for name, frame in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {self.data_id}), {self.num_seeds} seeds. "
-            f"While one knob moves the others stay at {fixed}. {counts_text(rows)} "
-            f"Read from {source}. {about_links}"
+            f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {self.data_id}),"
+            f" {self.num_seeds} seeds. While one knob moves the others stay at {fixed}."
+            f" {counts_text(rows)} Read from {source}. {about_links}"
         )
         sections = [
             terms_section([*RATIO_TERMS, ELICITED_TERM]),
@@ -172,27 +188,47 @@ class SweepWork(GridWork):
             Section("Trials", table=_readable_trials(rows, links)),
         ]
         figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-        shown = _text(sweep, claims, source), _brief(sweep, claims), TrialColumns(("value",), CLASSES)
+        shown = (
+            _text(sweep, claims, source),
+            _brief(sweep, claims),
+            TrialColumns(("value",), CLASSES),
+        )
         return self.output(facts, sections, files, record, figures, *shown, claims)
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 def _analysed(
-    trials: Sequence[Trial], baselines: Sequence[Node], frame: pd.DataFrame, curves: pd.DataFrame, sizes: Sequence[str]
+    trials: Sequence[Trial],
+    baselines: Sequence[Node],
+    frame: pd.DataFrame,
+    curves: pd.DataFrame,
+    sizes: Sequence[str],
 ) -> SweepAnalysis | None:
     """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
 
     def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
-        found = [frame_of(nodes).assign(knob=point["knob"], value=point["value"]) for point, nodes in trials]
+        found = [
+            frame_of(nodes).assign(knob=point["knob"], value=point["value"])
+            for point, nodes in trials
+        ]
         return pd.concat(found, ignore_index=True)
 
-    evaluations, unit = of_trials(lambda nodes: view_frame(nodes, frame)), view_frame(baselines, frame)
+    evaluations, unit = (
+        of_trials(lambda nodes: view_frame(nodes, frame)),
+        view_frame(baselines, frame),
+    )
     if evaluations.empty or unit.empty or curves.empty:
         return None
-    attacks, declared = of_trials(lambda nodes: attack_frame(nodes, frame)), of_trials(declared_frame)
-    views, named = _with_baselines(evaluations, unit), _with_baselines(declared, declared_frame(baselines))
+    attacks, declared = (
+        of_trials(lambda nodes: attack_frame(nodes, frame)),
+        of_trials(declared_frame),
+    )
+    views, named = (
+        _with_baselines(evaluations, unit),
+        _with_baselines(declared, declared_frame(baselines)),
+    )
     return analyse_sweeps(views, curves, sizes, attacks, named)
 
 
@@ -203,7 +239,8 @@ def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFram
 def _trial_rows(
     trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
 ) -> pd.DataFrame:
-    """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s, message`."""
+    """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s,
+    message`."""
     elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
     rows = []
     for point, nodes in trials:
@@ -213,19 +250,36 @@ def _trial_rows(
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
         row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
         runs = " ".join(node.id for node in nodes if node.is_run)
-        rows.append({**row, "runs": runs, "elapsed_s": sum(seconds) if seconds else math.nan, "message": message})
+        rows.append(
+            {
+                **row,
+                "runs": runs,
+                "elapsed_s": sum(seconds) if seconds else math.nan,
+                "message": message,
+            }
+        )
     return pd.DataFrame(rows)
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     """Returns a section for each knob: the panels, and the numbers beside the paper's."""
-    text = "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full is the core "
-    text += "without any module, Core-Partial the core with one. Dashed with hollow markers: the paper's curves, set "
+    text = (
+        "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full"
+        " is the core "
+    )
+    text += (
+        "without any module, Core-Partial the core with one. Dashed with hollow markers: the"
+        " paper's curves, set "
+    )
     text += "beside ours for reading; they are compared only at the paper's scale."
     sections = []
     for knob, rows in sweep.table.groupby("knob", sort=False):
         table = beside_paper_sweeps(rows)
-        sections.append(Section(PAPER_SWEEPS[knob].title, text, sweep_figures(rows), table=table, table_is_open=True))
+        sections.append(
+            Section(
+                PAPER_SWEEPS[knob].title, text, sweep_figures(rows), table=table, table_is_open=True
+            )
+        )
     return sections
 
 
@@ -233,7 +287,10 @@ def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence
     curves = curves[curves["method"] == BASELINE]
     fitted = [size for size in sizes if size in set(sweep.fits["size"])]
     figures = {f"curves-{size}": learning_curve_figure(curves, sweep.fits, size) for size in fitted}
-    text = "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into steps."
+    text = (
+        "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into"
+        " steps."
+    )
     return Section("Learning curves and their fits", text, figures, table=sweep.fits)
 
 
@@ -243,7 +300,9 @@ def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataF
     readable = trials.drop(columns=["search", "runs", "elapsed_s"])
     for name in SWEEP_CLASSES:
         readable[name] = [interval_text(value, math.nan, math.nan) for value in readable[name]]
-    return readable.assign(run_id=first, run_id_url=first.map(links), seconds=trials["elapsed_s"].round(1))
+    return readable.assign(
+        run_id=first, run_id_url=first.map(links), seconds=trials["elapsed_s"].round(1)
+    )
 
 
 def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
@@ -257,7 +316,8 @@ def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
 
 
 def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
-    """Returns the means of every value, the classes of all studies first, and the number of claims of each verdict."""
+    """Returns the means of every value, the classes of all studies first, and the number of claims
+    of each verdict."""
     table = sweep.table
     names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
     cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)

@@ -1,4 +1,4 @@
-"""The knobs of a hyperparameter sweep: numbers of a setting that one method depends on, with the values to try."""
+"""The knobs of a hyperparameter sweep: numbers on which one method depends, with their values."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,8 @@ def _with_routing(setting: Setting, **changes: float) -> Setting:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps branches as long as at p_ca 1."""
+    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps branches as long
+    as at p_ca 1."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
@@ -38,14 +39,26 @@ def _with_ratio(setting: Setting, value: float) -> Setting:
 
 
 KNOB = {
-    "p_cr": Knob("gram", lambda s: s.routing.p_core_robust, lambda s, v: _with_routing(s, p_core_robust=v), 1.0),
-    "p_as": Knob("gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0),
-    "p_ca": Knob("ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True),
+    "p_cr": Knob(
+        "gram",
+        lambda s: s.routing.p_core_robust,
+        lambda s, v: _with_routing(s, p_core_robust=v),
+        1.0,
+    ),
+    "p_as": Knob(
+        "gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0
+    ),
+    "p_ca": Knob(
+        "ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True
+    ),
 }
 
 
 def chosen_values(texts: Sequence[str], preset: Values) -> Values:
-    """Returns the knobs of the flag with their values, by default the preset's; ValueError naming `knobs`."""
+    """Returns the knobs of the flag with their values, by default the preset's.
+
+    ValueError naming `knobs`.
+    """
     chosen = {}
     for text in split_list(tuple(texts)) or tuple(preset):
         knob, separator, rest = text.partition("=")

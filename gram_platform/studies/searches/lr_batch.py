@@ -1,8 +1,9 @@
-"""Searches a grid of learning rates and batches at every size, from which the ladder's laws are fitted.
+"""Searches a grid of learning rates and batches at every size, for the ladder's laws.
 
-As in the paper's appendix "Learning Rate and Batch Size Scaling": cells in powers of two, three seeds, the mean of core
-and auxiliary validation losses. Ours: a grid may grow towards a minimum at its border, see `analysis.lr_extension`. The
-cell with a size's rate and batch is the baseline of the studies, and shared with them.
+As in the paper's appendix "Learning Rate and Batch Size Scaling": cells in powers of two, three
+seeds, the mean of core and auxiliary validation losses. Ours: a grid may grow towards a minimum at
+its border, see `analysis.lr_extension`. The cell with a size's rate and batch is the baseline of
+the studies, and shared with them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class CellFlags(TrialFlags):
     Args:
         lrs: peak learning rates for every size; auto: the preset's, around each size's own
         batches: batches in sequences for every size; auto: the preset's, around each size's own
-        window: the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all cells)
-        max_extensions: rows or columns that each side of a grid may grow by while its minimum lies there (default: the
-            preset's)
+        window: the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all
+            cells)
+        max_extensions: rows or columns that each side of a grid may grow by while its minimum lies
+            there (default: the preset's)
     """
 
     lrs: tuple[str, ...] = (AUTO_AXIS,)
@@ -50,7 +52,11 @@ class GridFlags(CellFlags, SearchFlags):
     def checked(self) -> GridFlags:
         require_real("window", self.window, 0.0)
         require_int("max_extensions", self.max_extensions, -1)
-        return replace(super().checked(), lrs=_numbers("lrs", self.lrs), batches=_numbers("batches", self.batches))
+        return replace(
+            super().checked(),
+            lrs=_numbers("lrs", self.lrs),
+            batches=_numbers("batches", self.batches),
+        )
 
 
 def _numbers(field: str, texts: tuple[str, ...]) -> tuple[str, ...]:
@@ -80,7 +86,8 @@ class LrBatchGrid(Search):
     flags_type = GridFlags
 
     def checked(self, flags: GridFlags) -> GridFlags:
-        """ValueError for grids that determine no surface, and for batches that ranks or data cannot serve."""
+        """ValueError for grids that determine no surface, and for batches that ranks or data cannot
+        serve."""
         preset = self.presets[flags.preset]
         for name in flags.sizes:
             size = preset.sizes[name]
@@ -88,7 +95,11 @@ class LrBatchGrid(Search):
                 if reason := why_not(flags.ranks, preset, size, batch):
                     raise invalid("batches", batch, reason)
         given = flags.max_extensions >= 0
-        return flags if given else replace(flags, max_extensions=self.grids[flags.preset].max_extensions)
+        return (
+            flags
+            if given
+            else replace(flags, max_extensions=self.grids[flags.preset].max_extensions)
+        )
 
     def grid(self, flags: GridFlags, size: Size) -> Grid:
         """Returns the grid from which a size starts."""

@@ -1,4 +1,4 @@
-"""Runs, scores and reports the trials of the LR/batch grid: optima, laws, a law file, and how far to trust them."""
+"""Runs, scores and reports the trials of the LR/batch grid: optima, laws and their evidence."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,13 @@ import pandas as pd
 
 from gram_platform.analysis.lr_extension import Cell, Grid, extension
 from gram_platform.analysis.lr_grid import ENDED, POOLED
-from gram_platform.analysis.lr_laws import GridAnalysis, analyse_grid, fitted_law, law_json, predictions
+from gram_platform.analysis.lr_laws import (
+    GridAnalysis,
+    analyse_grid,
+    fitted_law,
+    law_json,
+    predictions,
+)
 from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, linked
@@ -46,21 +52,33 @@ CORE_WEIGHT = 0.5
 # The prefix, before a domain, in the `final` of a run's result: all modules on, at the run's end.
 END_LOSS = "validation/loss/"
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
-OBJECTIVE = "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of the run"
+OBJECTIVE = (
+    "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of"
+    " the run"
+)
 ABOUT_TABLES = {
-    "optima": "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own, the "
-    "predicted loss at their mean) and for each seed; low and high hold a predicted loss within 0.1% of it. best_ is "
-    "the best cell. A curvature_t below 2 can be noise alone.",
-    "laws": "value = coefficient x parameters ^ exponent, batches in sequences. t: 90% t-interval of the exponent over "
-    "sizes; bootstrap: 90% interval over seeds redrawn within each size, widened by what few seeds hide (it held the "
-    "planted exponent in 89 to 95% of simulated grids of 2 to 5 seeds); one seed has none. Optima at the edge of their "
-    "grid, or of a surface whose curvature may be noise, are left out while three others remain; without three the fit "
-    "is no law, and predicts nothing.",
-    "windows": "The same laws from the cells within a fraction of each size's lowest loss (first row: all cells). As "
-    "far as the exponents move down this table, so little are they to be trusted.",
-    "predictions": "Peak learning rate and batch, in sequences of each size's own length, by our law, by the paper's "
-    "(converted by tokens) and as the ladder has them. Beyond the fitted sizes a law is an extrapolation; more than "
-    f"{REACH:g} times beyond it predicts nothing.",
+    "optima": (
+        "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own,"
+        " the predicted loss at their mean) and for each seed; low and high hold a predicted loss"
+        " within 0.1% of it. best_ is the best cell. A curvature_t below 2 can be noise alone."
+    ),
+    "laws": (
+        "value = coefficient x parameters ^ exponent, batches in sequences. t: 90% t-interval of"
+        " the exponent over sizes; bootstrap: 90% interval over seeds redrawn within each size,"
+        " widened by what few seeds hide (it held the planted exponent in 89 to 95% of simulated"
+        " grids of 2 to 5 seeds); one seed has none. Optima at the edge of their grid, or of a"
+        " surface whose curvature may be noise, are left out while three others remain; without"
+        " three the fit is no law, and predicts nothing."
+    ),
+    "windows": (
+        "The same laws from the cells within a fraction of each size's lowest loss (first row: all"
+        " cells). As far as the exponents move down this table, so little are they to be trusted."
+    ),
+    "predictions": (
+        "Peak learning rate and batch, in sequences of each size's own length, by our law, by the"
+        " paper's (converted by tokens) and as the ladder has them. Beyond the fitted sizes a law"
+        f" is an extrapolation; more than {REACH:g} times beyond it predicts nothing."
+    ),
     "cells": "Means over seeds. A cell of which any seed diverged is left out of every fit.",
 }
 
@@ -81,26 +99,38 @@ class LrBatchProblem:
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """Returns the objective `loss` and its halves, in nats a token."""
         (result,) = results.values()
-        return objective({name: value for name, value in result["final"].items() if name.startswith(END_LOSS)})
+        return objective(
+            {name: value for name, value in result["final"].items() if name.startswith(END_LOSS)}
+        )
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss`, `core` and `auxiliary` from {validation/loss/<domain>: loss}; ValueError unless finite."""
+    """Returns `loss`, `core` and `auxiliary` from {validation/loss/<domain>: loss}; ValueError
+    unless finite."""
     core = final[END_LOSS + CORE]
     others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
     auxiliary = sum_in_order(others) / len(others)
     if not math.isfinite(core + auxiliary):
         raise invalid("loss", (core, auxiliary), "finite validation losses")
-    return {"loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary, "core": core, "auxiliary": auxiliary}
+    return {
+        "loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary,
+        "core": core,
+        "auxiliary": auxiliary,
+    }
 
 
-def trial_rows(size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store) -> pd.DataFrame:
-    """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid` takes them.
+def trial_rows(
+    size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store
+) -> pd.DataFrame:
+    """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid`
+    takes them.
 
     `state` may also be running or waiting; the loss is NaN unless complete.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
-    ends = {name: END_LOSS + name.removeprefix(LOSS) for name in frame.columns if name.startswith(LOSS)}
+    ends = {
+        name: END_LOSS + name.removeprefix(LOSS) for name in frame.columns if name.startswith(LOSS)
+    }
     rows = []
     for ((lr, batch), seed), node in nodes.items():
         state, message = trial_state([node], frame, store)
@@ -131,7 +161,9 @@ class GridsWork(GridWork):
     def example(self) -> list[Node]:
         """Returns the nodes of the first grids; their growth is not known yet."""
         grids = {size: self.study.grid(self.flags, size) for size in self.sizes}
-        return [node for size, grid in grids.items() for node in self.cell_nodes(size, grid).values()]
+        return [
+            node for size, grid in grids.items() for node in self.cell_nodes(size, grid).values()
+        ]
 
     def points(self, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns the cells of every size's grid, grown as far as the results demand."""
@@ -143,12 +175,17 @@ class GridsWork(GridWork):
         return points, messages
 
     def grown(self, store: Store, size: Size) -> tuple[Grid, list[str]]:
-        """Returns one size's grid as its results demand, and announcements; it grows once all its trials have ended."""
+        """Returns one size's grid as its results demand, and announcements; it grows once all its
+        trials have ended."""
         flags, messages = self.flags, []
         grid = self.study.grid(flags, size)
         while True:
             nodes = self.cell_nodes(size, grid)
-            done = {node.id: result for node in nodes.values() if (result := store.run(node.id).result()) is not None}
+            done = {
+                node.id: result
+                for node in nodes.values()
+                if (result := store.run(node.id).result()) is not None
+            }
             frame = result_frame([node for node in nodes.values() if node.id in done], done)
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(ENDED):
@@ -165,7 +202,9 @@ class GridsWork(GridWork):
         cells = [{"size": size.name, "lr": lr, "batch": batch} for lr, batch in grid.cells]
         seeds = [setting.seed for setting in self.settings if setting.size.name == size.name]
         points = [{**cell, "seed": seed} for cell in cells for seed in seeds]
-        return [("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points]
+        return [
+            ("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points
+        ]
 
     def cell_nodes(self, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
         """Returns the run of every cell and seed of one size's grid."""
@@ -186,11 +225,16 @@ class GridsWork(GridWork):
         is_done = trials[STATE] == State.COMPLETE
         return self._report(trials, is_done, source, tracker) if is_done.any() else None
 
-    def _report(self, trials: pd.DataFrame, is_done: pd.Series, source: str, tracker: Tracker | None) -> SearchOutput:
+    def _report(
+        self, trials: pd.DataFrame, is_done: pd.Series, source: str, tracker: Tracker | None
+    ) -> SearchOutput:
         flags, seq_len = self.flags, self.preset.seq_len
         sizes = dict(zip(flags.sizes, self.sizes, strict=True)) | PAPER_SIZES
         analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, flags.window or None)
-        measured = f"{self.study.name}, preset {flags.preset} on {shown_place(flags.corpus)}, search {self.search_id}"
+        measured = (
+            f"{self.study.name}, preset {flags.preset} on {shown_place(flags.corpus)}, search"
+            f" {self.search_id}"
+        )
         law = fitted_law(analysis.laws, f"{flags.preset}-{self.search_id}", seq_len, measured)
         tables = {
             "optima": analysis.optima,
@@ -201,8 +245,14 @@ class GridsWork(GridWork):
         }
         links, about_links = run_links(tracker)
         figures = grid_figures(analysis, links)
-        facts = f"Search {self.search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)} (data "
-        facts += f"{self.data_id}), {self.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from "
+        facts = (
+            f"Search {self.search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)}"
+            " (data "
+        )
+        facts += (
+            f"{self.data_id}), {self.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
+            " Read from "
+        )
         facts += f"{source}. {about_links}"
         # With trials.csv, `seq_len` is all that a fit needs.
         record = {"objective": OBJECTIVE, "window": flags.window or None, "seq_len": seq_len}
@@ -212,18 +262,23 @@ class GridsWork(GridWork):
         data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
         data["law.json"] = json_file(law_json(law, analysis.laws))
         sizes_done = tuple(size for size in flags.sizes if size in set(trials[is_done]["size"]))
-        columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
+        columns = TrialColumns(
+            ("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ()
+        )
         shown = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis), columns
         sections = _sections(trials, tables, figures, links)
         return self.output(facts, sections, data, record, figures, *shown)
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:
-    """Returns every trial: search, trial, state, size, parameters, seed, lr, batch, loss, runs, elapsed_s, message."""
-    numbered = trials.assign(search=search, trial=range(len(trials))).rename(columns={"run_id": RUNS})
+    """Returns every trial: search, trial, state, size, parameters, seed, lr, batch, loss, runs,
+    elapsed_s, message."""
+    numbered = trials.assign(search=search, trial=range(len(trials))).rename(
+        columns={"run_id": RUNS}
+    )
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     return numbered[["search", "trial", STATE, *columns]]
 
@@ -236,14 +291,21 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
         for size in dict.fromkeys(analysis.cells["size"])
     }
     return figures | {
-        f"law-{q}": law_figure(analysis.lines, analysis.optima, analysis.laws, q) for q in ("lr", "batch")
+        f"law-{q}": law_figure(analysis.lines, analysis.optima, analysis.laws, q)
+        for q in ("lr", "batch")
     }
 
 
 def _sections(
-    trials: pd.DataFrame, tables: Mapping[str, pd.DataFrame], figures: Mapping, links: Mapping[str, str]
+    trials: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
+    figures: Mapping,
+    links: Mapping[str, str],
 ) -> list[Section]:
-    no_law, about = tables["laws"]["no_law"].iloc[0] != "", f"{_verdict(tables['laws'])}\n\n{ABOUT_TABLES['laws']}"
+    no_law, about = (
+        tables["laws"]["no_law"].iloc[0] != "",
+        f"{_verdict(tables['laws'])}\n\n{ABOUT_TABLES['laws']}",
+    )
     surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
     laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
     pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
@@ -253,9 +315,17 @@ def _sections(
         Section("Surfaces", ABOUT_TABLES["optima"], surfaces, table=pooled, table_is_open=True),
         Section("Laws", about, laws, table=tables["laws"], table_is_open=True, is_warning=no_law),
         Section(
-            "How the laws move with the window", ABOUT_TABLES["windows"], table=tables["windows"], table_is_open=True
+            "How the laws move with the window",
+            ABOUT_TABLES["windows"],
+            table=tables["windows"],
+            table_is_open=True,
         ),
-        Section("What the laws say", ABOUT_TABLES["predictions"], table=tables["predictions"], table_is_open=True),
+        Section(
+            "What the laws say",
+            ABOUT_TABLES["predictions"],
+            table=tables["predictions"],
+            table_is_open=True,
+        ),
         Section("Optima of single seeds", table=tables["optima"]),
         Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
         Section("Trials", table=shown),
@@ -263,32 +333,63 @@ def _sections(
     if left.empty:
         return sections
     missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
-    text = "Diverged cells are left out of every fit and counted; the others are not in the figures and tables below."
-    return [Section("Not complete", text, table=missing, table_is_open=True, is_warning=True), *sections]
+    text = (
+        "Diverged cells are left out of every fit and counted; the others are not in the figures"
+        " and tables below."
+    )
+    return [
+        Section("Not complete", text, table=missing, table_is_open=True, is_warning=True),
+        *sections,
+    ]
 
 
 def _verdict(laws: pd.DataFrame) -> str:
     """Returns the verdict on the fit as a law, with the evidence against it."""
     no_law = laws["no_law"].iloc[0]
-    return f"No law: {no_law}." if no_law else f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
+    return (
+        f"No law: {no_law}."
+        if no_law
+        else f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
+    )
 
 
 def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
-    """Returns the pooled optima, the laws, their change with the window, and the predictions, for a log."""
+    """Returns the pooled optima, the laws, their change with the window, and the predictions, for a
+    log."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
-    optima = pooled[["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]]
-    optima = optima.assign(num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"])
-    laws = analysis.laws[["quantity", "coefficient", "exponent", "t_low", "t_high", "bootstrap_low", "bootstrap_high"]]
-    laws = laws.assign(**{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "no_law")})
+    optima = pooled[
+        ["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]
+    ]
+    optima = optima.assign(
+        num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"]
+    )
+    laws = analysis.laws[
+        [
+            "quantity",
+            "coefficient",
+            "exponent",
+            "t_low",
+            "t_high",
+            "bootstrap_low",
+            "bootstrap_high",
+        ]
+    ]
+    laws = laws.assign(
+        **{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "no_law")}
+    )
     windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "no_law"]]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
-    return "\n\n".join([counts_text(trials), *tables[:2], "by window", *tables[2:], _verdict(analysis.laws)])
+    return "\n\n".join(
+        [counts_text(trials), *tables[:2], "by window", *tables[2:], _verdict(analysis.laws)]
+    )
 
 
 def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:
     """Returns the pooled optima and the exponents, and whether they are a law."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
-    optima = pooled[["size", "lr", "batch", "loss"]].assign(notes=pooled["notes"] + pooled["reason"])
+    optima = pooled[["size", "lr", "batch", "loss"]].assign(
+        notes=pooled["notes"] + pooled["reason"]
+    )
     laws = analysis.laws[["quantity", "exponent", "t_low", "t_high", "coefficient", "r2", "sizes"]]
     tables = {"optima": text_frame(optima, ".3g"), "laws": text_frame(laws, ".3g")}
     return Brief(tables, text=f"{counts_text(trials)}\n{_verdict(analysis.laws)}")

@@ -1,7 +1,8 @@
 """Searches MaxEnt's learning rate and retain weight, with one Optuna study for each profile.
 
-The paper tunes them "per profile via Bayesian optimization" (`app:stories`); the objective is ours, see
-`analysis/maxent_objective.py`. A trial unlearns from the baseline of every seed and evaluates the result.
+The paper tunes them "per profile via Bayesian optimization" (`app:stories`); the objective is ours,
+see `analysis/maxent_objective.py`. A trial unlearns from the baseline of every seed and evaluates
+the result.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
-    """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight it is ours."""
-    axes = (Parameter("peak_lr", *peak_lr, log=True), Parameter("retain_weight", *retain_weight, log=True))
+    """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight
+    it is ours."""
+    axes = (
+        Parameter("peak_lr", *peak_lr, log=True),
+        Parameter("retain_weight", *retain_weight, log=True),
+    )
     return Space(axes, MAXENT_LIMITS)
 
 
 @dataclass(frozen=True)
 class MaxEntSearch(Search):
-    """Runs one Optuna study for each profile, all at once; each preset has its ranges and number of trials."""
+    """Runs one Optuna study for each profile, all at once; each preset has its ranges and number of
+    trials."""
 
     objective: MaxEntObjective = DEFAULT_OBJECTIVE
 
@@ -40,7 +46,8 @@ class MaxEntSearch(Search):
         return replace(self, name=self.presets[name].maxent_search.search)
 
     def checked(self, flags: OptunaFlags) -> OptunaFlags:
-        """ValueError for several sizes, since each has its own best parameters, and for a bad space."""
+        """ValueError for several sizes, since each has its own best parameters, and for a bad
+        space."""
         if len(flags.sizes) != 1:
             raise invalid("sizes", flags.sizes, "one size: each size has its own best parameters")
         self.space(flags)

@@ -7,7 +7,12 @@ from dataclasses import asdict, dataclass, replace
 import optuna
 import pandas as pd
 
-from gram_platform.analysis.maxent_objective import HIGHEST_RATIO, METRIC, MaxEntObjective, references_of
+from gram_platform.analysis.maxent_objective import (
+    HIGHEST_RATIO,
+    METRIC,
+    MaxEntObjective,
+    references_of,
+)
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
@@ -59,43 +64,60 @@ class MaxEntProblem:
         return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns `objective, forget, penalty, core, retain`, averaged over seeds; ValueError for a loss of NaN."""
+        """Returns `objective, forget, penalty, core, retain`, averaged over seeds.
+
+        ValueError for a loss of NaN.
+        """
         losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
-        return self.objective.score_losses(self.references, losses, retained_by(self.settings[0], point[PROFILE]))
+        return self.objective.score_losses(
+            self.references, losses, searched_profiles(self.settings[0])[point[PROFILE]]
+        )
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
     """Returns MaxEnt's parameters at a point; those that are not searched are the setting's."""
-    return replace(setting.options.maxent, peak_lr=float(point["peak_lr"]), retain_weight=float(point["retain_weight"]))
+    return replace(
+        setting.options.maxent,
+        peak_lr=float(point["peak_lr"]),
+        retain_weight=float(point["retain_weight"]),
+    )
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns the run of a point's profile with its parameters, then its evaluation, without the baseline.
+    """Returns the run of a point's profile with its parameters, then its evaluation, without the
+    baseline.
 
     They are the nodes of a study whose options hold these parameters.
     """
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
-    at_point = replace(setting, profiles=(retained_by(setting, point[PROFILE]),), options=options)
+    at_point = replace(
+        setting, profiles=(searched_profiles(setting)[point[PROFILE]],), options=options
+    )
     nodes = [node for node in method_nodes(METHOD, at_point) if node.needs]
-    return [node.tagged(peak_lr=f"{maxent.peak_lr:g}", retain_weight=f"{maxent.retain_weight:g}") for node in nodes]
+    return [
+        node.tagged(peak_lr=f"{maxent.peak_lr:g}", retain_weight=f"{maxent.retain_weight:g}")
+        for node in nodes
+    ]
 
 
 def searched_profiles(setting: Setting) -> dict[str, Profile]:
-    """Returns {name: profile} of the compared profiles that forget something; ValueError if there is none."""
+    """Returns {name: profile} of the compared profiles that forget something.
+
+    ValueError if there is none.
+    """
     found = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
     if not found:
-        raise invalid("retain", setting.profiles, "profiles that leave at least one domain to forget")
+        raise invalid(
+            "retain", setting.profiles, "profiles that leave at least one domain to forget"
+        )
     return {profile_name(profile, setting.auxiliary): profile for profile in found}
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges for the search's id, with a field that they had when parameters could be whole numbers."""
+    """Returns the ranges for the search's id, with a field that they had when parameters could be
+    whole numbers."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
-
-
-def retained_by(setting: Setting, name: str) -> Profile:
-    return searched_profiles(setting)[name]
 
 
 def default_values(setting: Setting) -> Point:
@@ -123,10 +145,15 @@ class MaxEntWork(OptunaWork):
     def facts(self) -> dict:
         """What the search is on."""
         setting = self.settings[0]
-        return {"data_id": setting.data_id, "size": setting.size.name, "seeds": [s.seed for s in self.settings]}
+        return {
+            "data_id": setting.data_id,
+            "size": setting.size.name,
+            "seeds": [s.seed for s in self.settings],
+        }
 
     def is_complete(self) -> bool:
-        """Returns whether the storage has all trials of the preset, and a best one, of every profile."""
+        """Returns whether the storage has all trials of the preset, and a best one, of every
+        profile."""
         best = self.folder(Store(self.flags.storage)).read_json(BEST)
         if best is None or best["missing"]:
             return False
@@ -139,7 +166,8 @@ class MaxEntWork(OptunaWork):
         return self.baselines
 
     def identity(self) -> dict:
-        """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what is not searched."""
+        """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what
+        is not searched."""
         return {
             "data_id": self.data_id,
             "baselines": [node.id for node in self.baselines],
@@ -149,29 +177,46 @@ class MaxEntWork(OptunaWork):
         }
 
     def example(self) -> list[Node]:
-        """Returns the nodes of as many points for each profile as there will be trials, spread over the ranges."""
+        """Returns the nodes of as many points for each profile as there will be trials, spread over
+        the ranges."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
         return unique(self._nodes(spread_points(self.space, shares)))
 
     def _nodes(self, points: Sequence[Point]) -> list[Node]:
         """Returns the nodes of these points of every profile."""
         problem = MaxEntProblem(self.settings, self.study.objective, {})
-        return [n for fixed in self.groups().values() for point in points for n in problem.nodes({**fixed, **point})]
+        return [
+            n
+            for fixed in self.groups().values()
+            for point in points
+            for n in problem.nodes({**fixed, **point})
+        ]
 
     def problem(self, store: Store) -> MaxEntProblem:
         """ValueError unless the baselines are complete."""
-        references = references_of(*baseline_frames(store, self.baselines), self.settings[0].size.name)
+        references = references_of(
+            *baseline_frames(store, self.baselines), self.settings[0].size.name
+        )
         return MaxEntProblem(self.settings, self.study.objective, references)
 
     def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
-        """Returns files, figures and text from Optuna's database; None while no trial of any profile is complete."""
+        """Returns files, figures and text from Optuna's database.
+
+        None while no trial of any profile is complete.
+        """
         groups, space = self.open(), self.space
         histories = [history_of(group.name, group.study, space) for group in groups]
-        best = [plain_best(history, self.settings[0]) for history in histories if history.best is not None]
+        best = [
+            plain_best(history, self.settings[0])
+            for history in histories
+            if history.best is not None
+        ]
         if not best:
             return None
         problem = self.problem(store)
-        table = best_table(histories, space, default_objectives(problem, [h.profile for h in histories], store))
+        table = best_table(
+            histories, space, default_objectives(problem, [h.profile for h in histories], store)
+        )
         content = {
             **self.facts,
             "search_id": self.search_id,
@@ -185,14 +230,21 @@ class MaxEntWork(OptunaWork):
         linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
         varied = [p for p in space.parameters if p.high > p.low]
         drawn = {h.profile: search_figures(h.trials, METRIC, varied) for h in linked_histories}
-        record = {**self.facts, "studies": {history.profile: history.study for history in histories}}
+        record = {
+            **self.facts,
+            "studies": {history.profile: history.study for history in histories},
+        }
         record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
         files = {
             "table.csv": table_csv(table, None).encode(),
             "trials.csv": table_csv(trials_table(histories), None).encode(),
             BEST: json_file(content),
         }
-        named = {f"{profile}-{i}": f for profile, found in drawn.items() for i, f in enumerate(found.values())}
+        named = {
+            f"{profile}-{i}": f
+            for profile, found in drawn.items()
+            for i, f in enumerate(found.values())
+        }
         named = {name.replace(" ", "_"): figure for name, figure in named.items()}
         sections = _sections(linked_histories, drawn, table, links)
         columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
@@ -200,19 +252,23 @@ class MaxEntWork(OptunaWork):
         return self.output(f"{self._about()} {about_links}", sections, files, record, named, *shown)
 
     def _about(self) -> str:
-        objective, seeds = self.study.objective, ", ".join(str(setting.seed) for setting in self.settings)
+        objective, seeds = (
+            self.study.objective,
+            ", ".join(str(setting.seed) for setting in self.settings),
+        )
         return (
-            f"Search {self.search_id}: preset {self.flags.preset}, size {self.facts['size']}, corpus "
-            f"{shown_place(self.flags.corpus)} (data {self.facts['data_id']}), seeds {seeds}. Read from Optuna's "
-            f"database. Minimised: forget + {objective.penalty_weight:g} x what core and retain each lack to "
-            f"{objective.floor:g} of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and "
-            f"averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher and has no value "
-            "here. Trials are chosen on the validation sequences that studies report on, so a study on the same seeds "
-            "sees them a little too well."
+            f"Search {self.search_id}: preset {self.flags.preset}, size {self.facts['size']},"
+            f" corpus {shown_place(self.flags.corpus)} (data {self.facts['data_id']}), seeds"
+            f" {seeds}. Read from Optuna's database. Minimised: forget +"
+            f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
+            f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
+            f" averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher"
+            " and has no value here. Trials are chosen on the validation sequences that studies"
+            " report on, so a study on the same seeds sees them a little too well."
         )
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# ------------------------------------------------------------------------------------------- report
 
 
 @dataclass(frozen=True)
@@ -233,14 +289,20 @@ class History:
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> History:
-    """Returns a study's trials with a column for every parameter and metric, also before any trial has it."""
+    """Returns a study's trials with a column for every parameter and metric, also before any trial
+    has it."""
     trials = trials_frame(study, METRIC)
     absent = [name for name in (*space.names, *MAXENT_METRICS) if name not in trials]
-    return History(profile, study.study_name, trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}))
+    return History(
+        profile,
+        study.study_name,
+        trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}),
+    )
 
 
 def plain_best(history: History, setting: Setting) -> dict:
-    """Returns the entry of best.json: the trial with the lowest objective of a profile, with the run of each seed."""
+    """Returns the entry of best.json: the trial with the lowest objective of a profile, with the
+    run of each seed."""
     row = history.best
     return {
         "profile": history.profile,
@@ -253,16 +315,27 @@ def plain_best(history: History, setting: Setting) -> dict:
     }
 
 
-def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
-    """Returns one row for each profile: its best trial, the ranges at whose ends it lies, and the numbers of trials.
+def best_table(
+    histories: Sequence[History], space: Space, defaults: Mapping[str, float]
+) -> pd.DataFrame:
+    """Returns one row for each profile: its best trial, the ranges at whose ends it lies, and the
+    numbers of trials.
 
-    `preset_objective` is the objective of the preset's parameters, empty where no study has run them.
+    `preset_objective` is the objective of the preset's parameters, empty where no study has run
+    them.
     """
     rows = []
     for history in histories:
         best = history.best
-        known = {} if best is None else {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
-        counts = {f"num_{state}": history.count(state) for state in (State.COMPLETE, State.DIVERGED, State.FAILED)}
+        known = (
+            {}
+            if best is None
+            else {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
+        )
+        counts = {
+            f"num_{state}": history.count(state)
+            for state in (State.COMPLETE, State.DIVERGED, State.FAILED)
+        }
         edge = "" if best is None else at_edge(space, best)
         preset = {"preset_objective": defaults.get(history.profile, math.nan)}
         rows.append({PROFILE: history.profile, **known, "at_edge": edge, **preset, **counts})
@@ -272,15 +345,21 @@ def best_table(histories: Sequence[History], space: Space, defaults: Mapping[str
 
 
 def trials_table(histories: Sequence[History]) -> pd.DataFrame:
-    """Returns every trial of every profile: search, trial, state, profile, parameters, metrics, runs, elapsed_s."""
+    """Returns every trial of every profile: search, trial, state, profile, parameters, metrics,
+    runs, elapsed_s."""
     frame = pd.concat([h.trials for h in histories], ignore_index=True)
     first = ["search", TRIAL, STATE, PROFILE]
-    parameters = [c for c in frame.columns if c not in (*first, *MAXENT_METRICS, RUNS, "elapsed_s", "started", "url")]
+    parameters = [
+        c
+        for c in frame.columns
+        if c not in (*first, *MAXENT_METRICS, RUNS, "elapsed_s", "started", "url")
+    ]
     return frame[[*first, *parameters, *MAXENT_METRICS, RUNS, "elapsed_s"]]
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
-    """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight low`."""
+    """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight
+    low`."""
     ends = [(p.name, _share(p, point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
@@ -292,12 +371,17 @@ def _share(parameter: Parameter, value: float) -> float:
     return (scale(value) - scale(parameter.low)) / (scale(parameter.high) - scale(parameter.low))
 
 
-def default_objectives(problem: MaxEntProblem, profiles: Sequence[str], store: Store) -> dict[str, float]:
-    """Returns the objective of the preset's parameters, for the profiles whose runs some study has finished."""
+def default_objectives(
+    problem: MaxEntProblem, profiles: Sequence[str], store: Store
+) -> dict[str, float]:
+    """Returns the objective of the preset's parameters, for the profiles whose runs some study has
+    finished."""
     found = {}
     for profile in profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
-        results = {node.id: store.node(node.kind, node.id).result() for node in problem.nodes(point)}
+        results = {
+            node.id: store.node(node.kind, node.id).result() for node in problem.nodes(point)
+        }
         if all(result is not None for result in results.values()):
             found[profile] = problem.score(point, results)[METRIC]
     return found
@@ -308,15 +392,20 @@ def _sections(
 ) -> list[Section]:
     best = Section(
         "The best trials",
-        "The lowest objective of each profile. One at the end of a range (at_edge) may have better ones beyond it. "
-        "preset_objective is that of the preset's own parameters, where a study has run them on these seeds.",
+        "The lowest objective of each profile. One at the end of a range (at_edge) may have better"
+        " ones beyond it. preset_objective is that of the preset's own parameters, where a study"
+        " has run them on these seeds.",
         table=with_run_links(table, links),
         table_is_open=True,
     )
     parts = []
     for history in histories:
         trials = history.trials.drop(columns=["search", "started", "url", PROFILE])
-        parts.append(Section(history.profile, "", figures[history.profile], table=with_run_links(trials, links)))
+        parts.append(
+            Section(
+                history.profile, "", figures[history.profile], table=with_run_links(trials, links)
+            )
+        )
     return [best, *parts]
 
 
@@ -333,4 +422,6 @@ def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
 
 
 def _use(search_id: str) -> str:
-    return f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
+    return (
+        f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
+    )

@@ -22,9 +22,10 @@ from gram_platform.tracking.database import database_path, database_uri, require
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
-    """Opens or creates the database at `uri`; ValueError naming `optuna_uri` if it cannot be opened.
+    """Opens or creates the database at `uri`.
 
-    It must not be MLflow's: both keep their schema's version in a table of the same name.
+    ValueError naming `optuna_uri` if it cannot be opened. It must not be MLflow's: both keep their
+    schema's version in a table of the same name.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -33,11 +34,15 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
         require_regular(path)
         with LocalFolder(str(path.parent), writable=True).lock("optuna"):
             if not path.exists():
-                create_database(path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose())
-        # a driver and readers share the file, and wait for each other's locks
+                create_database(
+                    path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose()
+                )
+        # A driver and readers share the file, and wait for each other's locks.
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:
-        raise invalid("optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})") from error
+        raise invalid(
+            "optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})"
+        ) from error
 
 
 def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
@@ -47,9 +52,6 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
     except KeyError:
         return 0
     return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-
-
-# -------------------------------------------------------------------------------------------------------------- trials
 
 
 OPTUNA_STATES = {
@@ -81,17 +83,24 @@ def attributes(trial: FrozenTrial) -> dict[str, Any]:
 def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `metric` names the study's value; user attributes hold further metrics. A metric that does not exist is NaN, also
-    where Optuna got a penalty. ValueError if a parameter and a metric share a name.
+    `metric` names the study's value; user attributes hold further metrics. A metric that does not
+    exist is NaN, also where Optuna got a penalty. ValueError if a parameter and a metric share a
+    name.
     """
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
     parameters = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = list(dict.fromkeys([metric, *(name for metrics in metrics_of.values() for name in metrics)]))
+    metrics = list(
+        dict.fromkeys([metric, *(name for metrics in metrics_of.values() for name in metrics)])
+    )
     columns = [SEARCH, TRIAL, STATE, *parameters, *metrics, RUNS, ELAPSED, STARTED]
     doubled = sorted({name for name in columns if columns.count(name) > 1})
     if doubled:
-        raise invalid("columns", ", ".join(doubled), "names that only one parameter, metric or other column has")
+        raise invalid(
+            "columns",
+            ", ".join(doubled),
+            "names that only one parameter, metric or other column has",
+        )
     rows = [
         {
             SEARCH: study.study_name,
@@ -112,11 +121,14 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 def _state(trial: FrozenTrial) -> str:
     """Returns the state that the engine noted when the trial ended, else Optuna's."""
     noted = attributes(trial).get("state")
-    return noted if noted in (*OPTUNA_STATES.values(), State.DIVERGED) else OPTUNA_STATES[trial.state]
+    return (
+        noted if noted in (*OPTUNA_STATES.values(), State.DIVERGED) else OPTUNA_STATES[trial.state]
+    )
 
 
 def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
-    """Returns the measured metrics of a complete trial; of a trial without user attributes, its value."""
+    """Returns the measured metrics of a complete trial; of a trial without user attributes, its
+    value."""
     if _state(trial) != State.COMPLETE:
         return {}
     value = {} if trial.value is None else {metric: trial.value}
@@ -124,8 +136,12 @@ def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
 
 
 def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float]]:
-    """Returns a point at each share of all ranges, from 0 (low ends) to 1; logarithmic ranges by their logarithm."""
-    return [{parameter.name: _at(parameter, share) for parameter in space.parameters} for share in shares]
+    """Returns a point at each share of all ranges, from 0 (low ends) to 1; logarithmic ranges by
+    their logarithm."""
+    return [
+        {parameter.name: _at(parameter, share) for parameter in space.parameters}
+        for share in shares
+    ]
 
 
 def _at(parameter: Parameter, share: float) -> float:

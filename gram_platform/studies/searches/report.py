@@ -27,7 +27,8 @@ from gram_platform.tracking.views import TrialColumns
 
 @dataclass(frozen=True)
 class SearchOutput:
-    """A search's output: files by name, figures for MLflow, the text for a log, and what a terminal shows instead."""
+    """A search's output: files by name, figures for MLflow, the text for a log, and what a terminal
+    shows instead."""
 
     files: Mapping[str, bytes]
     figures: Mapping[str, object]
@@ -43,14 +44,15 @@ def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFram
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {tag that names a search: the trials that use the run}} of a `trials.csv`; {} without one."""
+    """Returns {run id: {tag that names a search: the trials that use the run}} of a
+    `trials.csv`."""
     found: dict[str, dict[str, list[str]]] = {}
-    if not trials:
-        return {}
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
         for run_id in runs.split():
-            found.setdefault(run_id, {}).setdefault(metric_name(f"{SEARCH_TAG}.{search}"), []).append(trial)
+            found.setdefault(run_id, {}).setdefault(
+                metric_name(f"{SEARCH_TAG}.{search}"), []
+            ).append(trial)
     return {
         run_id: {tag: text_for_people(", ".join(names)) for tag, names in tags.items()}
         for run_id, tags in found.items()
@@ -58,7 +60,8 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 
 def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
-    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with its finite values.
+    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with
+    its finite values.
 
     {} without trials, and for a search that declares no columns.
     """
@@ -68,34 +71,37 @@ def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, f
     of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
     uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
     return {
-        run_id: {name: float(value) for name, value in columns.metrics_of(trial).items() if is_finite(value)}
+        run_id: {
+            name: float(value)
+            for name, value in columns.metrics_of(trial).items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
         for trial in of_trials
         for run_id in str(trial[RUNS]).split()
         if uses[run_id] == 1
     }
 
 
-def is_finite(value: object) -> bool:
-    """Returns whether a value of a trial is a number that MLflow can draw."""
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def counts_text(trials: pd.DataFrame) -> str:
     """Returns the number of trials in each state, as a sentence."""
     counts = trials[STATE].value_counts()
-    return f"{len(trials)} trials: " + ", ".join(f"{count} {state}" for state, count in counts.items()) + "."
+    return (
+        f"{len(trials)} trials: "
+        + ", ".join(f"{count} {state}" for state, count in counts.items())
+        + "."
+    )
 
 
 def json_file(content: Mapping) -> bytes:
     """Returns the bytes of a JSON file, the same for equal content."""
-    return (json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
-# --------------------------------------------------------------------------------------------------------------- frames
+    return (
+        json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    ).encode()
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Returns results by node id in the columns of the stored frame that `view_frame` and `attack_frame` read."""
+    """Returns results by node id in the columns of the stored frame that `view_frame` and
+    `attack_frame` read."""
     rows = []
     for node in nodes:
         result = results[node.id]
@@ -114,27 +120,35 @@ def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
 
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the complete evaluations of a stored frame under the nodes' names, as `tables.analyse` takes them."""
+    """Returns the complete evaluations of a stored frame under the nodes' names, as
+    `tables.analyse` takes them."""
     return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a result."""
-    return named_attacks(tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == State.COMPLETE])
+    """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a
+    result."""
+    return named_attacks(
+        tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == State.COMPLETE]
+    )
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
-    """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse` takes them."""
+    """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse`
+    takes them."""
     runs = tags_frame(entries_of(nodes), "run").rename(columns={"id": "run_id"})
     return curves.merge(runs[["run_id", "method", "size", "seed"]], on="run_id")
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (evaluations, curves) of the baselines that are complete in the storage, for compute ratios."""
+    """Returns (evaluations, curves) of the baselines that are complete in the storage, for compute
+    ratios."""
     results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
     evaluations = view_frame(done, result_frame(done, results))
-    return evaluations, curve_frame(nodes, load_store_curves(store, [n.id for n in nodes if n.is_run]))
+    return evaluations, curve_frame(
+        nodes, load_store_curves(store, [n.id for n in nodes if n.is_run])
+    )
 
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
@@ -147,5 +161,9 @@ def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tup
     for run in begun:
         if run.status() == State.FAILED:
             failure = run.failure() or {}
-            return State.DIVERGED if is_divergence(failure) else State.FAILED, str(failure.get("message", ""))
-    return (State.RUNNING if any(run.status() == State.RUNNING for run in begun) else State.WAITING), ""
+            return State.DIVERGED if is_divergence(failure) else State.FAILED, str(
+                failure.get("message", "")
+            )
+    return (
+        State.RUNNING if any(run.status() == State.RUNNING for run in begun) else State.WAITING
+    ), ""

@@ -1,9 +1,7 @@
-"""Runs a search: a study whose points come from a source, a grid or Optuna; its trials are executed on Ray Tune."""
+"""Runs a search, whose points come from a grid or Optuna; Ray Tune executes its trials."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
 
 from optuna.exceptions import StorageInternalError
 
@@ -40,11 +38,16 @@ def build_search(search: Search, flags: SearchFlags) -> SearchWork:
     preset = search.presets[flags.preset]
     recipes = resolve_corpora(preset, flags.choice, reporter())
     settings = settings_of(preset, flags.choice, recipes)
-    return search.work_type()(search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings)
+    return search.work_type()(
+        search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings
+    )
 
 
 def run_search(search: Search, flags: SearchFlags) -> int:
-    """Runs the trials that are missing; returns the exit code. ValueError for bad input, before anything trains."""
+    """Runs the trials that are missing; returns the exit code.
+
+    ValueError for bad input, before anything trains.
+    """
     work = build_search(search, flags).planned()
     if flags.dry_run:
         say(describe(work))
@@ -55,21 +58,23 @@ def run_search(search: Search, flags: SearchFlags) -> int:
     provide_data((work,), store)
     say(f"search {work.named} on {flags.corpus} (data {work.data_id})")
     say(f"storage {store.root}")
-    tracker = open_tracker(flags.tracking_uri)
-    if flags.report_only:
-        driver = SearchDriver(work, store, tracker)
-        return finish(driver.submission, driver.write())
     lease = DriverLease(work.folder(store), work.study.name)
-    driver = SearchDriver(work, store, tracker, lease.require)
+    driver = SearchDriver(work, store, open_tracker(flags.tracking_uri), lease.require)
+    if flags.report_only:
+        return finish(driver.submission, driver.write())
     try:
         return lead(driver.submission, driver.start, driver.execute, driver.write, lease)
     except StorageInternalError as error:
-        say(f"error: Optuna's database failed: {first_line(error.__cause__ or error)}. {SUBMIT_AGAIN}")
+        say(
+            f"error: Optuna's database failed: {first_line(error.__cause__ or error)}."
+            f" {SUBMIT_AGAIN}"
+        )
     return 1
 
 
 class SearchDriver:
-    """Executes the nodes that all trials need, then trials that the search's source proposes, and writes its report."""
+    """Executes the nodes that all trials need, then trials that the search's source proposes, and
+    writes its report."""
 
     def __init__(
         self,
@@ -106,14 +111,20 @@ class SearchDriver:
 
     def _write_record(self) -> None:
         study, identity = self.work.study, to_plain(self.work.identity())
-        plain = {"name": study.name, "title": study.title, "question": study.question, "identity": identity}
+        plain = {
+            "name": study.name,
+            "title": study.title,
+            "question": study.question,
+            "identity": identity,
+        }
         plain |= preset_params(self.flags.preset, self.flags.changes)
         trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
         rows = self.submission.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
         self.folder.write_json(SEARCH_FILE, {**plain, "submissions": rows})
 
     def execute(self, at: Workplace) -> Ended:
-        """Executes what all trials need, then the trials that are missing, until a limit is reached."""
+        """Executes what all trials need, then the trials that are missing, until a limit is
+        reached."""
         self.submission.execute(self.submission.nodes, at)
         if self.submission.failures():
             return self._ended()
@@ -134,15 +145,22 @@ class SearchDriver:
 
     def _draw_from(self, source: Source, at: Workplace) -> None:
         metric = self.work.minimised.metric if self.work.minimised else ""
-        how = (self.flags.max_concurrent, self._may_start, self.require_lead, self.flags.retry_failed)
+        how = (
+            self.flags.max_concurrent,
+            self._may_start,
+            self.require_lead,
+            self.flags.retry_failed,
+        )
         tuning = Tuning(self.work.full_name, *how, metric)
         self.view.begin_trials(source.num_left)
         where = (at.execution, at.resources)
-        run_trials(source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place)
+        run_trials(
+            source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place
+        )
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
-        self.view.trial_started(proposal.name, self.running[proposal.name])
+        self.view.trial_started(proposal.name)
         self._watch_running()
 
     def _on_end(self, outcome: Outcome) -> None:
@@ -156,19 +174,18 @@ class SearchDriver:
     def _watch_running(self) -> None:
         self.submission.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
-    # ----------------------------------------------------------------------------------------------------- the end
-
     def _ended(self) -> Ended:
         """Returns a sentence about the trials of this submission and of earlier ones."""
         one = self.submission
-        failed = [f"failed: {o.name}: {o.message}" for o in self.outcomes.values() if o.state == State.FAILED]
+        failed = [
+            f"failed: {o.name}: {o.message}"
+            for o in self.outcomes.values()
+            if o.state == State.FAILED
+        ]
         ended = list(self.outcomes.values())
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         lines = [one.counts()] if one.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
-        if overheads := trial_overheads(ended):
-            median = f"{statistics.median(overheads):.2f} s beyond its training (median of {len(overheads)})"
-            lines.append(f"a trial took {median}")
         is_unfinished = self.is_cut or one.num_left > 0
         return Ended("\n".join(lines), one.failures() + failed, is_unfinished, self.spent_hours())
 
@@ -179,13 +196,22 @@ class SearchDriver:
         if output is None:
             self.view.say("no table: no trial is complete yet")
             return 1
-        params = {"search_id": self.work.search_id, "preset": self.flags.preset, "data_id": self.work.data_id}
-        name, trials = self.work.study.name, output.files.get("trials.csv", b"")
-        shown = {"node_tags": trial_tags(trials), "node_metrics": trial_metrics(trials, output.columns)}
+        params = {
+            "search_id": self.work.search_id,
+            "preset": self.flags.preset,
+            "data_id": self.work.data_id,
+        }
+        name, trials = self.work.study.name, output.files["trials.csv"]
+        shown = {
+            "node_tags": trial_tags(trials),
+            "node_metrics": trial_metrics(trials, output.columns),
+        }
         shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
         code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
-        self.submission.publish(name, partial(write, **shown, code=code), output.text, brief=lambda _: output.brief)
+        self.submission.publish(
+            name, partial(write, **shown, code=code), output.text, lambda _: output.brief
+        )
         return 0
 
 
@@ -196,16 +222,3 @@ def trial_line(outcome: Outcome) -> str:
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())
     work = f"{outcome.trained_s:.0f} s" if outcome.num_executed else "reused"
     return f"{outcome.name}: {metrics} ({work})"
-
-
-def trial_overheads(outcomes: list[Outcome]) -> list[float]:
-    """Returns the seconds of each trial without training: inside it, and since the end of its process's last trial."""
-    by_process: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        by_process.setdefault(outcome.process, []).append(outcome)
-    overheads = []
-    for trials in by_process.values():
-        trials.sort(key=lambda outcome: outcome.started)
-        ends = [(a.started + a.elapsed_s, b) for a, b in pairwise(trials)]
-        overheads += [b.started - end + b.elapsed_s - b.trained_s for end, b in ends]
-    return overheads

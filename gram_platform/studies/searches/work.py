@@ -1,4 +1,4 @@
-"""Defines what a search does on its corpora: the nodes of its trials, the source of its points, and its report."""
+"""Defines what a search does on its corpora: nodes of trials, source of points, and report."""
 
 import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -84,7 +84,8 @@ class SearchWork(Graph):
         return []
 
     def identity(self) -> Mapping:
-        """Returns the content of the search's id: equal for equal questions on equal data, however many trials."""
+        """Returns the content of the search's id: equal for equal questions on equal data, however
+        many trials."""
         raise NotImplementedError
 
     def problem(self, store: Store) -> Problem:
@@ -92,15 +93,20 @@ class SearchWork(Graph):
         raise NotImplementedError
 
     def example(self) -> list[Node]:
-        """Returns the nodes of all trials, as far as they are known now, for `--dry-run` and to check the data."""
+        """Returns the nodes of all trials, as far as they are known now, for `--dry-run` and to
+        check the data."""
         raise NotImplementedError
 
     def rounds(self, store: Store, problem: Problem) -> Iterator[Round]:
-        """Yields sources of the trials that are missing; the next one is made when those of the last have ended."""
+        """Yields sources of the trials that are missing; the next one is made when those of the
+        last have ended."""
         raise NotImplementedError
 
     def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
-        """Returns tables, figures and report of the trials so far; None while there is nothing to report."""
+        """Returns tables, figures and report of the trials so far.
+
+        None while there is nothing to report.
+        """
         raise NotImplementedError
 
     def output(
@@ -115,28 +121,36 @@ class SearchWork(Graph):
         columns: TrialColumns,
         claims: pd.DataFrame | None = None,
     ) -> SearchOutput:
-        """Makes the search's files: its tables, report.html, claims.csv if it judges claims, and search.json.
+        """Makes the search's files: its tables, report.html, claims.csv if it judges claims, and
+        search.json.
 
-        The report begins with the question and `facts`, how it was searched; `record` goes into search.json; `columns`
-        of trials.csv are shown by MLflow.
+        The report begins with the question and `facts`, how it was searched; `record` goes into
+        search.json; `columns` of trials.csv are shown by MLflow.
         """
         study, store = self.study, Store(self.flags.storage)
         known = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.data_id}
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
         source = submissions_text(rows)
-        page = Page(study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source)
+        page = Page(
+            study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source
+        )
         trials = pd.read_csv(io.BytesIO(tables["trials.csv"]))
         headline, picture = describe_trials(trials, columns.parameters, columns.objectives)
         card = Card(headline, counts_text(trials), count_verdicts(claims))
-        shown = {"title": study.title, "question": study.question, "submissions": rows, "card": card}
+        shown = {
+            "title": study.title,
+            "question": study.question,
+            "submissions": rows,
+            "card": card,
+        }
         plain = json_file({"name": study.name, **known, **record, **shown})
         files = {**tables, **page.files, SEARCH_FILE: plain}
         files |= {PICTURE_FILE: picture.encode()} if picture else {}
         return SearchOutput(files, figures, text, brief, columns)
 
 
-# --------------------------------------------------------------------------------------------------- a list of points
+# --------------------------------------------------------------------------------- a list of points
 
 
 class GridWork(SearchWork):
@@ -156,7 +170,7 @@ class GridWork(SearchWork):
             lines = [text for text in dict.fromkeys(announcements) if text not in said]
             new = [(name, point) for name, point in points if name not in seen]
             nodes_of = {name: problem.nodes(point) for name, point in new}
-            done = {name: nodes for name, nodes in nodes_of.items() if _done(nodes, store)}
+            done = {name: nodes for name, nodes in nodes_of.items() if _are_done(nodes, store)}
             if new:
                 lines.append(f"{len(new)} trials, {len(done)} of them were done before")
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
@@ -170,14 +184,16 @@ class GridWork(SearchWork):
             said |= set(announcements)
 
 
-def _done(nodes: Sequence[Node], store: Store) -> Sequence[Node]:
-    """Returns the nodes if all of them have results, else ()."""
+def _are_done(nodes: Sequence[Node], store: Store) -> bool:
     lifecycle = NodeLifecycle(store)
-    return nodes if all(lifecycle.result(node) is not None for node in nodes) else ()
+    return all(lifecycle.result(node) is not None for node in nodes)
 
 
-def longest_first(points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine) -> list[tuple[str, Point]]:
-    """Orders named points by the predicted hours of their runs, so that no long trial starts when the others end.
+def longest_first(
+    points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine
+) -> list[tuple[str, Point]]:
+    """Orders named points by the predicted hours of their runs, so that no long trial starts when
+    the others end.
 
     Hours count to two digits: trials of about one length keep their order.
     """
@@ -193,7 +209,7 @@ def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
     return next(s for s in settings if (s.size.name, s.seed) == (point["size"], point["seed"]))
 
 
-# ------------------------------------------------------------------------------------------------------------- Optuna
+# ------------------------------------------------------------------------------------------- Optuna
 
 
 class OptunaWork(SearchWork):
@@ -214,30 +230,42 @@ class OptunaWork(SearchWork):
         raise NotImplementedError
 
     def groups(self) -> Mapping[str, Point]:
-        """Returns the names of the Optuna studies, and the part of the point that each one holds fixed."""
+        """Returns the names of the Optuna studies, and the part of the point that each one holds
+        fixed."""
         raise NotImplementedError
 
     def open(self) -> list[Group]:
         """Opens the Optuna studies, named by the search's id and the group."""
         storage, metric = open_storage(self.flags.optuna_uri), self.minimised.metric
         return [
-            Group(name, fixed, open_study(storage, f"{self.full_name}-{name}", metric), self.target, storage)
+            Group(
+                name,
+                fixed,
+                open_study(storage, f"{self.full_name}-{name}", metric),
+                self.target,
+                storage,
+            )
             for name, fixed in self.groups().items()
         ]
 
     def share_left(self) -> float:
-        """Returns the share of the trials that are not complete; creates nothing, and a dry run asks no server."""
+        """Returns the share of the trials that are not complete; creates nothing, and a dry run
+        asks no server."""
         path = database_path(self.flags.optuna_uri)
         if not (path.exists() if path else not self.flags.dry_run):
             return 1.0
         storage = open_storage(self.flags.optuna_uri)
         complete = [num_complete(storage, f"{self.full_name}-{group}") for group in self.groups()]
-        return sum(max(0, self.target - number) for number in complete) / (self.target * len(complete))
+        return sum(max(0, self.target - number) for number in complete) / (
+            self.target * len(complete)
+        )
 
     def rounds(self, store: Store, problem: Problem) -> Iterator[Round]:
         groups = self.open()
         source = OptunaSource(groups, self.space, self.minimised)
-        ended = [t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()]
+        ended = [
+            t for g in groups for t in g.study.get_trials(deepcopy=False) if t.state.is_finished()
+        ]
         num_resumed = sum(len(group.resumable) for group in groups)
         facts = [attributes(trial) for trial in ended]
         hours = sum(found.get("rank_s", 0.0) for found in facts) / 3600

@@ -1,4 +1,5 @@
-"""Searches of one tiny run a trial, whose driver tests can start, kill and start again as a process of its own."""
+"""Searches of one tiny run a trial, whose driver tests can start, kill and start again as a process
+of its own."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -30,7 +31,9 @@ class Baselines:
 
     def nodes(self, point) -> list[Node]:
         size = replace(self.setting.size, peak_lr=float(point["lr"]))
-        return [n for n in method_nodes("baseline", replace(self.setting, size=size)) if n.kind == "run"]
+        return [
+            n for n in method_nodes("baseline", replace(self.setting, size=size)) if n.kind == "run"
+        ]
 
     def score(self, point, results) -> dict[str, float]:
         (result,) = results.values()
@@ -55,9 +58,14 @@ class Planted:
 
     def write(self, store, tracker):
         runs = store.list_runs()
-        trials = ["search,trial,runs", *(f"{self.full_name},{number},{run}" for number, run in enumerate(runs))]
+        trials = [
+            "search,trial,runs",
+            *(f"{self.full_name},{number},{run}" for number, run in enumerate(runs)),
+        ]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
-        return SearchOutput(files, {}, f"{len(runs)} runs", Brief({}, text=f"{len(runs)} runs"), TrialColumns())
+        return SearchOutput(
+            files, {}, f"{len(runs)} runs", Brief({}, text=f"{len(runs)} runs"), TrialColumns()
+        )
 
 
 class PlantedGrid(Planted, GridWork):

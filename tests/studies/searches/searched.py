@@ -1,4 +1,5 @@
-"""A study of runs of a second whose preset begins with a MaxEnt search, as a process that tests can kill."""
+"""A study of runs of a second whose preset begins with a MaxEnt search, as a process that tests can
+kill."""
 
 from dataclasses import replace
 

@@ -1,15 +1,13 @@
-"""Errors of devices under Ray Tune: they end processes, and no trial. The machines are pretended, as their GPUs."""
+"""Errors of devices under Ray Tune: they end processes, and no trial. The machines are pretended,
+as their GPUs."""
 
 import os
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from ray.air.execution._internal.actor_manager import RayActorManager
-from ray.exceptions import OutOfMemoryError, RayActorError
 
 from gram_platform.corpora import prepare
 from gram_platform.engine import trial_process
@@ -31,7 +29,12 @@ from gram_platform.studies.library import lr_bs_grid
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search, run_search
 from gram_platform.studies.session import execution_of
-from tests.engine.test_broken_devices import assert_little_is_trained_twice, events, machines, plan_for
+from tests.engine.test_broken_devices import (
+    assert_little_is_trained_twice,
+    events,
+    machines,
+    plan_for,
+)
 from tests.engine.test_drained import in_own_process
 from tests.studies.processes import results
 from tests.studies.searches.planted import SEARCH, Baselines
@@ -42,7 +45,8 @@ _is_poisoned = False  # this process, by the error of one trial
 
 @dataclass(frozen=True)
 class Poisoned(Baselines):
-    """All points share a run. A rate of 2 poisons the first process that scores it: all later trials fail there."""
+    """All points share a run. A rate of 2 poisons the first process that scores it: all later
+    trials fail there."""
 
     folder: Path = Path()
 
@@ -75,9 +79,13 @@ def planted(tmp_path):
 def test_a_poisoned_process_fails_no_trial(ray_cluster, planted):
     problem, outcomes = planted[0], []
     points = [("a", {"lr": 2.0}), ("b", {"lr": 3.0})]
-    run_trials(PointList(points), *planted, Tuning("planted", max_concurrent=1), on_end=outcomes.append)
+    run_trials(
+        PointList(points), *planted, Tuning("planted", max_concurrent=1), on_end=outcomes.append
+    )
     assert {o.name: o.state for o in outcomes} == {"a": "complete", "b": "complete"}
-    processes = sorted(path.read_text() for path in problem.folder.iterdir() if path.name != "poisoned")
+    processes = sorted(
+        path.read_text() for path in problem.folder.iterdir() if path.name != "poisoned"
+    )
     assert processes == ["2 ", "2 3 "]
 
 
@@ -87,16 +95,6 @@ def report(machine: str, failure: str = "") -> ProbeReport:
 
 def crash(machine: str, failure: str = "", error: Exception | None = None) -> dict:
     return plain_crash(error or RuntimeError(ILLEGAL)) | plain_probe(report(machine, failure))
-
-
-@pytest.mark.parametrize("error", [OutOfMemoryError("node memory 98%"), RayActorError()])
-def test_ray_tune_takes_a_kill_for_memory_as_the_end_of_a_process(error):
-    told = []
-    actor = SimpleNamespace(actor_id=0, _on_error=lambda actor, error: told.append(error))
-    manager = SimpleNamespace(_failed_actor_ids=set(), _cleanup_actor=lambda tracked_actor: None)
-    task = SimpleNamespace(_tracked_actor=actor, _on_error=None)
-    RayActorManager._actor_task_failed(manager, task, error)
-    assert told == [error]
 
 
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
@@ -127,18 +125,25 @@ def test_a_trial_that_avoids_a_machine_shares_no_process():
 
 def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
     placed, cordon = [], Cordon(Resources())
-    monkeypatch.setattr(trial_process.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)])
-    monkeypatch.setattr(trial_process, "placement_group", lambda *bundles, **how: placed.append(how))
+    monkeypatch.setattr(
+        trial_process.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)]
+    )
+    monkeypatch.setattr(
+        trial_process, "placement_group", lambda *bundles, **how: placed.append(how)
+    )
     for number in range(4):
         TrialResources({"CPU": 1.0}, cordon).to_placement_group()
         cordon.note(report(f"m{number}", "no answer"))
     TrialResources({"CPU": 1.0}, cordon).to_placement_group()
     selectors = [how["bundle_label_selector"] for how in placed]
     assert selectors[0] is None
-    assert selectors[3:] == [[{"ray.io/node-id": "!in(m0,m1,m2)"}], [{"ray.io/node-id": "in(m4,m6)"}]]
+    assert selectors[3:] == [
+        [{"ray.io/node-id": "!in(m0,m1,m2)"}],
+        [{"ray.io/node-id": "in(m4,m6)"}],
+    ]
 
 
-# ------------------------------------------------------------------------------------------------ pretended machines
+# ------------------------------------------------------------------------------- pretended machines
 
 NUM_SEEDS = 20
 MEAN_S = 6.0  # between two errors of a process: ten times as many as one a minute
@@ -146,7 +151,9 @@ FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--checkpoint-every", "0.1", "-
 
 
 def run_grid(storage: Path) -> int:
-    return run_search(lr_bs_grid.SEARCH, parse(lr_bs_grid.SEARCH, [*FLAGS, "--storage", str(storage)]))
+    return run_search(
+        lr_bs_grid.SEARCH, parse(lr_bs_grid.SEARCH, [*FLAGS, "--storage", str(storage)])
+    )
 
 
 def grids_under_errors(folder: Path) -> None:

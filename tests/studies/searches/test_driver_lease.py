@@ -15,7 +15,7 @@ from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
 from gram_platform.studies.searches.run import SearchDriver, build_search
-from gram_platform.studies.submission import Ended, Workplace, lead
+from gram_platform.studies.submission import Workplace
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
@@ -27,12 +27,16 @@ def store(tmp_path):
 
 
 def test_limits_end_a_search(tmp_path):
-    work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"]))
+    work = build_search(
+        GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"])
+    )
     store = Store(work.flags.storage).open_for_writing()
     driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
     driver.hours_before = 1.5
     assert driver._may_start()
-    driver.outcomes["0"] = Outcome("0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0)
+    driver.outcomes["0"] = Outcome(
+        "0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0
+    )
     assert not driver._may_start()
 
 
@@ -48,7 +52,9 @@ def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_pa
     assert first.source.num_left == 3
     driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
     driver.hours_before += first.hours_before
-    assert driver.spent_hours() == pytest.approx(4 * store.run(node.id).timing()["elapsed_s"] / 3600)
+    assert driver.spent_hours() == pytest.approx(
+        4 * store.run(node.id).timing()["elapsed_s"] / 3600
+    )
 
 
 def test_one_driver_at_a_time(store, monkeypatch):
@@ -63,23 +69,6 @@ def test_one_driver_at_a_time(store, monkeypatch):
     with DriverLease(folder, "planted"):
         pass
     assert search_lines(store)[0].endswith("no driver")
-
-
-@pytest.mark.slow
-def test_a_search_ends_to_lead_before_its_site_is_written(store, capsys):
-    work = build_search(GRID, parse(GRID, ["--storage", store.root]))
-    folder = store.search_dir("s1")
-    folder.write_json("search.json", {"name": "planted", "preset": "demo"})
-    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
-
-    def write() -> int:
-        assert "led by" in search_lines(store)[0]
-        return 0
-
-    ended = Ended("4 trials", (), is_unfinished=False, hours=0.0)
-    assert lead(driver.submission, lambda: None, lambda at: ended, write, DriverLease(folder, "planted")) == 0
-    assert "site/index.html" in capsys.readouterr().out
-    assert "led by" not in search_lines(store)[0]
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):
@@ -97,7 +86,8 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
 
 
 def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
-    """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to run."""
+    """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to
+    run."""
     work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
     store = Store(work.flags.storage).open_for_writing()
     problem = work.problem(store)
@@ -109,7 +99,11 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
     submission, resources = driver.submission, Resources()
     with submission.mirror:
-        driver.execute(Workplace(Execution(store.root), resources, Cordon(resources), lambda node: ON_ONE_RANK, {}))
+        driver.execute(
+            Workplace(
+                Execution(store.root), resources, Cordon(resources), lambda node: ON_ONE_RANK, {}
+            )
+        )
     submission.mirror.finish(submission.ids)
     assert not submission.mirror.is_away
     assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}

@@ -1,4 +1,5 @@
-"""Hyperparameter sweeps: their nodes are the studies', their scores the table's, and what they write."""
+"""Hyperparameter sweeps: their nodes are the studies', their scores the table's, and what they
+write."""
 
 import io
 import json
@@ -29,7 +30,9 @@ COMMAND = (sys.executable, "experiments/hyperparams.py")
 
 
 def scene_of(root, *arguments):
-    return build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments]))
+    return build_search(
+        SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +50,16 @@ def points(setup):
     return dict(setup.points(Store(setup.flags.storage))[0])
 
 
-# ------------------------------------------------------------------------------------------------------- flags
+# -------------------------------------------------------------------------------------------- flags
 
 
 def test_knobs_and_values_of_the_flag():
     preset = SEARCH.values["demo"]
     assert chosen_values((), preset) == preset
-    assert chosen_values(("p_as=1:0", "p_cr"), preset) == {"p_cr": preset["p_cr"], "p_as": (0.0, 1.0)}
+    assert chosen_values(("p_as=1:0", "p_cr"), preset) == {
+        "p_cr": preset["p_cr"],
+        "p_as": (0.0, 1.0),
+    }
     assert chosen_values(("p_ca", "p_as=0.3,p_cr=0"), preset) == {
         "p_cr": (0.0,),
         "p_as": (0.3,),
@@ -65,9 +71,7 @@ def test_knobs_and_values_of_the_flag():
     ("knobs", "field"),
     [
         ("p_xy=1", "knobs"),
-        ("p_as=0:x", "knobs"),
         ("p_as=0:0", "knobs"),
-        ("p_as=1.5", "knobs.p_as"),
         ("p_ca=0", "knobs.p_ca"),
     ],
 )
@@ -81,12 +85,16 @@ def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
         scene_of(root, "--knobs", "p_ca=4").example()
 
 
-# ------------------------------------------------------------------------------------------------------- nodes
+# -------------------------------------------------------------------------------------------- nodes
 
 
 def test_the_presets_own_values_are_the_studys_nodes(setup, points):
     problem = setup.problem(Store(setup.flags.storage))
-    for name, method in (("p_cr 0.5 tiny s0", "gram"), ("p_as 0.3 tiny s0", "gram"), ("p_ca 2 tiny s0", "ft_lora")):
+    for name, method in (
+        ("p_cr 0.5 tiny s0", "gram"),
+        ("p_as 0.3 tiny s0", "gram"),
+        ("p_ca 2 tiny s0", "ft_lora"),
+    ):
         studys = method_nodes(method, setup.settings[0])
         assert [node.id for node in problem.nodes(points[name])] == [node.id for node in studys]
     tags = dict(problem.nodes(points["p_cr 1 tiny s0"])[0].tags)
@@ -101,7 +109,10 @@ def test_a_value_changes_its_knob_and_nothing_else(setup, points):
     assert {run.data for run in routings} == {routings[0].data}
     ratios = []
     for value in ("0.5", "2"):
-        budgets = {b.name: b.num_draws for b in problem.nodes(points[f"p_ca {value} tiny s0"])[1].config.data.domains}
+        budgets = {
+            b.name: b.num_draws
+            for b in problem.nodes(points[f"p_ca {value} tiny s0"])[1].config.data.domains
+        }
         (auxiliary,) = (draws for name, draws in budgets.items() if name != CORE)
         ratios.append(budgets[CORE] / auxiliary)
     assert ratios == pytest.approx([0.5, 2.0], rel=0.2)  # whole micro-batches of a tiny run
@@ -117,11 +128,14 @@ def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
 def test_the_id_follows_the_question(root, setup):
     again = scene_of(root, "--knobs", "p_ca=2:0.5", "p_as=0.3", "p_cr=0.5:1", "--max-hours", "1")
     assert again.search_id == setup.search_id
-    for other in (["--knobs", "p_as"], ["--seeds", "2", "--knobs", "p_cr=0.5:1", "p_as=0.3", "p_ca=0.5:2"]):
+    for other in (
+        ["--knobs", "p_as"],
+        ["--seeds", "2", "--knobs", "p_cr=0.5:1", "p_as=0.3", "p_ca=0.5:2"],
+    ):
         assert scene_of(root, *other).search_id != setup.search_id
 
 
-# ------------------------------------------------------------------------------------------- results and tables
+# ------------------------------------------------------------------------------- results and tables
 
 
 def loss_at(setup, domain, step):
@@ -148,7 +162,11 @@ def result_of(setup, node, knob, value):
         losses = {d: loss_at(setup, d, NUM_STEPS * ratio) for d, ratio in ratios.items()}
     if node.kind == "evaluation":
         return {"losses": losses}
-    return {"final": {f"best/loss/{d}": losses[d] for d in ([tags["elicited"]] if node.is_attack else [])}}
+    return {
+        "final": {
+            f"best/loss/{d}": losses[d] for d in ([tags["elicited"]] if node.is_attack else [])
+        }
+    }
 
 
 def plant(setup, store, node, knob="", value=0.0):
@@ -161,10 +179,15 @@ def plant(setup, store, node, knob="", value=0.0):
         return
     steps = range(1, NUM_POINTS + 1) if node.method == "baseline" else ()
     losses = [
-        {f"validation/loss/{d}": loss_at(setup, d, NUM_STEPS * step / NUM_POINTS) for d in setup.recipe.domains}
+        {
+            f"validation/loss/{d}": loss_at(setup, d, NUM_STEPS * step / NUM_POINTS)
+            for d in setup.recipe.domains
+        }
         for step in steps
     ]
-    records = [{"step": i, "time": 1.5e9 + i, "metrics": own} for i, own in zip(steps, losses, strict=True)]
+    records = [
+        {"step": i, "time": 1.5e9 + i, "metrics": own} for i, own in zip(steps, losses, strict=True)
+    ]
     run = node.config
     facts = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 9}
     facts["compute_units"] = plan_compute_units(run)
@@ -174,18 +197,14 @@ def plant(setup, store, node, knob="", value=0.0):
         attempt.complete({**facts, "final": last | result["final"]}, {}, records)
 
 
-def written(setup, store):
-    return setup.write(store, None)
-
-
 @pytest.fixture(scope="module")
 def store(setup, points, root):
     """A storage with all trials but one value of p_ca, of which the base has failed."""
     store = Store(root).open_for_writing(min_free_bytes=0)
-    assert written(setup, store) is None
+    assert setup.write(store, None) is None
     for node in setup.prerequisites():
         plant(setup, store, node)
-    assert written(setup, store) is None
+    assert setup.write(store, None) is None
     problem = setup.problem(store)
     for name, point in points.items():
         if name != "p_ca 2 tiny s0" and not name.startswith("p_as"):
@@ -198,17 +217,28 @@ def store(setup, points, root):
     return store
 
 
-def test_a_score_is_the_tables_row(setup, points, store):
+@pytest.fixture(scope="module")
+def output(setup, store):
+    return setup.write(store, None)
+
+
+def test_a_score_is_the_tables_row(setup, points, store, output):
     problem = pickle.loads(pickle.dumps(setup.problem(store)))
     point = points["p_cr 1 tiny s0"]
     results = {node.id: result_of(setup, node, "p_cr", 1.0) for node in problem.nodes(point)}
     full, partial, retain, forget, elicited = planted("p_cr", 1.0)
     num = len(setup.settings[0].auxiliary)
-    expected = {"core": (full + num * partial) / (num + 1), "core_full": full, "core_partial": partial}
+    expected = {
+        "core": (full + num * partial) / (num + 1),
+        "core_full": full,
+        "core_partial": partial,
+    }
     expected |= {"retain": retain, "forget": forget, "elicited": elicited}
     assert problem.score(point, results) == pytest.approx(expected)
-    trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
-    assert trials.loc["p_cr 1 tiny s0", list(expected)].to_dict() == pytest.approx(expected, abs=1e-6)
+    trials = pd.read_csv(io.BytesIO(output.files["trials.csv"])).set_index("trial")
+    assert trials.loc["p_cr 1 tiny s0", list(expected)].to_dict() == pytest.approx(
+        expected, abs=1e-6
+    )
     lost = {
         i: r | ({"losses": dict.fromkeys(r["losses"], float("nan"))} if "losses" in r else {})
         for i, r in results.items()
@@ -217,8 +247,8 @@ def test_a_score_is_the_tables_row(setup, points, store):
         problem.score(point, lost)
 
 
-def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
-    trials = pd.read_csv(io.BytesIO(written(setup, store).files["trials.csv"])).set_index("trial")
+def test_every_trial_is_in_trials_csv_with_its_state(setup, output):
+    trials = pd.read_csv(io.BytesIO(output.files["trials.csv"])).set_index("trial")
     assert trials.index.tolist() == [trial_name(point) for point, _ in setup.trials()]
     assert (trials["search"] == setup.full_name).all()
     assert trials["state"].value_counts().to_dict() == {"complete": 4, "diverged": 1}
@@ -229,26 +259,25 @@ def test_every_trial_is_in_trials_csv_with_its_state(setup, points, store):
     assert len(trials.loc["p_ca 0.5 tiny s0", "runs"].split()) == 5 + 16
 
 
-def test_tables_figures_and_report(setup, store):
-    result = written(setup, store)
+def test_tables_figures_and_report(output):
     tables = {"table.csv", "trials.csv", "claims.csv"}
-    assert set(result.files) == {"report.html", "search.json", "card.svg", *tables}
-    table = pd.read_csv(io.BytesIO(result.files["table.csv"]), keep_default_na=True)
+    assert set(output.files) == {"report.html", "search.json", "card.svg", *tables}
+    table = pd.read_csv(io.BytesIO(output.files["table.csv"]), keep_default_na=True)
     assert list(table.columns) == PROFILE_COLUMNS
     means = table[table["profile"] == "mean"].fillna({"knob": ""}).set_index(["knob", "value"])
     assert means.loc[("p_cr", 0.5), "core_partial"] == pytest.approx(0.875, abs=1e-6)
     assert ("p_ca", 2.0) not in means.index
-    assert "sweep-p_cr-gram-tiny-core" in result.figures
-    page = result.files["report.html"].decode()
-    assert pd.read_csv(io.BytesIO(result.files["claims.csv"])).columns[-1] == "explanation"
+    assert "sweep-p_cr-gram-tiny-core" in output.figures
+    page = output.files["report.html"].decode()
+    assert pd.read_csv(io.BytesIO(output.files["claims.csv"])).columns[-1] == "explanation"
     assert "loss is not finite" in page
-    assert json.loads(result.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
+    assert json.loads(output.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
 
 
 def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
-    before, tracker = written(setup, store), Tracker(setup.flags.tracking_uri)
+    before, tracker = setup.write(store, None), Tracker(setup.flags.tracking_uri)
     tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
     after = setup.write(store, tracker)
     assert after.files["table.csv"] == before.files["table.csv"]
@@ -256,19 +285,23 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")
     assert {run_id for runs in trials["runs"] for run_id in runs.split()} == set(tags)
     row = trials.iloc[0]
-    assert row["trial"] in tags[row["runs"].split()[0]][f"gram.search.{setup.full_name}"].split(", ")
+    assert row["trial"] in tags[row["runs"].split()[0]][f"gram.search.{setup.full_name}"].split(
+        ", "
+    )
 
 
-# -------------------------------------------------------------------------------------------------- end to end
+# --------------------------------------------------------------------------------------- end to end
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 def test_a_sweep_in_processes_of_its_own(tmp_path):
-    """Two knobs that meet in one run, from nothing to the report; then the report alone, byte for byte."""
+    """Two knobs that meet in one run, from nothing to the report; then the report alone, byte for
+    byte."""
     flags = ("--preset", "smoke", "--knobs", "p_cr=0.5", "p_as=0.3")
     assert "2 trials now" in submit(tmp_path, flags, COMMAND)
-    assert len(results(tmp_path)) == 2 + 23  # the baseline, and GRAM with 6 evaluations and 16 attacks
+    # The baseline, and GRAM with 6 evaluations and 16 attacks.
+    assert len(results(tmp_path)) == 2 + 23
     assert {len(own) for own in attempts(tmp_path).values()} == {1}
     folder = tmp_path / "studies" / "hyperparams"
     table = (folder / "table.csv").read_bytes()

@@ -1,4 +1,5 @@
-"""The MaxEnt search: its nodes are the studies' own, its scores are known, and studies take its best trials."""
+"""The MaxEnt search: its nodes are the studies' own, its scores are known, and studies take its
+best trials."""
 
 import dataclasses
 import io
@@ -40,7 +41,11 @@ from tests.refused import refused
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
 CELLS = tuple(
-    setting(seed=seed, profiles=((), ("biology",)), num_sequences={"core": 4000, "biology": 250, "chemistry": 250})
+    setting(
+        seed=seed,
+        profiles=((), ("biology",)),
+        num_sequences={"core": 4000, "biology": 250, "chemistry": 250},
+    )
     for seed in range(2)
 )
 POINT = {"profile": "core+biology", "peak_lr": 1.7e-3, "retain_weight": 33.0}
@@ -57,7 +62,7 @@ def losses_at(ratios: dict[str, float]) -> dict[str, float]:
     return {d: float(loss_at("small", d, NUM_STEPS * r)) for d, r in ratios.items()}
 
 
-# ------------------------------------------------------------------------------------------------------- trials
+# ------------------------------------------------------------------------------------------- trials
 
 
 def test_a_trial_is_the_studies_own_runs_without_the_baseline(problem):
@@ -66,17 +71,26 @@ def test_a_trial_is_the_studies_own_runs_without_the_baseline(problem):
     own = ((("biology",), maxent_at(CELLS[0], POINT)),)
     for cell, (run, evaluation) in zip(CELLS, (nodes[:2], nodes[2:]), strict=True):
         options = dataclasses.replace(cell.options, maxent_profiles=own)
-        study = {node.id for node in method_nodes("maxent", dataclasses.replace(cell, options=options))}
+        study = {
+            node.id for node in method_nodes("maxent", dataclasses.replace(cell, options=options))
+        }
         assert {run.id, evaluation.id} <= study
         assert run.needs == {plan("baseline", cell).runs["all"].run_id}
         assert evaluation.needs == {run.id}
-        named = {"peak_lr": "0.0017", "retain_weight": "33", "profile": "core+biology", "method": "maxent"}
+        named = {
+            "peak_lr": "0.0017",
+            "retain_weight": "33",
+            "profile": "core+biology",
+            "method": "maxent",
+        }
         assert run.names.items() >= named.items()
         assert run.config.objective.forget == ("chemistry",)
 
 
 def test_what_is_not_searched_is_the_presets(problem):
-    changed = dataclasses.replace(CELLS[0].options, maxent=Unlearning(num_steps=7, peak_lr=9.0, retain_weight=9.0))
+    changed = dataclasses.replace(
+        CELLS[0].options, maxent=Unlearning(num_steps=7, peak_lr=9.0, retain_weight=9.0)
+    )
     run, _ = unlearning_nodes(dataclasses.replace(CELLS[0], options=changed), POINT)
     assert run.config.num_steps == 7
     assert (run.config.optimizer.peak_lr, run.config.objective.retain_weight) == (1.7e-3, 33.0)
@@ -84,18 +98,26 @@ def test_what_is_not_searched_is_the_presets(problem):
 
 def test_a_score_is_that_of_the_mean_over_seeds(problem):
     travelled = pickle.loads(pickle.dumps(problem))
-    seeds = [dict(zip(DOMAINS, ratios, strict=True)) for ratios in ((0.9, 0.8, 0.3), (1.1, 0.9, 0.5))]
+    seeds = [
+        dict(zip(DOMAINS, ratios, strict=True)) for ratios in ((0.9, 0.8, 0.3), (1.1, 0.9, 0.5))
+    ]
     evaluated = [node.id for node in problem.nodes(POINT) if node.kind == "evaluation"]
     results = {i: {"losses": losses_at(ratios)} for i, ratios in zip(evaluated, seeds, strict=True)}
     score = travelled.score(POINT, results)
-    expected = {"objective": 0.4 + 10 * 0.1, "forget": 0.4, "penalty": 1.0, "core": 1.0, "retain": 0.85}
+    expected = {
+        "objective": 0.4 + 10 * 0.1,
+        "forget": 0.4,
+        "penalty": 1.0,
+        "core": 1.0,
+        "retain": 0.85,
+    }
     assert score == pytest.approx(expected, rel=1e-6)
     results[evaluated[0]]["losses"]["chemistry"] = math.inf
     with refused("ratios[chemistry]"):
         travelled.score(POINT, results)
 
 
-# ---------------------------------------------------------------------------------------------------- histories
+# ---------------------------------------------------------------------------------------- histories
 
 
 def history(outcomes: list[tuple[str, float]]):
@@ -105,29 +127,51 @@ def history(outcomes: list[tuple[str, float]]):
     source = OptunaSource([group], SPACE, SearchObjective(METRIC, OBJECTIVE.worst))
     for index, (state, value) in enumerate(outcomes):
         proposal = source.next()
-        metrics = {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0} if state == State.COMPLETE else {}
-        parts = {"name": proposal.name, "point": proposal.point, "state": state, "metrics": metrics, "nodes": ()}
-        fields = {f.name for f in dataclasses.fields(Outcome)}
-        parts |= {"runs": (f"run{index}",), "message": "", "started": 0.0, "elapsed_s": 1.0, "trained_s": 1.0}
-        parts |= {"num_executed": 1, "num_reused": 0, **({"process": "p"} if "process" in fields else {})}
-        source.tell(proposal, Outcome(**parts))
+        metrics = (
+            {METRIC: value, "forget": value, "penalty": 0.0, "core": 1.0}
+            if state == State.COMPLETE
+            else {}
+        )
+        what = {"metrics": metrics, "runs": (f"run{index}",), "elapsed_s": 1.0}
+        source.tell(proposal, Outcome(proposal.name, proposal.point, state, started=0.0, **what))
     return history_of("core", study, SPACE)
 
 
 def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
     ended = history(
-        [(State.COMPLETE, 0.7), (State.DIVERGED, math.nan), (State.COMPLETE, 0.4), (State.FAILED, math.nan)]
+        [
+            (State.COMPLETE, 0.7),
+            (State.DIVERGED, math.nan),
+            (State.COMPLETE, 0.4),
+            (State.FAILED, math.nan),
+        ]
     )
     empty = history_of("core+biology", optuna.create_study(study_name="s-biology"), SPACE)
     trials = trials_table([ended, empty])
-    assert list(trials.columns[:6]) == ["search", "trial", "state", "profile", "peak_lr", "retain_weight"]
+    assert list(trials.columns[:6]) == [
+        "search",
+        "trial",
+        "state",
+        "profile",
+        "peak_lr",
+        "retain_weight",
+    ]
     assert list(trials["state"]) == [State.COMPLETE, State.DIVERGED, State.COMPLETE, State.FAILED]
     assert trials["objective"].isna().tolist() == [False, True, False, True]
     assert trials["peak_lr"].between(5e-5, 2e-4).all()
     best = best_table([ended, empty], SPACE, {"core": 0.9})
     core, biology = best.to_dict("records")
-    assert (core["trial"], core["objective"], core["runs"], core["preset_objective"]) == (2, 0.4, "run2", 0.9)
-    assert [core[f"num_{state}"] for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] == [2, 1, 1]
+    assert (core["trial"], core["objective"], core["runs"], core["preset_objective"]) == (
+        2,
+        0.4,
+        "run2",
+        0.9,
+    )
+    assert [core[f"num_{state}"] for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] == [
+        2,
+        1,
+        1,
+    ]
     assert pd.isna(biology["trial"])
     assert biology["num_complete"] == 0
     assert "nan" not in best.to_csv(index=False)
@@ -137,39 +181,37 @@ def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
 def test_best_trials_at_an_end_of_their_range_are_named():
     space = space_of((1e-4, 1e-2), (10.0, 1000.0))
     assert at_edge(space, {"peak_lr": 1e-3, "retain_weight": 100.0}) == ""
-    assert at_edge(space, {"peak_lr": 1.05e-4, "retain_weight": 990.0}) == "peak_lr low, retain_weight high"
+    assert (
+        at_edge(space, {"peak_lr": 1.05e-4, "retain_weight": 990.0})
+        == "peak_lr low, retain_weight high"
+    )
     held = space.with_overrides(("peak_lr=0.001",))
     assert at_edge(held, {"peak_lr": 1e-3, "retain_weight": 10.0}) == "retain_weight low"
 
 
-# --------------------------------------------------------------------------------------------------- best trials
+# -------------------------------------------------------------------------------------- best trials
 
 
 def test_studies_read_what_a_search_wrote(tmp_path):
     store = Store(tmp_path).open_for_writing()
     own = Unlearning(num_steps=75, peak_lr=0.0017345678901234567, retain_weight=33.3)
-    best = [{"retained": retained, "maxent": dataclasses.asdict(own)} for retained in ([], ["lisp"])]
+    best = [
+        {"retained": retained, "maxent": dataclasses.asdict(own)} for retained in ([], ["lisp"])
+    ]
     folder = store.search_dir("abc")
     folder.write_json(BEST, {"data_id": "d", "profiles": best, "missing": []})
-    assert load_best(store, "abc") == load_best(Store(tmp_path), "abc", "d") == (((), own), (("lisp",), own))
-    early = [dict(entry) for entry in folder.read_json(BEST)["profiles"]]
-    for entry in early:
-        del entry["maxent"]["num_steps"]  # a field that a later version has added
-    folder.write_json(BEST, {**folder.read_json(BEST), "profiles": early})
-    assert load_best(store, "abc", "d", dataclasses.replace(own, num_steps=9, peak_lr=1.0)) == tuple(
-        (retained, dataclasses.replace(own, num_steps=9)) for retained in ((), ("lisp",))
-    )
+    assert load_best(store, "abc", "d") == (((), own), (("lisp",), own))
     with refused("maxent", "abc"):
         load_best(store, "abc", "other")
     for unknown in ("xyz", "", ".."):
         with refused("maxent"):
-            load_best(store, unknown)
+            load_best(store, unknown, "d")
     folder.write_json(BEST, {"data_id": "d", "profiles": best[:1], "missing": ["core+lisp"]})
     with refused("maxent", "abc"):
-        load_best(store, "abc")
+        load_best(store, "abc", "d")
 
 
-# ------------------------------------------------------------------------------------------------- the experiment
+# ----------------------------------------------------------------------------------- the experiment
 
 
 def setup_of(*arguments: str):
@@ -204,7 +246,9 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
         with refused(field):
             parse(SEARCH, ["--preset", "smoke", *arguments])
     ranges = SEARCH.presets["smoke"].maxent_search
-    several = dataclasses.replace(SEARCH, presets={"smoke": dataclasses.replace(scaling.SMOKE, maxent_search=ranges)})
+    several = dataclasses.replace(
+        SEARCH, presets={"smoke": dataclasses.replace(scaling.SMOKE, maxent_search=ranges)}
+    )
     with refused("sizes"):
         parse(several, ["--preset", "smoke"])
 
@@ -221,7 +265,9 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     assert list(trials["profile"]) == ["core", "core+airport"]
     assert (trials["state"] == State.COMPLETE).all()
     assert (trials["objective"] - trials["forget"] - trials["penalty"]).abs().max() < 1e-12
-    assert {"table.csv", "report.html", "search.json", "best.json"} <= {path.name for path in folder.iterdir()}
+    assert {"table.csv", "report.html", "search.json", "best.json"} <= {
+        path.name for path in folder.iterdir()
+    }
     own = load_best(Store(storage), search_id, setup.recipe.data_id)
     options = dataclasses.replace(setup.settings[0].options, maxent_profiles=own)
     runs = plan("maxent", dataclasses.replace(setup.settings[0], options=options)).runs
