@@ -23,7 +23,7 @@ PAGE_FILES = (".html", ".csv", ".svg")
 CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
-class Choice(TypedDict):
+class ChosenRuns(TypedDict):
     """The part of a study's record that says which runs were chosen."""
 
     params: dict[str, str]
@@ -42,7 +42,7 @@ def begin_record(store: Store, record: StudyRecord) -> None:
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
     # The record in the folder may be the next one already, of a submission that was killed while it
     # moved the page.
-    records = [place.read_spare(STUDY_FILE, Choice) for place in (folder, kept.get(copied, folder))]
+    records = [place.read_spare(STUDY_FILE, ChosenRuns) for place in (folder, kept.get(copied, folder))]
     moves = report is not None and any(
         one and _choice(one) != _choice(vars(record)) for one in records
     )
