@@ -3,13 +3,25 @@
 What runs them is imported on first use: a declaration needs no Ray.
 """
 
+from gram_platform.config.endings import exit_with
 from gram_platform.studies.definition import Preset, Study
 
 __all__ = ["Preset", "Study", "main"]
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """Runs the command line of a study, and ends the process."""
-    from gram_platform.studies.searches import command
+    """Runs the command line of a study without a search, and ends the process.
 
-    command.main(study, arguments)
+    What executes nodes is imported after the flags are read: help and misspelt values need none of
+    it.
+    """
+    exit_with(lambda: _run(study, arguments))
+
+
+def _run(study: Study, arguments: list[str] | None) -> int:
+    from gram_platform.studies.flags import parse
+
+    flags = parse(study, arguments)
+    from gram_platform.studies.run import run_study
+
+    return run_study(study, flags)
