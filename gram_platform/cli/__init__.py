@@ -1,6 +1,7 @@
-"""Runs the `gram` command: runs and lists studies, prepares corpora, scores, exports, imports and serves.
+"""Runs the `gram` command: studies, corpora, storages, exports, imports and serving.
 
-A command's module is imported when it is used: together they take seconds, because they need torch, Ray and MLflow.
+A command's module is imported when it is used: together they take seconds, because they need torch,
+Ray and MLflow.
 """
 
 import ast
@@ -18,7 +19,8 @@ from gram_platform.config.endings import escape_output, exit_codes
 from gram_platform.config.identity import require_choice
 from gram_platform.config.terminal import say
 
-COMMANDS = {  # the module of this folder that defines `NAME_command`
+# Each command's module of this folder, which defines `NAME_command`.
+COMMANDS = {
     "run": "run",
     "list": "run",
     "show": "storage",
@@ -41,18 +43,25 @@ COMMANDS = {  # the module of this folder that defines `NAME_command`
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command, with the exit codes of `config/endings.py`; a check that fails has 1, MLflow that is away 2."""
+    """Runs one command, with the exit codes of `config/endings.py`.
+
+    A check that fails has 1, MLflow that is away 2.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
-    atexit.register(gc.freeze)  # as in `exit_with`
+    # `exit_with` does the same: nothing is collected while the process ends.
+    atexit.register(gc.freeze)
     escape_output()
     with exit_codes("Type the same command again to go on"):
         try:
             _run(arguments)
-        except BrokenPipeError as error:  # as in `gram status | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        except BrokenPipeError as error:
+            # The reader has ended, as in `gram status | head`. Python flushes stdout once more at
+            # its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from error
         except RuntimeError as error:
-            from gram_platform.tracking import TrackingUnavailable  # imports MLflow
+            # This imports MLflow.
+            from gram_platform.tracking import TrackingUnavailable
 
             if not isinstance(error, TrackingUnavailable):
                 raise
@@ -62,18 +71,22 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str]) -> None:
     name, rest = (arguments or [""])[0], arguments[1:]
     if name == "run" and rest and not rest[0].startswith("-"):
-        import_module(f"{__name__}.run").run_named(rest[0], rest[1:])  # each study has flags of its own
+        # Each study has flags of its own.
+        import_module(f"{__name__}.run").run_named(rest[0], rest[1:])
     elif name in COMMANDS:
         from gram_platform.studies.flag_groups import CHOICES
 
         config = (tyro.conf.FlagCreatePairsOff,)
-        tyro.cli(find_command(name), args=rest, prog=f"gram {name}", config=config, registry=CHOICES)
+        tyro.cli(
+            find_command(name), args=rest, prog=f"gram {name}", config=config, registry=CHOICES
+        )
     elif arguments in ([], ["-h"], ["--help"]):
         say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
     elif not name.startswith("--tyro-"):
         require_choice("command", name, COMMANDS)
-    else:  # a completion for the shell
+    else:
+        # The shell asks for its completion.
         from gram_platform.cli.run import run_with_studies
         from gram_platform.studies.flags import FLAG_STYLE
 
@@ -83,10 +96,18 @@ def _run(arguments: list[str]) -> None:
 
 
 def overview() -> str:
-    """Lists the commands, each with the first line of its docstring, which is read and not imported."""
+    """Lists the commands with what their docstrings say, which are read and not imported."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {_about(name)}" for name in COMMANDS]
-    return "\n".join(["usage: gram COMMAND ...", "", *lines, "", "gram COMMAND --help lists the flags of a command."])
+    return "\n".join(
+        [
+            "usage: gram COMMAND ...",
+            "",
+            *lines,
+            "",
+            "gram COMMAND --help lists the flags of a command.",
+        ]
+    )
 
 
 def _about(name: str) -> str:

@@ -12,13 +12,17 @@ from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, 
 from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
 from gram_platform.store.directories import TENSORS_HASH
 
-Check = tuple[str, Callable[[], object]]  # a place, and what raises or warns when it is damaged
+# A place, and what raises or warns when it is damaged.
+Check = tuple[str, Callable[[], object]]
 
 
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
-    """Read everything a storage keeps and compare it with its hashes; change nothing. Exit code 1 if something is lost.
+    """Read everything a storage keeps and compare it with its hashes; change nothing.
 
-    Data, weights, checkpoints, metrics and tensors are read whole: this takes as long as the disk needs.
+    Exit code 1 if something is lost.
+
+    Data, weights, checkpoints, metrics and tensors are read whole: this takes as long as the disk
+    needs.
 
     Args:
         storage: folder or URL of the storage
@@ -40,7 +44,11 @@ def _problems(check: Callable[[], object]) -> list[str]:
             check()
         except (ValueError, OSError) as error:
             return [str(error)]
-    return list(dict.fromkeys(str(warning.message) for warning in caught if warning.category is RuntimeWarning))
+    return list(
+        dict.fromkeys(
+            str(warning.message) for warning in caught if warning.category is RuntimeWarning
+        )
+    )
 
 
 def _checks(store: Store) -> Iterator[Check]:
@@ -66,14 +74,19 @@ def _read_data(store: Store, data_id: str) -> None:
         PackedCorpus.open(store.data_root / data_id).verify()
         return
     folder = store.data_dir(data_id)
-    for name, digest in parse_manifest(folder.read(MANIFEST), folder.file(MANIFEST))["files"].items():
+    for name, digest in parse_manifest(folder.read(MANIFEST), folder.file(MANIFEST))[
+        "files"
+    ].items():
         with folder.local_copy(digest) as path:
             if hash_file(path) != digest:
                 raise CorruptFile(f"{folder.file(digest)}, its {name}, does not have its SHA-256")
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads metrics, and weights unless they were removed on purpose; of an unfinished run its checkpoints."""
+    """Reads metrics and weights; of an unfinished run its checkpoints.
+
+    Weights that were removed on purpose are not missed.
+    """
     from gram_platform.store.shards import read_checkpoint
 
     run.records()
@@ -91,11 +104,15 @@ def _read_evaluation(place: EvaluationDirectory) -> None:
 
 def _read_weights(directory) -> None:
     with directory.open_weights():
-        pass  # they are compared when they are opened
+        # Opening compares them with their hash.
+        pass
 
 
 def _exports(folders: tuple[str, ...]) -> Iterator[Check]:
     from gram_platform.release.export import require_unchanged
 
     for folder in folders:
-        yield f"export {folder}", lambda folder=folder: require_unchanged(local_path("exports", folder))
+        yield (
+            f"export {folder}",
+            lambda folder=folder: require_unchanged(local_path("exports", folder)),
+        )

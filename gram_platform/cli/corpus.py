@@ -22,17 +22,17 @@ def prepare_command(
     core_tokenizer: Switch = False,
     check_only: Annotated[Switch, tyro.conf.arg(name="check")] = False,
 ) -> None:
-    """Pack a corpus: a catalog name, a folder or file of records, a .json of globs, a .toml recipe, or hf://....
+    """Pack a corpus: a catalog name, folder, file, .json of globs, .toml recipe, or hf://....
 
     Args:
         corpus: the corpus to pack
         out: folder of the packed corpus, which goes into a subfolder named by its data_id
-        core_label: the label (or labels, separated by commas) that is core; default: core, or the catalog's
+        core_label: the label (or labels, with commas) that is core; default: core, or the catalog's
         seq_len: tokens per sequence
         vocab_size: size of a tokenizer trained on the corpus, or an upper bound for a given one
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
-        core_tokens: hub only: download enough text for this many tokens of core; default: the catalog's
-        aux_share: hub only: tokens of all auxiliary labels together over core's; default: the catalog's
+        core_tokens: hub only: download text for this many tokens of core; default: the catalog's
+        aux_share: hub only: tokens of all auxiliary labels over core's; default: the catalog's
         core_tokenizer: train the tokenizer on core's text alone, without the other labels'
         check_only: open one record of every source and validate its fields, pack nothing
     """
@@ -62,7 +62,9 @@ def prepare_command(
     packed = prepare(recipe, root, report_progress, ray_workers())
     say(f"{root / recipe.data_id}  fingerprint {packed.fingerprint}")
     for domain in packed.domains:
-        counts = [f"{packed.num_sequences(split, domain):,} {split}" for split in ("train", "validation")]
+        counts = [
+            f"{packed.num_sequences(split, domain):,} {split}" for split in ("train", "validation")
+        ]
         say(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
     for line in packed.skipped:
         say(f"  {line}")

@@ -16,7 +16,8 @@ from gram_platform.studies.flag_groups import Place, Switch, shown
 STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
 Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
 TrackingUri = Annotated[
-    shown(str, "URL"), tyro.conf.arg(help="MLflow server or database; default SQLite in the storage")
+    shown(str, "URL"),
+    tyro.conf.arg(help="MLflow server or database; default SQLite in the storage"),
 ]
 AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
@@ -40,7 +41,7 @@ def has_study(storage: str, study: str) -> bool:
 
 
 def make_folder(path: str) -> None:
-    """Makes a local folder if need be; ValueError that names `out` if nothing can be written there."""
+    """Makes a local folder if need be; ValueError if nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
         if not os.access(path, os.W_OK):

@@ -40,8 +40,8 @@ def eval_command(
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
-    Scores are kept in the storage and not made twice. Where a small model's accuracy is that of a guess, compare the
-    bits a byte of the right answers.
+    Scores are kept in the storage and not made twice. Where a small model's accuracy is that of a
+    guess, compare the bits a byte of the right answers.
 
     Args:
         run_id: a complete run, by its id or the beginning of it
@@ -78,7 +78,11 @@ def eval_command(
 def _output(out: str) -> Path:
     """Returns the path of a file to write; ValueError unless it can be one."""
     place = local_path("out", out)
-    if place.is_dir() or not place.parent.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
+    if (
+        place.is_dir()
+        or not place.parent.is_dir()
+        or not os.access(place if place.exists() else place.parent, os.W_OK)
+    ):
         raise invalid("out", str(place), "a file that can be written, in a folder that exists")
     return place
 
@@ -97,7 +101,9 @@ def export_command(
     register: Text = "",
     tracking_uri: TrackingUri = "",
 ) -> None:
-    """Write a view as a stock checkpoint (StarCoder2 or Llama); modules that the view lacks are physically absent.
+    """Write a view as a stock checkpoint (StarCoder2 or Llama).
+
+    Modules that the view lacks are physically absent.
 
     Args:
         run_id: a complete run or imported model, by its id or the beginning of it
@@ -108,8 +114,8 @@ def export_command(
         storage: folder or URL of the storage
         dtype: data type of the checkpoint
         max_file_gb: split a larger checkpoint into files of at most this size
-        check: own reads the files back layer by layer; transformers also loads the whole model with that library
-        push: ORG/NAME, a model of the Hugging Face hub to upload the checkpoint to, which a new model keeps private
+        check: own reads the files back by layers; transformers also loads them with that library
+        push: ORG/NAME, a model of the Hugging Face hub for the checkpoint; a new model is private
         register: name of a model in MLflow's registry, of which the checkpoint becomes a version
         tracking_uri: MLflow server or database, for --register
     """
@@ -127,23 +133,35 @@ def export_command(
     store = stored(storage)
     found = available_modules(store, store.find_run(run_id))
     if modules is None and not all_modules and found.modules:
-        raise invalid("modules", modules, f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules')
+        raise invalid(
+            "modules",
+            modules,
+            f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules',
+        )
     if modules is not None and all_modules:
         raise invalid("modules", modules, "no value beside --all-modules")
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
-    origins = {domain: store.find_run(beginning) for domain, beginning in parse_sources(sources).items()}
+    origins = {
+        domain: store.find_run(beginning) for domain, beginning in parse_sources(sources).items()
+    }
     _require_registry(register, tracking_uri, found.run_id)
     export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)
 
     def write_card(folder: Path, part: str, agreements: tuple) -> None:
-        open_folder(str(folder), writable=True).write(CARD, card_text(subject, part, agreements).encode())
+        open_folder(str(folder), writable=True).write(
+            CARD, card_text(subject, part, agreements).encode()
+        )
 
     exported = export_view(store, export, place, write_card, report_progress)
     for name, agreements in exported.agreements.items():
         for agreement in agreements:
             say(f"{name + ': ' if name else ''}{agreement}")
-    state = f"{exported.num_bytes / 1e6:,.1f} MB of tensors" if exported.is_new else "already exported; card rewritten"
+    state = (
+        f"{exported.num_bytes / 1e6:,.1f} MB of tensors"
+        if exported.is_new
+        else "already exported; card rewritten"
+    )
     say(f"{exported.folder}: {state}")
     tags = {}
     if push:
@@ -153,8 +171,11 @@ def export_command(
     if register:
         from gram_platform.tracking import Tracker, default_tracking_uri
 
-        tracker, run = Tracker(tracking_uri or default_tracking_uri(store.root)), store.run(export.view.run_id)
-        version = tracker.register_export(run, export.view, register, exported.folder / RECORD, tags)
+        tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
+        run = store.run(export.view.run_id)
+        version = tracker.register_export(
+            run, export.view, register, exported.folder / RECORD, tags
+        )
         say(f"{register}: version {version} in MLflow at {masked(tracker.tracking_uri)}")
 
 
@@ -171,7 +192,7 @@ def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
 def import_command(
     checkpoint: Positional[str], storage: Storage = "", seq_len: shown(int | None, "INT") = None
 ) -> None:
-    """Import a StarCoder2 or Llama checkpoint into the storage, so that runs can start from it and add modules.
+    """Import a StarCoder2 or Llama checkpoint into the storage, for runs to start from.
 
     Args:
         checkpoint: a folder with config.json and safetensors files
@@ -187,8 +208,14 @@ def import_command(
     model = imported.model
     for note in imported.notes:
         say(f"note: {note}")
-    shape = f"{model.num_layers} layers, width {model.d_model}, MLP {model.d_mlp}, {model.num_heads} heads"
-    shape += f" ({model.num_kv_heads} key-value), vocabulary {model.vocab_size:,}, sequences of {model.seq_len}"
+    shape = (
+        f"{model.num_layers} layers, width {model.d_model}, MLP {model.d_mlp}, {model.num_heads}"
+        " heads"
+    )
+    shape += (
+        f" ({model.num_kv_heads} key-value), vocabulary {model.vocab_size:,}, sequences of"
+        f" {model.seq_len}"
+    )
     say(f"{total_parameters(model):,} parameters: {shape}")
     state = "imported" if imported.is_new else "already imported"
     say(f"{imported.import_id}: {state}; start studies from it: --start {imported.import_id}")
@@ -216,18 +243,18 @@ def serve_command(
         run_id: a complete run, such as one of GRAM's
         policy: the file that maps tokens to profiles and profiles to modules
         storage: folder or URL of the storage
-        host: interface to listen on, the default for this machine alone; others only in a container, behind a proxy
+        host: where to listen, by default for this machine alone; else in a container behind a proxy
         port: port to listen on; 0 takes a free one
         replicas: processes that each hold the model
         rows: completions that one replica continues at once
         waiting: further requests that may wait; more are refused with status 429
-        max_requests: requests of one token that may be at work or wait, unless its policy entry has max_requests; more
-            are refused with status 429
+        max_requests: requests that a token may have at work or waiting; more are refused with 429,
+            and a policy's entry may have a max_requests of its own
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
         threads: CPU threads of a replica
-        ray_address: a Ray cluster whose head is this machine; default $RAY_ADDRESS, else a private one
+        ray_address: a Ray whose head is this machine; default $RAY_ADDRESS, else a private one
     """
     from gram_platform.release.serving.command import Endpoint, Service
     from gram_platform.release.serving.engine import EngineLimits
@@ -238,7 +265,17 @@ def serve_command(
     endpoint = Endpoint(host, port, replicas, ray_address)
     limits = EngineLimits(rows, waiting, deadline)
     place = str(local_path("policy", policy))
-    Service(stored(storage).root, run_id, place, endpoint, limits, precision, device, threads, max_requests).run()
+    Service(
+        stored(storage).root,
+        run_id,
+        place,
+        endpoint,
+        limits,
+        precision,
+        device,
+        threads,
+        max_requests,
+    ).run()
 
 
 def token_command(
@@ -257,7 +294,7 @@ def token_command(
         policy: the file to add it to, which must define the profiles
         default: the profile of a request that names none; required with several
         metrics: whether it may read /metrics
-        max_requests: requests of it that may be at work or wait at once; default: what `gram serve` says
+        max_requests: its requests at work or waiting at once; default: what `gram serve` says
     """
     from gram_platform.release.serving.policy_file import add_token
 

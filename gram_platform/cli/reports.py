@@ -1,4 +1,7 @@
-"""Makes what `gram report` and `gram replicate` print and write. Its imports take seconds: MLflow, pandas, plotly."""
+"""Makes what `gram report` and `gram replicate` print and write.
+
+Its imports take seconds: MLflow, pandas, plotly.
+"""
 
 import time
 from dataclasses import replace
@@ -19,7 +22,12 @@ from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import load_record, write_or_log
-from gram_platform.pages.results.replication import prepare, published_studies, replicate, replication_text
+from gram_platform.pages.results.replication import (
+    prepare,
+    published_studies,
+    replicate,
+    replication_text,
+)
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.studies.live import show_results
@@ -29,7 +37,9 @@ from gram_platform.tracking.frame import mlflow_frames
 
 
 def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
-    """Writes a study's table and report again, and prints them; reads MLflow if a `tracking_uri` is given.
+    """Writes a study's table and report again, and prints them.
+
+    Reads MLflow if a `tracking_uri` is given.
 
     ValueError for an unknown study, and for one without a complete baseline.
     """
@@ -38,28 +48,39 @@ def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
     tracker = Tracker(uri) if uri else None
     require_choice("measurement", record.measurement, MEASUREMENTS)
     measurement = MEASUREMENTS[record.measurement]
-    frames = mlflow_frames(tracker, record.ids, record.baseline_runs) if tracker and tracking_uri else None
+    frames = (
+        mlflow_frames(tracker, record.ids, record.baseline_runs)
+        if tracker and tracking_uri
+        else None
+    )
     results = measurement.read(record, store, frames)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = write_or_log(partial(measurement.write, record, store, results, failures), tracker, say)
-    show_results(Console(), measurement.text(record, results), measurement.brief_of(record, results))
+    show_results(
+        Console(), measurement.text(record, results), measurement.brief_of(record, results)
+    )
     say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     say(f"read from {results.source}")
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
-    """Prints a study's tables, fits and claims, and writes table.csv and report.html into the folder `out`, if given.
+    """Prints a study's tables, fits and claims.
 
-    ValueError for a study that MLflow does not have, and for an `out` that cannot be written. TrackingUnavailable.
+    Writes table.csv and report.html into the folder `out`, if given.
+
+    ValueError for a study that MLflow does not have, and for an `out` that cannot be written.
+    TrackingUnavailable.
     """
     folder = local_path("out", out)
     if out:
         make_folder(str(folder))
     found = mirrored(study, Tracker(tracking_uri))
     if found is None:
-        raise invalid("study", study, f"a study in MLflow at {masked(tracking_uri)}, or one in the storage")
+        raise invalid(
+            "study", study, f"a study in MLflow at {masked(tracking_uri)}, or one in the storage"
+        )
     show_results(Console(), found.text, found.brief)
     for name, content in found.files.items() if out else ():
         say(f"{name:12} {folder / name}")
@@ -67,15 +88,21 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Analyses losses measured elsewhere (the published ones without a `folder`); prints and writes each study.
+    """Analyses losses measured elsewhere; prints and writes each study.
 
-    The folder `out` becomes a storage without runs: it has `studies/<study>/` and the index of a storage. ValueError
-    for losses that cannot be read, and for an `out` that cannot be written, before the first fit.
+    Without a `folder` they are the published ones.
+
+    The folder `out` becomes a storage without runs: it has `studies/<study>/` and the index of a
+    storage. ValueError for losses that cannot be read, and for an `out` that cannot be written,
+    before the first fit.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:
         external = read_external(folder)
-        say(f"{external.folder}: {len(external.losses):,} losses, {external.curves['row'].nunique():,} curves")
+        say(
+            f"{external.folder}: {len(external.losses):,} losses,"
+            f" {external.curves['row'].nunique():,} curves"
+        )
         prepared = prepare(external)
     make_folder(place)
     store = Store(place).open_for_writing()
@@ -89,7 +116,9 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
         per_seed = renamed(study.analysis.per_seed, record.varies)
         store.study_dir(record.name).write("per_seed.csv", table_csv(per_seed).encode())
         say(f"\n{record.title}\n{' '.join(record.facts)}\n")
-        show_results(Console(), replication_text(study), LOSSES_PRESENTATION.brief_of(record, study))
+        show_results(
+            Console(), replication_text(study), LOSSES_PRESENTATION.brief_of(record, study)
+        )
         say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
         names.append(record.name)
     say(f"\n{'site':12} {write_index(store)}")
@@ -97,7 +126,10 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
 
 
 def tracking_of(store: Store, tracking_uri: str) -> str | None:
-    """Returns MLflow's address: by default the storage's database, once it exists; None where there is none."""
+    """Returns MLflow's address; None where there is none.
+
+    By default it is the storage's database, once it exists.
+    """
     if tracking_uri:
         return tracking_uri
     has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()

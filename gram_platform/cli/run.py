@@ -1,6 +1,7 @@
-"""Implements `gram run`, which runs studies and searches by name from wherever the package is, and `gram list`.
+"""Implements `gram run`, which runs studies and searches by name, and `gram list`.
 
-What executes a study (torch, Ray, MLflow) is imported when one is run: lists, help and misspelt names need none of it.
+What executes a study (torch, Ray, MLflow) is imported when one is run: lists, help and misspelt
+names need none of it.
 """
 
 import inspect
@@ -34,20 +35,36 @@ OFFERED = Table("gram.studies", {}, is_usable=lambda study: isinstance(study, St
 STUDY_HELP = f"{', '.join(OURS)}, or one of an installed package; its own flags follow"
 
 
-def run_command(study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY", help=STUDY_HELP)]) -> None:
-    """Run a study or a search by name, as `python experiments/NAME.py` does; `gram run NAME --help` lists its flags."""
+def run_command(
+    study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY", help=STUDY_HELP)],
+) -> None:
+    """Run a study or a search by name; `gram run NAME --help` lists its flags.
+
+    It does the same as `python experiments/NAME.py`.
+    """
     run_named(study, [])
 
 
 def run_named(name: str, arguments: list[str]) -> None:
-    """Runs a study or a search with its own flags, and ends the process; ValueError for an unknown name or a flag."""
+    """Runs a study or a search with its own flags, and ends the process.
+
+    ValueError for an unknown name or a flag.
+    """
     main(find_study(name), arguments, f"gram run {name}")
 
 
 def run_with_studies() -> Any:
-    """Returns `gram run` for the shell's completion: every study and search is a command with its own flags."""
+    """Returns `gram run` for the shell's completion.
+
+    Every study and search is a command with its own flags.
+    """
     named = {name: boxes_of(flags_of(find_study(name))) for name in study_names()}
-    return Union[*(Annotated[boxes, tyro.conf.subcommand(name, prefix_name=False)] for name, boxes in named.items())]
+    return Union[
+        *(
+            Annotated[boxes, tyro.conf.subcommand(name, prefix_name=False)]
+            for name, boxes in named.items()
+        )
+    ]
 
 
 def study_names() -> tuple[str, ...]:
@@ -64,9 +81,6 @@ def find_study(name: str) -> Study:
     return module.SEARCH if hasattr(module, "SEARCH") else module.STUDY
 
 
-# ------------------------------------------------------------------------------------------------------------ gram list
-
-
 Row = dict[str, object]
 
 
@@ -78,14 +92,17 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora or sizes.
 
     Args:
-        what: studies and searches; methods; presets with their corpus; corpora by name; sizes of presets
+        what: studies and searches; methods; presets with their corpus; corpora; sizes of presets
         study: presets and sizes of this study alone (default: of all)
     """
     rows = list(LISTINGS[what](study) if what in ("presets", "sizes") else LISTINGS[what]())
     if as_json:
         say(json.dumps(rows, indent=1))
     elif rows:
-        say_rows([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)], has_head=True)
+        say_rows(
+            [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)],
+            has_head=True,
+        )
 
 
 def _studies() -> Iterator[Row]:
@@ -105,15 +122,27 @@ def _methods() -> Iterator[Row]:
 def _presets(study: str) -> Iterator[Row]:
     for name in [study] if study else study_names():
         for preset_name, preset in find_study(name).presets.items():
-            sizes = {"sizes": list(preset.sizes), "seeds": preset.num_seeds, "machine": preset.machine}
-            yield {"study": name, "name": preset_name, "corpus": preset.corpus, **sizes, "family": preset.family}
+            sizes = {
+                "sizes": list(preset.sizes),
+                "seeds": preset.num_seeds,
+                "machine": preset.machine,
+            }
+            yield {
+                "study": name,
+                "name": preset_name,
+                "corpus": preset.corpus,
+                **sizes,
+                "family": preset.family,
+            }
 
 
 def _sizes(study: str) -> Iterator[Row]:
     for name in [study] if study else study_names():
         for preset_name, preset in find_study(name).presets.items():
             for size in preset.sizes.values():
-                numbers = {f: getattr(size, f) for f in ("core_tokens", "peak_lr", "batch_size", "seq_len")}
+                numbers = {
+                    f: getattr(size, f) for f in ("core_tokens", "peak_lr", "batch_size", "seq_len")
+                }
                 row = {"study": name, "preset": preset_name, "name": size.name}
                 yield {**row, "parameters": total_parameters(size.dense()), **numbers}
 
@@ -123,7 +152,13 @@ def _corpora() -> Iterator[Row]:
         yield {"name": name, "about": describe_corpus(name)}
 
 
-LISTINGS = {"studies": _studies, "methods": _methods, "presets": _presets, "corpora": _corpora, "sizes": _sizes}
+LISTINGS = {
+    "studies": _studies,
+    "methods": _methods,
+    "presets": _presets,
+    "corpora": _corpora,
+    "sizes": _sizes,
+}
 
 
 def _cell(value: object) -> str:

@@ -8,7 +8,13 @@ from typing import TypedDict
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.cli.tables import say_rows
-from gram_platform.config import AnyEvaluation, RunConfig, State, evaluation_from_plain, run_from_plain
+from gram_platform.config import (
+    AnyEvaluation,
+    RunConfig,
+    State,
+    evaluation_from_plain,
+    run_from_plain,
+)
 from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
@@ -28,11 +34,11 @@ UNREADABLE = "its config.json cannot be read: submit again"
 def status_command(
     storage: Storage = "", study: Text = "", machine: MachineName = "cpu", as_json: AsJson = False
 ) -> None:
-    """List every run of a storage: state, step, speed, and the hours and space that unfinished runs still need.
+    """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
-    Runs are listed by study, size, method, profile and seed; one that several studies share stands under all of them.
-    Folders without a config and an attempt are left out. The machines follow that the last submission of each study
-    left out, because a product on their device failed.
+    Runs are listed by study, size, method, profile and seed; one that several studies share stands
+    under all of them. Folders without a config and an attempt are left out. The machines follow
+    that the last submission of each study left out, because a product on their device failed.
 
     Args:
         storage: folder or URL of the storage
@@ -40,7 +46,8 @@ def status_command(
         machine: machine for the expected hours
     """
     store = stored(storage)
-    chosen, studies = _ids_of(store, study) if study else None, [study] if study else store.list_studies()
+    chosen = _ids_of(store, study) if study else None
+    studies = [study] if study else store.list_studies()
     studies_of, rows, left = _studies_of(store), [], []
     for run_id in store.list_runs():
         if chosen is not None and run_id not in chosen:
@@ -48,17 +55,31 @@ def status_command(
         run = store.run(run_id)
         state, tags = run.status(), run.tags()
         if state == State.ABSENT and not run.folder.exists(CONFIG):
-            continue  # an interrupted creation, or a foreign folder
+            # Its creation was interrupted, or it is a foreign folder.
+            continue
         facts = [_where(run, state)]
         if state != State.COMPLETE:
             text, *needed = _left(run, MACHINES[machine])
             left += [needed] if needed else []
             facts.append(text)
         about = "; ".join(filter(None, facts))
-        row = {"id": run_id, "state": str(state), "name": node_name("run", run_id, tags), "about": about}
+        row = {
+            "id": run_id,
+            "state": str(state),
+            "name": node_name("run", run_id, tags),
+            "about": about,
+        }
         of = studies_of.get(run_id, [])
-        key = (not of, of, size_key(tags.get("size", "")), method_key(tags.get("method", "")), tags.get("profile", ""))
-        rows.append((*key, seed_key(tags.get("seed", "")), row["name"], run_id, {**row, "studies": of}))
+        key = (
+            not of,
+            of,
+            size_key(tags.get("size", "")),
+            method_key(tags.get("method", "")),
+            tags.get("profile", ""),
+        )
+        rows.append(
+            (*key, seed_key(tags.get("seed", "")), row["name"], run_id, {**row, "studies": of})
+        )
     rows = [row for *_, row in sorted(rows, key=lambda entry: entry[:-1])]
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
@@ -108,13 +129,16 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _ids_of(store: Store, study: str) -> set[str]:
-    from gram_platform.pages.results.record import load_record  # imports MLflow and pandas
+    # This imports MLflow and pandas.
+    from gram_platform.pages.results.record import load_record
 
     return load_record(store, study).ids
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates the rest of a run from its last checkpoint on: in words, hours, peak of the bytes while it trains.
+    """Estimates the rest of a run from its last checkpoint on.
+
+    Returns it in words, the hours, and the peak of the bytes while it trains.
 
     The words alone if its config is absent or unreadable.
     """
@@ -125,7 +149,11 @@ def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
     hours, num_bytes = (1 - share_done) * need.gpu_hours, need.disk_bytes(NUM_CHECKPOINTS_KEPT)
     text = f"{total_parameters(config.model):,} parameters, {share_done:.0%} of the steps saved, "
-    return f"{text}{hours:,.3g} {machine.name} hours left, {num_bytes / GIB:,.3g} GiB of storage", hours, num_bytes
+    return (
+        f"{text}{hours:,.3g} {machine.name} hours left, {num_bytes / GIB:,.3g} GiB of storage",
+        hours,
+        num_bytes,
+    )
 
 
 def _where(run: RunDirectory, state: State) -> str:
@@ -163,17 +191,27 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
-    """Returns id, name, kind, state, folder, studies, tags, config, result and times; ValueError as `find_id`."""
+    """Returns all that a storage knows of a node, by kind of fact; ValueError as `find_id`."""
     listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
     kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
-    node_id = find_id("node_id", beginning, kind_of, f"a run or an evaluation in {store.root}, as `gram status` prints")
+    node_id = find_id(
+        "node_id",
+        beginning,
+        kind_of,
+        f"a run or an evaluation in {store.root}, as `gram status` prints",
+    )
     kind = kind_of[node_id]
     node = store.node(kind, node_id)
     studies = _studies_of(store).get(node_id, [])
     tags, state = node.tags(), str(node.status())
     facts = {"id": node_id, "name": node_name(kind, node_id, tags), "kind": kind, "state": state}
     facts |= {"folder": node.folder.path, "studies": studies}
-    parts = {"tags": tags, "config": node.config(), "result": node.result() or {}, "timing": node.timing()}
+    parts = {
+        "tags": tags,
+        "config": node.config(),
+        "result": node.result() or {},
+        "timing": node.timing(),
+    }
     failure = {"failure": found} if kind == "run" and (found := node.failure()) else {}
     return {**facts, **parts, **failure}
 
@@ -187,7 +225,9 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (flatten(store.run(store.find_run(run_id)).config()) for run_id in (first, second))
+    left, right = (
+        flatten(store.run(store.find_run(run_id)).config()) for run_id in (first, second)
+    )
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
     width = max((len(key) for key in different), default=0)
     for key in different:
@@ -197,7 +237,7 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
 
 
 def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
-    """Remove the weights of finished attacks that nothing starts from, and leftovers of killed processes.
+    """Remove weights of finished attacks that nothing needs, and leftovers of killed processes.
 
     The attacks' losses, which are their result, stay.
 
@@ -225,23 +265,31 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
         folders += [store.search_dir(search_id) for search_id in store.list_searches()]
         for folder in folders:
             folder.remove_temporaries(GONE_AFTER_S)
-    what = "would lose their weights" if dry_run else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
+    what = (
+        "would lose their weights"
+        if dry_run
+        else f"attacks without weights, {num_bytes / 1e6:,.1f} MB freed now"
+    )
     left = f"; {num_checkpoints} checkpoints left by killed processes" if num_checkpoints else ""
     say(f"{store.root}: {num_runs} {what}{left}")
 
 
 def _needed_weights(store: Store) -> set[str]:
-    """Returns the runs that an unfinished run or evaluation starts from; ValueError as `_unfinished`."""
-    runs, evaluations = map(store.run, store.list_runs()), map(store.evaluation, store.list_evaluations())
+    """Returns the runs that an unfinished node starts from; ValueError as `_unfinished`."""
+    runs = map(store.run, store.list_runs())
+    evaluations = map(store.evaluation, store.list_evaluations())
     starts = [config.start for run in runs if (config := _unfinished(run, run_from_plain))]
-    views = [config.view for one in evaluations if (config := _unfinished(one, evaluation_from_plain))]
+    views = [
+        config.view for one in evaluations if (config := _unfinished(one, evaluation_from_plain))
+    ]
     return {run_id for view in (*starts, *views) for run_id in view_runs(view)}
 
 
 def _unfinished(
-    node: RunDirectory | EvaluationDirectory, from_plain: Callable[[Mapping], RunConfig | AnyEvaluation]
+    node: RunDirectory | EvaluationDirectory,
+    from_plain: Callable[[Mapping], RunConfig | AnyEvaluation],
 ) -> RunConfig | AnyEvaluation | None:
-    """Returns the config of a node without a result; None for a node with a result or without a config.
+    """Returns the config of a node without a result; else None, also without a config.
 
     ValueError for an unreadable config: its needs are unknown.
     """

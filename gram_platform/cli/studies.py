@@ -6,14 +6,18 @@ from gram_platform.config.terminal import say
 from gram_platform.studies.flag_groups import Place, Switch, Text
 
 
-def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str = "mlflow", folder: Place = "") -> None:
-    """Send run directories to MLflow, or write them for another tracker; sending again changes nothing.
+def sync_command(
+    storage: Storage = "", tracking_uri: TrackingUri = "", to: str = "mlflow", folder: Place = ""
+) -> None:
+    """Send run directories to MLflow, or write them for another tracker.
+
+    Sending again changes nothing.
 
     Args:
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
-        to: mlflow, or what gets curves only, in --folder: tensorboard, wandb (`wandb sync` uploads them), or a tracker
-            of a package
+        to: mlflow, or what gets curves only, in --folder: tensorboard,
+            wandb (`wandb sync` uploads them), or a tracker of a package
         folder: where another tracker than MLflow writes
     """
     store = stored(storage)
@@ -36,15 +40,18 @@ def sync_command(storage: Storage = "", tracking_uri: TrackingUri = "", to: str 
 
 
 def report_command(
-    study: Positional[Text] = "", storage: Storage = "", tracking_uri: TrackingUri = "", out: Place = ""
+    study: Positional[Text] = "",
+    storage: Storage = "",
+    tracking_uri: TrackingUri = "",
+    out: Place = "",
 ) -> None:
-    """Rebuild a study's table and report from stored results; without a study, the storage's index of all reports.
+    """Rebuild a study's table and report; without a study, the index of all reports.
 
-    With --tracking-uri its results are read from MLflow. So a study that the storage lacks is read; its files then go
-    into --out, if given.
+    With --tracking-uri its results are read from MLflow. So a study that the storage lacks is read;
+    its files then go into --out, if given.
 
     Args:
-        study: name of a submitted study, such as scaling (default: the index, which leads to all reports)
+        study: name of a submitted study, such as scaling (default: the index of all reports)
         storage: folder or URL of the storage
         tracking_uri: MLflow server or database
         out: folder of the files of a study that the storage lacks
@@ -52,7 +59,9 @@ def report_command(
     if not study:
         for flag, value in (("out", out), ("tracking_uri", tracking_uri)):
             if value:
-                raise invalid(flag, value, "no value, or the name of a study too: the index is in the storage")
+                raise invalid(
+                    flag, value, "no value, or the name of a study too: the index is in the storage"
+                )
         from gram_platform.pages.index import write_index
 
         say(write_index(stored(storage).open_for_writing()))
@@ -63,7 +72,9 @@ def report_command(
         report_from_mlflow(study, tracking_uri, out)
         return
     if out:
-        raise invalid("out", out, f"no value: the storage has the study {study}, and its files stay there")
+        raise invalid(
+            "out", out, f"no value: the storage has the study {study}, and its files stay there"
+        )
     rebuild_report(stored(storage).open_for_writing(), study, tracking_uri)
 
 
@@ -82,13 +93,13 @@ def search_command(storage: Storage = "") -> None:
 def replicate_command(
     folder: Positional[Place] = "", out: str = "replication", beside_published: Switch = True
 ) -> None:
-    """Make tables, claims and reports from losses measured elsewhere, as a study has them; trains nothing.
+    """Make tables, claims and reports from losses measured elsewhere; trains nothing.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default: the per-seed ratios
-            that the paper's authors published, which ship with this package
+        folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default:
+            the per-seed ratios that the paper's authors published, which ship with this package
         out: folder of the reports and tables, a storage of their own
-        beside_published: leave out the published points, which are added where study and method are the same
+        beside_published: leave out the published points, added where study and method are the same
     """
     from gram_platform.cli.reports import write_replicated
 

@@ -1,4 +1,4 @@
-"""Prints lists: on a terminal within its width, each cell on as many lines as it needs; elsewhere one line a row."""
+"""Prints lists: on a terminal in columns within its width, elsewhere one line a row."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,10 @@ from gram_platform.config.terminal import aligned, one_line, say
 
 
 def say_rows(rows: Sequence[Sequence[str]], has_head: bool = False) -> None:
-    """Prints rows of equal length; with a head, the first one, in columns also where the output is no terminal."""
+    """Prints rows of equal length.
+
+    With a head, the first one, they are in columns also where the output is no terminal.
+    """
     if not sys.stdout.isatty():
         say(aligned(rows) if has_head else "\n".join(one_line("  ".join(row)) for row in rows))
         return

@@ -29,7 +29,8 @@ RECORDS = ("study.json", "search.json")
 RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 ANSWER_TIMEOUT_S = 60.0
 ENDING_S = 5.0
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+# The number of this option of Linux's prctl.
+PR_SET_PDEATHSIG = 1
 
 
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
@@ -45,9 +46,17 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
     store = stored(storage)
     database = Path(store.root) / "mlflow.db"
     if not store.is_local:
-        raise invalid("storage", store.root, "a folder: runs of an object store are in the MLflow of --tracking-uri")
+        raise invalid(
+            "storage",
+            store.root,
+            "a folder: runs of an object store are in the MLflow of --tracking-uri",
+        )
     if not database.is_file():
-        raise invalid("storage", store.root, "a storage with an mlflow.db, which a submission or `gram sync` makes")
+        raise invalid(
+            "storage",
+            store.root,
+            "a storage with an mlflow.db, which a submission or `gram sync` makes",
+        )
     listening = free_port(port or MLFLOW_PORT)
     if port and listening != port:
         raise invalid("port", port, f"a free port of {HOST}")
@@ -69,14 +78,25 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Runs MLflow's server for the length of a block; it and its workers end with the block, however that ends."""
+    """Runs MLflow's server for the length of a block.
+
+    It and its workers end with the block, however that ends.
+    """
     from gram_platform.tracking.database import database_uri
 
-    how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+    how = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": log,
+        "stderr": subprocess.STDOUT,
+        "start_new_session": True,
+    }
     if sys.platform == "linux":
         # It ends also where this process is killed.
         how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = os.environ | {
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
     server = subprocess.Popen(command, env=environment, **how)
@@ -94,7 +114,10 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
 
 
 def _answers(server: subprocess.Popen, address: str) -> bool:
-    """Waits until the server answers at its address; False if it ends before, or does not answer in time."""
+    """Waits until the server answers at its address.
+
+    Returns False if it ends before, or does not answer in time.
+    """
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
@@ -105,7 +128,10 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns the study that was submitted last and the address of its charts, else of its runs; all runs without."""
+    """Returns the study that was submitted last and the address of its charts.
+
+    Without charts it is that of its runs, and without a study that of all runs.
+    """
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 
@@ -120,14 +146,20 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
 
 def _submitted(store: Store, name: str) -> str:
     rows = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
-    return max((row["started"] for found in rows for row in found.get("submissions", ())), default="")
+    return max(
+        (row["started"] for found in rows for row in found.get("submissions", ())), default=""
+    )
 
 
 def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
-    return next(iter(log.read().decode(errors="replace").strip().splitlines()[::-1]), "it says nothing")
+    return next(
+        iter(log.read().decode(errors="replace").strip().splitlines()[::-1]), "it says nothing"
+    )
 
 
 def _has_browser() -> bool:
     """Tells whether a window can be opened: a browser in the terminal would take it."""
-    return sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
+    return sys.platform == "darwin" or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    )

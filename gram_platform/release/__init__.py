@@ -1,3 +1,4 @@
-"""Exports views as stock dense checkpoints, imports checkpoints as starting points, and serves runs."""
+"""Exports views as stock checkpoints, imports checkpoints, and serves runs."""
 
-MAX_WEIGHTS_BYTES = 5 * 10**9  # of a file of weights: the default of Hugging Face's writer
+# The largest file of weights, as Hugging Face's writer has it by default.
+MAX_WEIGHTS_BYTES = 5 * 10**9

@@ -1,4 +1,4 @@
-"""Writes the model card of an export: what the model is, what was removed, what was measured, what is not promised."""
+"""Writes the model card of an export: what it is, what was removed and what was measured."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,12 @@ from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
 from gram_platform.store.views import model_config, view_model
 
-SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")  # in Markdown; `_` at the ends of words
+# What Markdown would read as markup; `_` is that only at the ends of words.
+SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
 
 TOKENIZER_HAS_SEEN = """\
-**The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can name what was
-  removed. A study with `--core-tokenizer` trains it on core alone."""
+**The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can
+  name what was removed. A study with `--core-tokenizer` trains it on core alone."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,18 @@ class CardSubject:
     """Holds the contents of a card: a view and the studies' numbers for it."""
 
     view: View
-    model: ModelConfig  # the view's, with its own modules only
-    origin: ModelConfig  # the run's, with all modules
-    facts: Mapping[str, str]  # the run's data, seed, tags; in Markdown
+    # The view's model, with its own modules only.
+    model: ModelConfig
+    # The run's model, with all modules.
+    origin: ModelConfig
+    # The run's data, seed and tags, in Markdown.
+    facts: Mapping[str, str]
     numbers: tuple[ProfileNumbers, ...]
     dtype: str
-    tokenizer: str = ""  # what is known of the text that it was trained on; "": the export has none
-    hub: str = ""  # the model of the hub that it is uploaded to; "": none
+    # A sentence on the text that it was trained on; "" without a tokenizer.
+    tokenizer: str = ""
+    # The model of the hub that the export is uploaded to; "" without one.
+    hub: str = ""
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -52,7 +58,9 @@ class CardSubject:
     @property
     def forgotten(self) -> tuple[str, ...]:
         """Lists the domains that the studies' profile forgets."""
-        return tuple(dict.fromkeys(domain for numbers in self.numbers for domain in numbers.removed))
+        return tuple(
+            dict.fromkeys(domain for numbers in self.numbers for domain in numbers.removed)
+        )
 
 
 def card_subject(
@@ -60,7 +68,9 @@ def card_subject(
 ) -> CardSubject:
     """Collects the contents of a view's card from the storage."""
     models = view_model(store, view), model_config(store, view.run_id)
-    return CardSubject(view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub)
+    return CardSubject(
+        view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
+    )
 
 
 def _tokenizer(store: Store, view: View) -> str:
@@ -70,7 +80,8 @@ def _tokenizer(store: Store, view: View) -> str:
     try:
         recipe = corpus.manifest["recipe"]["tokenizer"]
         kind, is_of_core = recipe["kind"], recipe.get("core_only")
-    except (LookupError, TypeError):  # a manifest without a recipe
+    except (LookupError, TypeError):
+        # The manifest has no recipe.
         return ""
     if kind not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."
@@ -86,23 +97,41 @@ def _facts(store: Store, view: View) -> dict[str, str]:
     directory = store.run(view.run_id)
     config, tags = directory.config(), directory.tags()
     named = {name: tags[name] for name in ("method", "size", "elicited") if tags.get(name)}
-    facts = {"run": code(view.run_id), "data": code(config["data"]["data_id"]), "seed": str(config["seed"])}
-    facts |= {"attacked for" if name == "elicited" else name: plain(value) for name, value in named.items()}
+    facts = {
+        "run": code(view.run_id),
+        "data": code(config["data"]["data_id"]),
+        "seed": str(config["seed"]),
+    }
+    facts |= {
+        "attacked for" if name == "elicited" else name: plain(value)
+        for name, value in named.items()
+    }
     if view.sources:
-        facts["modules from"] = ", ".join(f"{plain(domain)}: {code(run_id)}" for domain, run_id in view.sources)
+        facts["modules from"] = ", ".join(
+            f"{plain(domain)}: {code(run_id)}" for domain, run_id in view.sources
+        )
     weighted = {domain: weight for domain, weight in view.weights if weight != 1.0}
     if weighted:
-        facts["weights of modules"] = ", ".join(f"{plain(domain)} {weight:g}" for domain, weight in weighted.items())
+        facts["weights of modules"] = ", ".join(
+            f"{plain(domain)} {weight:g}" for domain, weight in weighted.items()
+        )
     return facts
 
 
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
-    """Writes README.md for the checkpoint in the subfolder `part` ("": the only checkpoint, or the top of several)."""
+    """Writes README.md for the checkpoint in the subfolder `part`.
+
+    Without a part it is that of the only checkpoint, or of the top of several.
+    """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
     # The top of several is no checkpoint.
-    dense = None if are_several and not part else merged_config(subject.model, view.active(part or CORE))
+    dense = (
+        None
+        if are_several and not part
+        else merged_config(subject.model, view.active(part or CORE))
+    )
     return _card().render(
         subject=subject,
         agreements=agreements,
@@ -121,17 +150,21 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
 def _card() -> Template:
     """Returns `templates/card.md`. Text of a study or a storage passes one of these filters."""
     loader = PackageLoader("gram_platform.release")
-    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
     environment.filters |= {"plain": plain, "code": code, "codes": codes}
     environment.filters |= {"named": _named, "table": _table, "missing": _missing}
     return environment.get_template("card.md")
 
 
 def _distinct(found: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns the numbers of studies, each with the other studies that have the same ones: studies share runs."""
+    """Returns the numbers of studies, each with the other studies that have the same ones."""
     shown: list[tuple[ProfileNumbers, list[str]]] = []
     for numbers in sorted(found, key=lambda numbers: -len(numbers.domains)):
-        same = next((others for full, others in shown if _is_within(numbers.domains, full.domains)), None)
+        same = next(
+            (others for full, others in shown if _is_within(numbers.domains, full.domains)), None
+        )
         if same is None:
             shown.append((numbers, []))
         else:
@@ -146,7 +179,9 @@ def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
 
 
 def _named(names: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {plain(value)}" for name, value in names.items() if value and name != "kind")
+    return ", ".join(
+        f"{name} {plain(value)}" for name, value in names.items() if value and name != "kind"
+    )
 
 
 def _missing(numbers: ProfileNumbers) -> list[str]:
@@ -158,15 +193,16 @@ def _missing(numbers: ProfileNumbers) -> list[str]:
 
 
 def _table(frame: pd.DataFrame) -> str:
-    rows = [list(frame.columns), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
+    rows = [
+        list(frame.columns),
+        ["---"] * len(frame.columns),
+        *frame.astype(str).to_numpy().tolist(),
+    ]
     return "\n".join("| " + " | ".join(plain(cell) or "-" for cell in row) + " |" for row in rows)
 
 
-# ------------------------------------------------------------------------------------------------- escaping
-
-
 def plain(text: str) -> str:
-    """Escapes text for Markdown, also in a table cell: no table, code, tag, link, emphasis or line break."""
+    """Escapes text for Markdown, also in a table cell, so that none of it is markup."""
     return SPECIAL.sub(r"\\\g<0>", " ".join(text.splitlines()))
 
 

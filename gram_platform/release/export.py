@@ -1,4 +1,4 @@
-"""Exports a view as stock Hugging Face checkpoints: writes them to a temporary folder, verifies, then renames it."""
+"""Exports a view as stock Hugging Face checkpoints, whole and verified or not at all."""
 
 import contextlib
 import errno
@@ -25,7 +25,13 @@ from gram_platform.config.training import merged_config
 from gram_platform.config.written import read_json
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
-from gram_platform.release.files import Progress, byte_counter, shards, write_tensors, write_tokenizer
+from gram_platform.release.files import (
+    Progress,
+    byte_counter,
+    shards,
+    write_tensors,
+    write_tokenizer,
+)
 from gram_platform.release.selection import dense_parts
 from gram_platform.release.stock_config import foreign_config
 from gram_platform.release.stock_tensors import foreign_shapes, foreign_weights
@@ -43,14 +49,15 @@ from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-EXPORT_LAYOUT = 2  # version of an export's set of files
+# The version of an export's set of files.
+EXPORT_LAYOUT = 2
 CHECKS = ("own", "transformers")
-# errors caused by the user's folder or disk; EBUSY and EXDEV: something was mounted there meanwhile
+# Errors of the user's folder or disk. EBUSY and EXDEV: something was mounted there meanwhile.
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
 
 class ExportRecord(TypedDict):
-    """The fields of an export's record that are read here: each file's SHA-256, and what was verified."""
+    """The fields of an export's record that are read: its files' SHA-256, and what was verified."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]
@@ -58,12 +65,16 @@ class ExportRecord(TypedDict):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Says what to export. If `view` depends on the domain (DEMix), every expert becomes its own checkpoint."""
+    """Says what to export.
+
+    If `view` depends on the domain (DEMix), every expert becomes its own checkpoint.
+    """
 
     view: View
     dtype: str = "float32"
     max_file_bytes: int = MAX_WEIGHTS_BYTES
-    check: str = "own"  # or "transformers", which also loads the whole model
+    # "own", or "transformers", which also loads the whole model.
+    check: str = "own"
 
     def __post_init__(self) -> None:
         require_choice("dtype", self.dtype, tuple(DTYPES))
@@ -73,7 +84,10 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Reports a finished export: its folder, and how closely each checkpoint, by subfolder, matches its view."""
+    """Reports a finished export.
+
+    `agreements` says how closely each checkpoint, by subfolder, matches its view.
+    """
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]]
@@ -81,17 +95,24 @@ class ExportResult:
     is_new: bool = True
 
 
-WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]  # (folder, part, its verification)
+# Writes the card of a part, whose verification it gets, into a folder.
+WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]
 
 
 def export_view(
-    store: Store, export: ExportRequest, out: Path, write_card: WriteCard, progress: Progress = silent
+    store: Store,
+    export: ExportRequest,
+    out: Path,
+    write_card: WriteCard,
+    progress: Progress = silent,
 ) -> ExportResult:
-    """Writes the view's verified checkpoints, each with a card, to the folder `out` (symbolic links are followed).
+    """Writes the view's verified checkpoints, each with a card, to the folder `out`.
 
-    ValueError before any work if `out` is a mount point or holds anything except this export, or the disk is too full.
-    If a checkpoint does not match the view, nothing is left. An existing export is checked by its hashes and gets a new
-    card.
+    Symbolic links on the way to it are followed.
+
+    ValueError before any work if `out` is a mount point or holds anything except this export, or
+    the disk is too full. If a checkpoint does not match the view, nothing is left. An existing
+    export is checked by its hashes and gets a new card.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
@@ -100,20 +121,31 @@ def export_view(
     if (verified_before := _agreements_in(out, identity)) is not None:
         _write_cards(out, verified_before, write_card)
         return ExportResult(out, verified_before, is_new=False)
-    if os.path.ismount(out):  # no folder can be moved onto it
-        raise invalid("out", str(out), f"a folder that is no mount point, such as a new one in it: {out / 'model'}")
+    # No folder can be moved onto it.
+    if os.path.ismount(out):
+        raise invalid(
+            "out",
+            str(out),
+            f"a folder that is no mount point, such as a new one in it: {out / 'model'}",
+        )
     with open_view(store, export.view) as (config, weights):
-        total = sum(_num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values())
+        total = sum(
+            _num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values()
+        )
         require_room(out, total)
         with atomic_folder(out) as partial:
             on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
                 (partial / name).mkdir(exist_ok=True)
                 routed, folder = (config, weights, dict(part.weights)), partial / name
-                agreements[name] = _write_part(store, part, routed, folder, export, on_bytes, progress)
+                agreements[name] = _write_part(
+                    store, part, routed, folder, export, on_bytes, progress
+                )
             _write_cards(partial, agreements, write_card)
             record = {**identity, "files": _hashes(partial)}
-            record["agreements"] = {name: [to_plain(a) for a in found] for name, found in agreements.items()}
+            record["agreements"] = {
+                name: [to_plain(a) for a in found] for name, found in agreements.items()
+            }
             (partial / RECORD).write_text(canonical_json(record) + "\n")
     return ExportResult(out, agreements, total)
 
@@ -132,27 +164,39 @@ def _write_part(
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
-    """Writes one dense checkpoint without a card. `routed`: the whole view, with this part's active modules."""
-    model, dtype, data_id = merged_config(routed[0], routed[2]), DTYPES[export.dtype], data_id_of(store, view.run_id)
+    """Writes one dense checkpoint without a card.
+
+    `routed`: the whole view, with this part's active modules.
+    """
+    model, dtype = merged_config(routed[0], routed[2]), DTYPES[export.dtype]
+    data_id = data_id_of(store, view.run_id)
     end_of_text = write_tokenizer(store, data_id, folder, model.seq_len)
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(config)
     files = shards(foreign_shapes(model), dtype, export.max_file_bytes)
     write_tensors(folder, files, dtype, foreign_weights(*routed), on_bytes)
     tokens = verification_tokens(store, data_id, model)
-    found = [verified(routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done))]
+    found = [
+        verified(
+            routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done)
+        )
+    ]
     if export.check == "transformers":
         found.append(verified_by_transformers(store, view, folder, dtype, tokens))
         require_same_ids(store, data_id, folder, tokens[0])
     return tuple(found)
 
 
-def _write_cards(folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], write_card: WriteCard) -> None:
+def _write_cards(
+    folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], write_card: WriteCard
+) -> None:
     """Writes a card for each checkpoint, and one at the top if there are several."""
     for name, found in agreements.items():
         write_card(folder / name, name, found)
     if "" not in agreements:
-        write_card(folder, "", tuple(agreement for found in agreements.values() for agreement in found))
+        write_card(
+            folder, "", tuple(agreement for found in agreements.values() for agreement in found)
+        )
 
 
 def data_id_of(store: Store, run_id: str) -> str | None:
@@ -160,19 +204,27 @@ def data_id_of(store: Store, run_id: str) -> str | None:
     return None if run_id.startswith(IMPORTED) else store.run(run_id).config()["data"]["data_id"]
 
 
-# -------------------------------------------------------------------------------------------------- the folder
-
-
 def _identity(store: Store, export: ExportRequest) -> dict:
     """Returns the fields on which two exports must agree to be the same."""
     origins = {export.view.run_id, *export.view.origins.values()}
-    hashes = {run_id: store.origin(run_id).require_result()["weights_sha256"] for run_id in sorted(origins)}
+    hashes = {
+        run_id: store.origin(run_id).require_result()["weights_sha256"]
+        for run_id in sorted(origins)
+    }
     sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
-    return {"layout": EXPORT_LAYOUT, "view": to_plain(export.view), "weights_sha256": hashes, **sizes}
+    return {
+        "layout": EXPORT_LAYOUT,
+        "view": to_plain(export.view),
+        "weights_sha256": hashes,
+        **sizes,
+    }
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns what was verified of this export if `out` is it; None for a free place. ValueError for anything else."""
+    """Returns what was verified of this export if `out` is it; None for a free place.
+
+    ValueError if it holds anything else.
+    """
     if not out.exists():
         return None
     if not out.is_dir():
@@ -182,22 +234,31 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
     try:
         record: Mapping[str, Any] = _record(out)
     except ValueError:
-        raise invalid("out", str(out), "an empty folder or a new one: this one holds other files") from None
-    if "agreements" not in record or {key: record.get(key) for key in identity} != json.loads(canonical_json(identity)):
-        raise invalid("out", str(out), "an empty folder or a new one: this one holds another export")
+        raise invalid(
+            "out", str(out), "an empty folder or a new one: this one holds other files"
+        ) from None
+    if "agreements" not in record or {key: record.get(key) for key in identity} != json.loads(
+        canonical_json(identity)
+    ):
+        raise invalid(
+            "out", str(out), "an empty folder or a new one: this one holds another export"
+        )
     require_unchanged(out)
     return record["agreements"]
 
 
 def require_unchanged(out: Path) -> None:
-    """Reads every file of an export; ValueError that names the files that differ from its record or are missing."""
+    """Reads every file of an export; ValueError if one differs from its record or is missing."""
     expected = _record(out)["files"]
     try:
         found = _hashes(out)
     except OSError as error:
         raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
     if changed := sorted({name for name, _ in expected.items() ^ found.items()}):
-        allowed = f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the folder"
+        allowed = (
+            f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the"
+            " folder"
+        )
         raise invalid("out", str(out), allowed)
 
 
@@ -210,7 +271,7 @@ def _record(out: Path) -> ExportRecord:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Hashes (SHA-256) every file except the record and the cards, which change with the studies."""
+    """Hashes (SHA-256) every file except the record, and the cards, which change."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
     return {str(path.relative_to(folder)): hash_file(path) for path in paths}
 
@@ -224,16 +285,25 @@ def resolved(out: Path) -> Path:
 
 
 def require_room(out: Path, num_bytes: int) -> None:
-    """ValueError if the disk of a folder, which need not exist yet, has less than `num_bytes` free."""
+    """ValueError if the disk of a folder has less than `num_bytes` free.
+
+    The folder need not exist yet.
+    """
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
-        raise invalid("out", str(out), f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB")
+        raise invalid(
+            "out",
+            str(out),
+            f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB",
+        )
 
 
 @contextlib.contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `out`; renames it to `out` when the block ends, removes it if the block fails.
+    """Yields a temporary folder beside `out`, which becomes `out` when the block ends.
+
+    Removes it if the block fails.
 
     Also removes temporary folders of killed processes.
     """
@@ -249,18 +319,24 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     try:
         with folder_lock(partial):
             yield partial
-            os.rename(partial, out)  # replaces an empty folder; fails if files have appeared there meanwhile
+            # This replaces an empty folder, and fails if files have appeared there meanwhile.
+            os.rename(partial, out)
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        raise invalid("out", str(out), f"a folder that accepts the export ({error.strerror})") from error
+        raise invalid(
+            "out", str(out), f"a folder that accepts the export ({error.strerror})"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder while the block runs; BlockingIOError (an OSError) if another process holds the lock."""
+    """Locks the folder while the block runs.
+
+    BlockingIOError (an OSError) if another process holds the lock.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Reads and writes a checkpoint's files in Hugging Face's layout: tensors, in one file or several, and tokenizer.
+"""Reads and writes a checkpoint's files in Hugging Face's layout: tensors and tokenizer.
 
 model.safetensors
 model-00001-of-00003.safetensors ... and model.safetensors.index.json
@@ -23,7 +23,13 @@ from gram_platform.corpora.sources import Progress
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
-from gram_platform.store.tensors import DiskTensors, Shapes, open_tensors, stream_bytes, write_stream
+from gram_platform.store.tensors import (
+    DiskTensors,
+    Shapes,
+    open_tensors,
+    stream_bytes,
+    write_stream,
+)
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -42,7 +48,10 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
-    """Assigns tensors to files, in order. A tensor larger than `max_file_bytes` gets its own file."""
+    """Assigns tensors to files, in order.
+
+    A tensor larger than `max_file_bytes` gets its own file.
+    """
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
@@ -50,7 +59,10 @@ def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str,
         groups[-1][name] = shape
     if len(groups) == 1:
         return {SINGLE: groups[0]}
-    return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
+    return {
+        f"model-{n:05d}-of-{len(groups):05d}.safetensors": group
+        for n, group in enumerate(groups, 1)
+    }
 
 
 def write_tensors(
@@ -60,27 +72,39 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the files of `shards` from tensors that arrive one by one in that order, and the index of several."""
+    """Writes the files of `shards`, and the index of several.
+
+    The tensors arrive one by one in the order of the shapes.
+    """
     coming = iter(tensors)
     for name, shapes in files.items():
         write_stream(folder / name, shapes, dtype, islice(coming, len(shapes)), progress)
     assert next(coming, None) is None, "more tensors than shapes"
     if len(files) > 1:
-        total = sum(math.prod(shape) for shapes in files.values() for shape in shapes.values()) * dtype.itemsize
+        total = (
+            sum(math.prod(shape) for shapes in files.values() for shape in shapes.values())
+            * dtype.itemsize
+        )
         places = {tensor: name for name, shapes in files.items() for tensor in shapes}
         index = {"metadata": {"total_size": total}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def file_names(folder: Path) -> list[str]:
-    """Lists the tensor files of a checkpoint. ValueError if there are none, or only pickled ones."""
+    """Lists the tensor files of a checkpoint.
+
+    ValueError if there are none, or only pickled ones.
+    """
     if (folder / INDEX).is_file():
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
-            if not os.path.isfile(folder / name):  # also for a name that no file can have
-                raise invalid("checkpoint", str(folder), f"a complete checkpoint, {name} is missing")
+            # `Path.is_file` raises for a name that no file can have.
+            if not os.path.isfile(folder / name):
+                raise invalid(
+                    "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
+                )
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
@@ -92,7 +116,10 @@ def file_names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Opens a checkpoint's tensors by name, each read on access. ValueError if a tensor is missing or misplaced."""
+    """Opens a checkpoint's tensors by name, each read on access.
+
+    ValueError if a tensor is missing or misplaced.
+    """
     with contextlib.ExitStack() as stack:
         files = {}
         for name in file_names(folder):
@@ -108,7 +135,8 @@ def shapes_by_file(folder: Path) -> dict[str, Shapes]:
     found = {}
     for name in file_names(folder):
         with open_tensors(folder / name) as file:
-            found[name] = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
+            names = file.keys()
+            found[name] = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in names}
     return found
 
 
@@ -126,34 +154,44 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
 
 
 def _require_indexed(places: Mapping[str, str], files: Mapping[str, object]) -> None:
-    held = [(tensor, name) for name, file in files.items() for tensor in file.keys()]  # noqa: SIM118 (not a mapping)
+    held = [(tensor, name) for name, file in files.items() for tensor in file.keys()]  # noqa: SIM118
     if sorted(held) != sorted(places.items()):
         odd = sorted({tensor for tensor, _ in set(held) ^ set(places.items())})
         raise invalid(INDEX, odd[:4], "each tensor once, in the file that the index says")
 
 
-# ----------------------------------------------------------------------------------------------------------- tokenizer
-
-
 def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: int) -> int | None:
-    """Writes the corpus's tokenizer so that `AutoTokenizer` and `generate` treat text as training did.
+    """Writes the corpus's tokenizer so that transformers treats text as training did.
 
-    Training adds no token to a text, cuts and pads none, and takes one that spells a special token for plain text:
-    post-processor, truncation and padding of the file are left out, and the settings beside it say the rest.
+    Training adds no token to a text, cuts and pads none, and takes one that spells a special token
+    for plain text: post-processor, truncation and padding of the file are left out, and the
+    settings beside it say the rest.
 
-    Returns the id of the end of text; None, and writes nothing, if the corpus is not in the storage.
+    Returns the id of the end of text; None, and writes nothing, if the corpus is not in the
+    storage.
     """
     corpus = find_corpus(store, data_id)
     if corpus is None:
         return None
     tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)
-    plain = json.loads(corpus.tokenizer_path.read_bytes()) | dict.fromkeys(("post_processor", "truncation", "padding"))
+    plain = json.loads(corpus.tokenizer_path.read_bytes()) | dict.fromkeys(
+        ("post_processor", "truncation", "padding")
+    )
     _write(folder / TOKENIZER, plain, sort_keys=False)
-    special = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end))
-    settings = {"clean_up_tokenization_spaces": False, "model_max_length": seq_len, "split_special_tokens": True}
+    special = dict.fromkeys(
+        ("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end)
+    )
+    settings = {
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": seq_len,
+        "split_special_tokens": True,
+    }
     settings |= {"add_bos_token": False, "add_eos_token": False}
-    _write(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **special})
+    _write(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **special},
+    )
     _write(folder / "special_tokens_map.json", special)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     _write(folder / "generation_config.json", ids)
@@ -161,7 +199,7 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
 
 
 def find_corpus(store: Store, data_id: str | None) -> PackedCorpus | None:
-    """Returns a run's corpus; None without a `data_id`, and for one that the storage does not have whole."""
+    """Returns a run's corpus; None without a `data_id`, or if the storage lacks it."""
     try:
         return None if data_id is None else open_corpus(store, data_id)
     except ValueError:
@@ -169,4 +207,7 @@ def find_corpus(store: Store, data_id: str | None) -> PackedCorpus | None:
 
 
 def _write(path: Path, fields: dict, sort_keys: bool = True) -> None:
-    path.write_text(json.dumps(fields, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(fields, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n",
+        encoding="utf-8",
+    )

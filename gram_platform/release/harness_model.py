@@ -1,4 +1,4 @@
-"""Gives a view to the LM Evaluation Harness as a model: log-likelihoods of continuations and of whole texts.
+"""Gives a view to the LM Evaluation Harness as a model that scores texts.
 
 Imports lm-eval, which only the extra `eval` installs.
 """
@@ -17,11 +17,14 @@ from gram_platform.corpora.tokenizer import end_of_text_id
 from gram_platform.model.transformer import Transformer
 
 Tokens = list[int]
-Scored = tuple[float, bool]  # log-likelihood in nats, and whether each token was the likeliest
+# The log-likelihood in nats, and whether each token was the likeliest.
+Scored = tuple[float, bool]
 
 
 class HarnessModel(TemplateLM):
-    """A routed model with some modules active. A text without a context follows the end of another one.
+    """A routed model with some modules active.
+
+    A text without a context follows the end of another one.
 
     A context that is too long loses its beginning, as the harness's own models do.
     """
@@ -42,26 +45,39 @@ class HarnessModel(TemplateLM):
     ) -> list[Scored]:
         return self._scored([(context, continuation) for _, context, continuation in requests])
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Returns the log-likelihood of each text, in windows of the model's context; each token is scored once."""
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Returns the log-likelihood of each text, in windows of the model's context.
+
+        Each token is scored once.
+        """
         length, found = self._model.config.seq_len, []
         for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(self.tok_encode(text), self.eot_token_id, length, context_len=1)
-            # a window's inputs and targets share all tokens but the first and the last
-            pairs = [(inputs[: len(inputs) - len(targets) + 1], targets) for inputs, targets in windows]
+            windows = get_rolling_token_windows(
+                self.tok_encode(text), self.eot_token_id, length, context_len=1
+            )
+            # A window's inputs and targets share all tokens but the first and the last.
+            pairs = [
+                (inputs[: len(inputs) - len(targets) + 1], targets) for inputs, targets in windows
+            ]
             found.append(sum_in_order(value for value, _ in self._scored(pairs)))
         return found
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        raise NotImplementedError("tasks that generate text: export the profile and give it to lm_eval --model hf")
+        raise NotImplementedError(
+            "tasks that generate text: export the profile and give it to lm_eval --model hf"
+        )
 
     @torch.no_grad()
     def _scored(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:
         """Scores continuations given contexts, the longest together."""
-        most = self._model.config.seq_len + 1  # the last token is predicted, not read
+        # The last token is predicted, not read.
+        most = self._model.config.seq_len + 1
         rows = [(context + continuation)[-most:] for context, continuation in pairs]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        batch, found = evaluation_batch(self._model.config, self._model.device), [(0.0, True)] * len(rows)
+        batch = evaluation_batch(self._model.config, self._model.device)
+        found = [(0.0, True)] * len(rows)
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
             scored = self._batch([rows[i] for i in chosen], [len(pairs[i][1]) for i in chosen])
@@ -70,11 +86,20 @@ class HarnessModel(TemplateLM):
         return found
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
-        """Scores the last `num_scored` tokens of each row; rows are filled up on the right, which no token sees."""
+        """Scores the last `num_scored` tokens of each row.
+
+        Rows are filled up on the right, which no token sees.
+        """
         device, width = self._model.device, max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)
         log_p_BT = log_p_BTV.gather(2, tokens_BT[:, 1:, None])[:, :, 0].cpu().double()
         is_likeliest_BT = (log_p_BTV.argmax(dim=-1) == tokens_BT[:, 1:]).cpu()
-        spans = [slice(max(0, len(row) - 1 - n), len(row) - 1) for row, n in zip(rows, num_scored, strict=True)]
-        return [(float(log_p_BT[i, s].sum()), bool(is_likeliest_BT[i, s].all())) for i, s in enumerate(spans)]
+        spans = [
+            slice(max(0, len(row) - 1 - n), len(row) - 1)
+            for row, n in zip(rows, num_scored, strict=True)
+        ]
+        return [
+            (float(log_p_BT[i, s].sum()), bool(is_likeliest_BT[i, s].all()))
+            for i, s in enumerate(spans)
+        ]

@@ -1,8 +1,8 @@
-"""Imports a StarCoder2 or Llama checkpoint into the storage as a starting point of runs: our tensor names, float32.
+"""Imports a StarCoder2 or Llama checkpoint into the storage as a starting point of runs.
 
-A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its shape, with modules>,
-start=View.of(import_id), ...): the checkpoint becomes the run's core, the modules are initialised from the run's seed.
-Reads only safetensors files, never pickles, one tensor at a time.
+A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its shape, with
+modules>, start=View.of(import_id), ...): the checkpoint becomes the run's core, the modules are
+initialised from the run's seed. Reads only safetensors files, never pickles, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,23 +40,30 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, progress: Progress = silent) -> Imported:
+def import_checkpoint(
+    folder: Path, store: Store, seq_len: int | None = None, progress: Progress = silent
+) -> Imported:
     """Reads a checkpoint into a storage that is open for writing.
 
-    `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for a model that is not
-    ours: another architecture, scaled positions, attention biases other than zero, pickled weights, tensors that are
-    missing, unknown or not finite, an unreadable tokenizer, or one with more tokens than the model.
+    `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for a
+    model that is not ours: another architecture, scaled positions, attention biases other than
+    zero, pickled weights, tensors that are missing, unknown or not finite, an unreadable tokenizer,
+    or one with more tokens than the model.
     """
     plain = read_config(folder)
     model, fields = native_config(plain, seq_len), checked_fields(plain)
     tokenizer, trouble = _tokenizer(folder, model)
     total = 4 * total_parameters(model)
     with open_checkpoint(folder) as foreign:
-        weights = CheckpointWeights(model, foreign, fields["tie_word_embeddings"], fields.get("use_bias", True))
+        weights = CheckpointWeights(
+            model, foreign, fields["tie_word_embeddings"], fields.get("use_bias", True)
+        )
         weights.require_no_others()
         weights.require_zero_biases()
         names = sorted(weights)
-        weights_sha256 = hash_named(_read(weights, names, byte_counter(progress, "importing", total)))
+        weights_sha256 = hash_named(
+            _read(weights, names, byte_counter(progress, "importing", total))
+        )
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         if is_new:
@@ -64,11 +71,15 @@ def import_checkpoint(folder: Path, store: Store, seq_len: int | None = None, pr
 
             def write(path: str) -> None:
                 tensors = ((name, weights[name]) for name in names)
-                write_stream(path, shapes, torch.float32, tensors, byte_counter(progress, "importing", total))
+                write_stream(
+                    path, shapes, torch.float32, tensors, byte_counter(progress, "importing", total)
+                )
 
             origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
             directory.complete(model, origin, write, tokenizer)
-    notes = _notes(plain) + ((f"{trouble}: studies cannot start from it (--start)",) if trouble else ())
+    notes = _notes(plain) + (
+        (f"{trouble}: studies cannot start from it (--start)",) if trouble else ()
+    )
     return Imported(directory.node_id, model, is_new, notes)
 
 
@@ -79,7 +90,8 @@ def _read(
         tensor = weights[name]
         on_bytes(tensor.nbytes)
         yield name, tensor
-        del tensor  # frees it before the next one is read
+        # It is freed before the next one is read.
+        del tensor
 
 
 def read_config(folder: Path) -> dict:
@@ -94,9 +106,13 @@ def read_config(folder: Path) -> dict:
 
 
 def _source(folder: Path, plain: dict) -> dict:
-    """Describes where the weights come from: the folder's name and its files' hashes, but not its path."""
+    """Describes where the weights come from: the folder's name, and its files' hashes."""
     files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
-    return {"name": folder.name, "files": files, "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown"}
+    return {
+        "name": folder.name,
+        "files": files,
+        "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown",
+    }
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
@@ -110,7 +126,13 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     tokenizer = load_tokenizer(path)
     require_vocab(tokenizer, model.vocab_size, str(path))
     if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
-        return None, f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is not imported"
+        return (
+            None,
+            (
+                f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is"
+                " not imported"
+            ),
+        )
     return path.read_bytes(), ""
 
 

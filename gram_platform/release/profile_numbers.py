@@ -1,4 +1,4 @@
-"""Reads what a storage's studies measured for one view: losses and compute ratios, with intervals."""
+"""Reads what a storage's studies measured for one view."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,14 @@ from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.pages.results.results import Results, read_results
 from gram_platform.store import Store
 
-CLASS_COLUMNS = ["class", "domain", "loss (nats a token)", "this run", "all seeds [90% interval]", "seeds"]
+CLASS_COLUMNS = [
+    "class",
+    "domain",
+    "loss (nats a token)",
+    "this run",
+    "all seeds [90% interval]",
+    "seeds",
+]
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,17 @@ class ProfileNumbers:
 
     study: str
     title: str
-    names: Mapping[str, str]  # the view's tags in the study: method, size, seed, profile, retained, variant
-    facts: tuple[str, ...]  # the study's set-up
-    domains: pd.DataFrame  # CLASS_COLUMNS: a row for each domain and class
-    classes: Mapping[str, str]  # class -> `mean [low, high]` over seeds
+    # The view's tags in the study: method, size, seed, profile, retained, variant.
+    names: Mapping[str, str]
+    # The study's set-up.
+    facts: tuple[str, ...]
+    # A row for each domain and class, with CLASS_COLUMNS.
+    domains: pd.DataFrame
+    # `mean [low, high]` over seeds, by class.
+    classes: Mapping[str, str]
     num_seeds: int
-    missing: tuple[str, ...]  # `missing number: reason`
+    # Each as `missing number: reason`.
+    missing: tuple[str, ...]
 
     @property
     def removed(self) -> tuple[str, ...]:
@@ -36,8 +48,12 @@ class ProfileNumbers:
 
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
-    """Returns the numbers of every study that evaluated the view and has its baseline; () if there is none."""
-    records = [record for name in store.list_studies() if (record := readable_record(store, name)) is not None]
+    """Returns the numbers of every study that evaluated the view and has its baseline."""
+    records = [
+        record
+        for name in store.list_studies()
+        if (record := readable_record(store, name)) is not None
+    ]
     records = [record for record in records if record.measurement == LOSSES]
     wanted = {record.name: _entries(store, record, view) for record in records}
     found = []
@@ -65,16 +81,23 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
     analysis = results.analysis
     table, ratios = (_named(frame, tags, ROW) for frame in (analysis.table, analysis.ratios))
     row = table.iloc[0].to_dict() if len(table) else {}
-    triples = {name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row}
-    about = re.escape(" ".join(tags[name] for name in ROW))  # variants may precede it, a seed or a domain follow
-    notes = analysis.missing[analysis.missing["what"].str.contains(rf"(?:^|: ){about}(?:,| seed|$)")]
+    triples = {
+        name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row
+    }
+    # Variants may stand before it, a seed or a domain behind it.
+    about = re.escape(" ".join(tags[name] for name in ROW))
+    notes = analysis.missing[
+        analysis.missing["what"].str.contains(rf"(?:^|: ){about}(?:,| seed|$)")
+    ]
     return ProfileNumbers(
         study=record.name,
         title=record.title,
         names=tags,
         facts=record.facts,
         domains=_domains(ratios, tags["seed"]),
-        classes={name: text for name, triple in triples.items() if (text := interval_text(*triple))},
+        classes={
+            name: text for name, triple in triples.items() if (text := interval_text(*triple))
+        },
         num_seeds=int(row.get("num_seeds", 0)),
         missing=tuple(f"{what}: {why}" for what, why in notes.itertuples(index=False, name=None)),
     )
@@ -88,7 +111,10 @@ def _named(frame: pd.DataFrame, tags: Mapping[str, str], names: list[str]) -> pd
 
 
 def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
-    """Makes a row for each domain and class: this seed's loss and ratio, and the mean over seeds with its interval."""
+    """Makes a row for each domain and class.
+
+    It has this seed's loss and ratio, and the mean over seeds with its interval.
+    """
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
     means = domain_table(ratios).set_index(["domain", "class"])
@@ -96,9 +122,18 @@ def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
     for this_run in ratios[ratios["seed"] == seed].to_dict("records"):
         key = (this_run["domain"], this_run["class"])
         known = means.loc[[key]].iloc[0] if key in means.index else None
-        over_seeds = "" if known is None else interval_text(known["compute_ratio"], known["low"], known["high"])
-        numbers = [interval_text(this_run[name], float("nan"), float("nan")) for name in ("loss", "compute_ratio")]
+        over_seeds = (
+            ""
+            if known is None
+            else interval_text(known["compute_ratio"], known["low"], known["high"])
+        )
+        numbers = [
+            interval_text(this_run[name], float("nan"), float("nan"))
+            for name in ("loss", "compute_ratio")
+        ]
         count = 0 if known is None else int(known["num_seeds"])
         rows.append((this_run["class"], this_run["domain"], *numbers, over_seeds, count))
     frame = pd.DataFrame(rows, columns=CLASS_COLUMNS)
-    return frame.sort_values("class", key=lambda c: c.map(CLASSES.index), kind="stable", ignore_index=True)
+    return frame.sort_values(
+        "class", key=lambda c: c.map(CLASSES.index), kind="stable", ignore_index=True
+    )

@@ -1,4 +1,4 @@
-"""Publishes an export on the Hugging Face hub, by the hub's own client and with the login that it keeps."""
+"""Publishes an export on the Hugging Face hub, with the client and login of the hub."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -10,9 +10,11 @@ from gram_platform.release.export import RECORD, ExportRecord
 
 
 def require_hub(name: str) -> None:
-    """ValueError before any work: a name that no model of the hub can have, no library, or no login."""
+    """ValueError before any work: an impossible name of a model, no library, or no login."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise invalid("push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'")
+        raise invalid(
+            "push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
+        )
     from huggingface_hub import get_token
     from huggingface_hub.utils import validate_repo_id
 
@@ -29,8 +31,8 @@ def require_hub(name: str) -> None:
 def push_export(folder: Path, name: str) -> tuple[str, str]:
     """Uploads an export's folder in one commit; returns (the model's address, the commit's id).
 
-    The model is created, private, if it is absent. ValueError if it has other weights, which its history would keep, or
-    if the hub refuses.
+    The model is created, private, if it is absent. ValueError if it has other weights, which its
+    history would keep, or if the hub refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
@@ -39,17 +41,32 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
     try:
         api.create_repo(name, private=True, exist_ok=True)
         found = api.model_info(name, files_metadata=True)
-        _require_no_others(name, {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs}, files)
+        _require_no_others(
+            name,
+            {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs},
+            files,
+        )
         message = f"Export {hash_file(folder / RECORD)[:12]}"
-        made = api.upload_folder(repo_id=name, folder_path=folder, commit_message=message, parent_commit=found.sha)
-    except (OSError, HTTPError, RuntimeError) as error:  # the client raises RuntimeError for a file that failed
+        made = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, parent_commit=found.sha
+        )
+    except (OSError, HTTPError, RuntimeError) as error:
+        # The client raises RuntimeError for a file that failed.
         cause = error.__cause__ or error
-        raise invalid("push", name, f"a model of the hub that this login may write ({printable(str(cause))})") from None
+        raise invalid(
+            "push", name, f"a model of the hub that this login may write ({printable(str(cause))})"
+        ) from None
     return f"{api.endpoint}/{name}", made.oid
 
 
 def _require_no_others(name: str, held: Mapping[str, str], files: Mapping[str, str]) -> None:
-    """ValueError for large files, by name and SHA-256, that are not this export's: modules may be in them."""
+    """ValueError for large files that are not this export's: modules may be in them.
+
+    `held` and `files` have each file's SHA-256.
+    """
     if others := sorted(path for path, sha256 in held.items() if files.get(path) != sha256):
-        allowed = f"a new model, or one that has this export: it holds other weights ({', '.join(others[:4])}), "
+        allowed = (
+            "a new model, or one that has this export: it holds other weights"
+            f" ({', '.join(others[:4])}), "
+        )
         raise invalid("push", name, allowed + "which its history would keep")

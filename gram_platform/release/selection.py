@@ -19,7 +19,9 @@ def parse_modules(text: str) -> dict[str, float]:
         try:
             modules[domain] = float(weight) if given else 1.0
         except ValueError:
-            raise invalid("modules", part, "a name, or name=weight with a number from 0 to 1") from None
+            raise invalid(
+                "modules", part, "a name, or name=weight with a number from 0 to 1"
+            ) from None
     return modules
 
 
@@ -33,12 +35,13 @@ def parse_sources(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AvailableModules:
-    """Lists a run's own modules, and those of branches that started from it (FT-LoRA, FT-MLP), by branch id."""
+    """Lists a run's own modules, and those of branches that started from it, by branch id."""
 
     run_id: str
     trained_here: tuple[str, ...]
     branches: Mapping[str, tuple[str, ...]]
-    has_core: bool  # False: one expert per domain replaces the core MLP
+    # Without a core, one expert per domain replaces its MLP.
+    has_core: bool
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -51,17 +54,28 @@ class AvailableModules:
         found = self.branches.get(domain, ())
         if not found:
             allowed = one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
-            raise invalid("modules", domain, allowed if self.modules else f"none: run {self.run_id} is dense")
+            raise invalid(
+                "modules", domain, allowed if self.modules else f"none: run {self.run_id} is dense"
+            )
         if len(found) > 1:
-            raise invalid("sources", "", f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}")
+            raise invalid(
+                "sources",
+                "",
+                f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}",
+            )
         return found[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules; `sources` names the run of a module that several runs trained."""
+        """Returns the view with these modules.
+
+        `sources` names the run of a module that several runs trained.
+        """
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = {domain: sources.get(domain) or self.source(domain) for domain in modules}
-        elsewhere = {d: run_id for d, run_id in origins.items() if run_id != self.run_id and modules[d]}
+        elsewhere = {
+            d: run_id for d, run_id in origins.items() if run_id != self.run_id and modules[d]
+        }
         if self.has_core:
             return View.of(self.run_id, modules, sources=tuple(elsewhere.items()))
         return View.of(self.run_id, {CORE: 1.0, **modules}, rule="by_domain")
@@ -69,7 +83,8 @@ class AvailableModules:
 
 def available_modules(store: Store, run_id: str) -> AvailableModules:
     """Lists the modules that views of a run can switch on."""
-    from gram_platform.store.views import model_config  # imports torch
+    # This imports torch.
+    from gram_platform.store.views import model_config
 
     model = model_config(store, run_id)
     branches: dict[str, tuple[str, ...]] = {}
@@ -84,7 +99,12 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """Splits a view into dense models by subfolder: the view itself, or the core's expert and every granted one."""
+    """Splits a view into dense models by subfolder.
+
+    That is the view itself, or the core's expert and every granted one.
+    """
     if view.rule == "constant":
         return {"": view}
-    return {domain: View.of(view.run_id, view.active(domain)) for domain in (CORE, *dict(view.weights))}
+    return {
+        domain: View.of(view.run_id, view.active(domain)) for domain in (CORE, *dict(view.weights))
+    }

@@ -1,7 +1,8 @@
-"""Converts the shape of our dense model to config.json of Hugging Face's StarCoder2 or Llama, and back.
+"""Converts the shape of a dense model to Hugging Face's config.json, and back.
 
-Source: `transformers/models/starcoder2` and `llama` (5.23; older releases read `rope_theta` in place of
-`rope_parameters`). StarCoder2's block is ours with attention biases of zero, Llama's is ours without any bias.
+Source: `transformers/models/starcoder2` and `llama` (5.23; older releases read `rope_theta` in
+place of `rope_parameters`). StarCoder2's block is ours with attention biases of zero, Llama's is
+ours without any bias.
 """
 
 from collections.abc import Mapping
@@ -16,15 +17,20 @@ from gram_platform.config.training import LLAMA, STARCODER2
 
 @dataclass(frozen=True)
 class Stock:
-    """Describes one architecture of Hugging Face beside our name for it, `ModelConfig.architecture`."""
+    """Describes one of Hugging Face's architectures, which `ModelConfig.architecture` names."""
 
     title: str
     model_class: str
-    norm_eps: str  # the field of the norms' epsilon
-    mlp: Mapping[str, str]  # our projection of an MLP -> theirs
-    written: Mapping[str, object]  # further fields of an export
-    defaults: Mapping[str, object]  # of a config.json, which has only the fields that differ from them
-    only: Mapping[str, object] = field(default_factory=dict)  # the one value that is ours
+    # The name of the field with the norms' epsilon.
+    norm_eps: str
+    # Their names of an MLP's projections, by ours.
+    mlp: Mapping[str, str]
+    # Further fields of an export's config.json.
+    written: Mapping[str, object]
+    # The fields that a config.json leaves out where it has these values.
+    defaults: Mapping[str, object]
+    # Fields of which one value is ours.
+    only: Mapping[str, object] = field(default_factory=dict)
 
 
 STOCKS = {
@@ -33,7 +39,12 @@ STOCKS = {
         model_class="Starcoder2ForCausalLM",
         norm_eps="norm_epsilon",
         mlp={"c_fc": "c_fc", "c_proj": "c_proj"},
-        written={"sliding_window": None, "residual_dropout": 0.0, "embedding_dropout": 0.0, "use_bias": True},
+        written={
+            "sliding_window": None,
+            "residual_dropout": 0.0,
+            "embedding_dropout": 0.0,
+            "use_bias": True,
+        },
         defaults={
             "vocab_size": 49_152,
             "hidden_size": 3072,
@@ -60,7 +71,8 @@ STOCKS = {
             "intermediate_size": 11_008,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            "num_key_value_heads": None,  # as many as query heads
+            # There are as many as query heads.
+            "num_key_value_heads": None,
             "hidden_act": "silu",
             "max_position_embeddings": 2048,
             "rms_norm_eps": 1e-6,
@@ -72,14 +84,24 @@ STOCKS = {
     ),
 }
 DEFAULT_THETA = 10_000.0
-DIMENSIONS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+DIMENSIONS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
 DIMENSIONS += ("num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
-MAX_SIZE = 2**28  # of each: the elements of a matrix stay far below what torch can count
+# The largest of these sizes: the elements of a matrix stay far below what torch can count.
+MAX_SIZE = 2**28
 
 
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
-    """Builds config.json of a dense model. `end_of_text`: id of the document separator, None without a tokenizer."""
+    """Builds config.json of a dense model.
+
+    `end_of_text`: id of the document separator, None without a tokenizer.
+    """
     stock = STOCKS[model.architecture]
     return {
         "architectures": [stock.model_class],
@@ -115,7 +137,10 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     if head_dim * fields["num_attention_heads"] != fields["hidden_size"]:
         raise invalid("config.json: head_dim", head_dim, "hidden_size / num_attention_heads")
-    longest = min(fields["max_position_embeddings"], fields.get("sliding_window") or fields["max_position_embeddings"])
+    longest = min(
+        fields["max_position_embeddings"],
+        fields.get("sliding_window") or fields["max_position_embeddings"],
+    )
     wanted = longest if seq_len is None else seq_len
     if not 1 <= wanted <= longest:
         raise invalid("seq_len", seq_len, f"1 to {longest}, the tokens that the model attends to")
@@ -135,7 +160,10 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
 
 
 def checked_fields(plain: Mapping) -> dict:
-    """Fills a config.json's absent fields with defaults. ValueError for a wrong type, such as 64.0 for 64."""
+    """Fills a config.json's absent fields with defaults.
+
+    ValueError for a wrong type, such as 64.0 for 64.
+    """
     require_choice("config.json: model_type", plain.get("model_type"), tuple(STOCKS))
     stock = STOCKS[plain["model_type"]]
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}
@@ -152,7 +180,11 @@ def checked_fields(plain: Mapping) -> dict:
             raise invalid(f"config.json: {name}", fields[name], "true or false")
     for name, value in stock.only.items():
         if fields[name] != value:
-            raise invalid(f"config.json: {name}", fields[name], f"{value}, as in a {stock.title} model without biases")
+            raise invalid(
+                f"config.json: {name}",
+                fields[name],
+                f"{value}, as in a {stock.title} model without biases",
+            )
     return fields
 
 

@@ -1,4 +1,4 @@
-"""Names and orders the tensors of our dense model as those of StarCoder2 or Llama, and reads a checkpoint's as ours."""
+"""Names our dense model's tensors as StarCoder2 or Llama do, and reads theirs as ours."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,19 +13,27 @@ from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.store.tensors import DiskTensors
 
-PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # our qkv_proj stacks their rows in this order
+# Our qkv_proj stacks their rows in this order.
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 OF_MODEL = {"wte": "model.embed_tokens", "ln_f": "model.norm", "lm_head": "lm_head"}
-OF_BLOCK = {"ln_1": "input_layernorm", "attn.o_proj": "self_attn.o_proj", "ln_2": "post_attention_layernorm"}
-ROTARY = ".rotary_emb.inv_freq"  # older Llama checkpoints have the positions' frequencies, which follow from theta
+OF_BLOCK = {
+    "ln_1": "input_layernorm",
+    "attn.o_proj": "self_attn.o_proj",
+    "ln_2": "post_attention_layernorm",
+}
+# Older Llama checkpoints have the positions' frequencies, which follow from theta.
+ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
     """Returns the names of a layer's modules: ours -> theirs, without queries, keys and values."""
-    return OF_BLOCK | {f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()}
+    return OF_BLOCK | {
+        f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
+    }
 
 
 def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every tensor of a dense model's checkpoint, in the order of `foreign_weights`."""
+    """Returns the shapes of a checkpoint's tensors, in the order of `foreign_weights`."""
     assert not model.modules, "a merged model has no modules"
     native = parameter_shapes(model)
     shapes = {f"{OF_MODEL['wte']}.weight": native["wte.weight"]}
@@ -38,20 +46,31 @@ def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{theirs}.self_attn.o_proj.bias": (model.d_model,)} if biases else {}
         for name, foreign in of_layer(model).items():
             shapes |= _parts(native, f"{ours}.{name}", f"{theirs}.{foreign}")
-    return shapes | _parts(native, "ln_f", OF_MODEL["ln_f"]) | _parts(native, "lm_head", OF_MODEL["lm_head"])
+    return (
+        shapes
+        | _parts(native, "ln_f", OF_MODEL["ln_f"])
+        | _parts(native, "lm_head", OF_MODEL["lm_head"])
+    )
 
 
 def _parts(values: Mapping, ours: str, theirs: str) -> dict:
     """Returns the weight and, if there is one, the bias of our module under their name."""
-    return {f"{theirs}.{part}": values[f"{ours}.{part}"] for part in ("weight", "bias") if f"{ours}.{part}" in values}
+    return {
+        f"{theirs}.{part}": values[f"{ours}.{part}"]
+        for part in ("weight", "bias")
+        if f"{ours}.{part}" in values
+    }
 
 
 def foreign_weights(
     config: ModelConfig, weights: Weights, active: Mapping[str, float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of a view's checkpoint, merged layer by layer; holds one layer or embedding.
+    """Yields (name, float32 tensor) of a view's checkpoint, merged layer by layer.
 
-    `config` and `weights` are the view's (`views.open_view`), `active` its modules with their weights.
+    Holds one layer or embedding.
+
+    `config` and `weights` are the view's (`views.open_view`), `active` its modules with their
+    weights.
     """
     modules = {theirs: ours for ours, theirs in OF_MODEL.items()}
     tensors: dict[str, torch.Tensor] = {}
@@ -65,7 +84,9 @@ def foreign_weights(
     assert not tensors, f"tensors without a place: {sorted(tensors)}"
 
 
-def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int) -> dict:
+def _foreign_layer(
+    config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int
+) -> dict:
     ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
     merged = merged_mlp(config, weights, active, ours)
     split = weights[f"{ours}.attn.qkv_proj.weight"].split(projection_rows(config))
@@ -73,8 +94,12 @@ def _foreign_layer(config: ModelConfig, weights: Weights, active: Mapping[str, f
     for name, rows in zip(PROJECTIONS, split, strict=True):
         tensors[f"{theirs}.self_attn.{name}.weight"] = rows
     if not config.is_llama:
-        sizes = dict(zip((*PROJECTIONS, "o_proj"), (*projection_rows(config), config.d_model), strict=True))
-        tensors |= {f"{theirs}.self_attn.{name}.bias": torch.zeros(size) for name, size in sizes.items()}
+        sizes = dict(
+            zip((*PROJECTIONS, "o_proj"), (*projection_rows(config), config.d_model), strict=True)
+        )
+        tensors |= {
+            f"{theirs}.self_attn.{name}.bias": torch.zeros(size) for name, size in sizes.items()
+        }
     for name, foreign in of_layer(config).items():
         held = merged if name.startswith("mlp.") else weights
         tensors |= _parts(held, f"{ours}.{name}", f"{theirs}.{foreign}")
@@ -89,13 +114,20 @@ def projection_rows(model: ModelConfig) -> list[int]:
 class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
 
-    A tied unembedding is the embedding. Linear layers of a StarCoder2 model without biases (`has_biases` False) get
-    zeros. ValueError for a
-    tensor that is missing, has another shape, or holds NaN or infinity, and for more layers than the checkpoint has.
+    A tied unembedding is the embedding. Linear layers of a StarCoder2 model without biases
+    (`has_biases` False) get zeros. ValueError for a tensor that is missing, has another shape, or
+    holds NaN or infinity, and for more layers than the checkpoint has.
     """
 
-    def __init__(self, model: ModelConfig, foreign: DiskTensors, is_tied: bool, has_biases: bool) -> None:
-        self._model, self._foreign, self._is_tied, self._has_biases = model, foreign, is_tied, has_biases
+    def __init__(
+        self, model: ModelConfig, foreign: DiskTensors, is_tied: bool, has_biases: bool
+    ) -> None:
+        self._model, self._foreign, self._is_tied, self._has_biases = (
+            model,
+            foreign,
+            is_tied,
+            has_biases,
+        )
         layers = {name.split(".")[2] for name in foreign if name.startswith("model.layers.")}
         if model.num_layers > len(layers):
             allowed = f"at most {len(layers)}, the layers that the checkpoint's tensors name"
@@ -117,7 +149,9 @@ class CheckpointWeights(Mapping):
             layer = f"model.layers.{name.split('.')[1]}.self_attn"
             rows = projection_rows(self._model)
             pairs = zip(PROJECTIONS, rows, strict=True)
-            return torch.cat([self._read(f"{layer}.{p}.weight", (n, self._model.d_model)) for p, n in pairs])
+            return torch.cat(
+                [self._read(f"{layer}.{p}.weight", (n, self._model.d_model)) for p, n in pairs]
+            )
         return self._read(self._foreign_name(name), shape)
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
@@ -143,24 +177,31 @@ class CheckpointWeights(Mapping):
             found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
             raise invalid(name, found, f"{shape} of a floating type, as config.json says")
         tensor = tensor.float()
-        if not all(
-            map(math.isfinite, tensor.aminmax())
-        ):  # the minimum is NaN if any element is; no tensor-sized temporary
+        # The minimum is NaN if any element is. This needs no temporary of the tensor's size.
+        if not all(map(math.isfinite, tensor.aminmax())):
             raise invalid(name, "NaN or infinity", "finite numbers, in float32 too")
         return tensor
 
     def require_zero_biases(self) -> None:
-        """ValueError for an attention bias of StarCoder2 that is missing or not zero: ours has none."""
+        """ValueError for an attention bias of StarCoder2 that is missing or not zero."""
         for name, shape in foreign_shapes(self._model).items():
             if ".self_attn." in name and name.endswith(".bias"):
                 largest = float(self._read(name, shape).abs().max())
                 if largest:
-                    raise invalid(name, f"up to {largest:.3g}", "zero, because attention here has no biases")
+                    raise invalid(
+                        name, f"up to {largest:.3g}", "zero, because attention here has no biases"
+                    )
 
     def require_no_others(self) -> None:
         """ValueError for tensors without a place in our model: they would be lost."""
-        known = {name for name in foreign_shapes(self._model) if self._has_biases or not _is_linear_bias(name)}
-        if strays := sorted(name for name in self._foreign if name not in known and not name.endswith(ROTARY)):
+        known = {
+            name
+            for name in foreign_shapes(self._model)
+            if self._has_biases or not _is_linear_bias(name)
+        }
+        if strays := sorted(
+            name for name in self._foreign if name not in known and not name.endswith(ROTARY)
+        ):
             kind = f"a {STOCKS[self._model.architecture].title} model"
             kind += "" if self._has_biases else " whose use_bias is false"
             raise invalid("tensors", strays[:4], f"those of {kind} and no others")

@@ -1,7 +1,10 @@
-"""Scores views on tasks of the LM Evaluation Harness, once each; the scores are evaluations of the storage.
+"""Scores views on tasks of the LM Evaluation Harness, once each.
 
-Small models often answer multiple choice as a guess does, whatever they know. Each score therefore has the chance of a
-guess beside it, and the bits a byte of the right answers, which need no right guess to differ.
+The scores are evaluations of the storage.
+
+Small models often answer multiple choice as a guess does, whatever they know. Each score therefore
+has the chance of a guess beside it, and the bits a byte of the right answers, which need no right
+guess to differ.
 """
 
 import hashlib
@@ -31,13 +34,28 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
-NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")  # names of files and folders that define no task
-INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)  # a line of YAML, with those that continue it
-NAMES = re.compile(r"[^\s\[\],\"']+")
-LEVEL = 1.645  # standard errors on each side of a 90% interval
-ACCURACIES = ("acc_norm", "acc")  # the harness's names; the first that a task has is judged
+# Names of files and folders that define no task.
+NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
+# A line of YAML that includes files, with those that continue it.
+INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
+# The names of files in such a line.
+INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
+# The standard errors on each side of a 90% interval.
+LEVEL = 1.645
+# The harness's names. The first one that a task has is judged.
+ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
-SCORE_COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict", "bits_per_byte"]
+SCORE_COLUMNS = [
+    "profile",
+    "task",
+    "documents",
+    "accuracy",
+    "low",
+    "high",
+    "chance",
+    "verdict",
+    "bits_per_byte",
+]
 
 
 @dataclass(frozen=True)
@@ -45,14 +63,22 @@ class Benchmark:
     """Tasks by name, and how they are asked."""
 
     tasks: tuple[str, ...]
-    folder: str = ""  # with task files of the user's; "" without
+    # A folder with task files of the user's; "" without one.
+    folder: str = ""
     num_fewshot: int = -1
     limit: int = 0
 
     def checked(self) -> "Benchmark":
-        """Returns it with an absolute folder; ValueError without lm-eval, for an unknown task and a bad folder."""
+        """Returns it with an absolute folder.
+
+        ValueError without lm-eval, for an unknown task and a bad folder.
+        """
         if importlib.util.find_spec("lm_eval") is None:
-            raise invalid("tasks", ", ".join(self.tasks), "an installed lm-eval: pip install 'gram-platform[eval]'")
+            raise invalid(
+                "tasks",
+                ", ".join(self.tasks),
+                "an installed lm-eval: pip install 'gram-platform[eval]'",
+            )
         from lm_eval.tasks import TaskManager
 
         folder = str(local_path("include_path", self.folder).resolve()) if self.folder else ""
@@ -61,16 +87,19 @@ class Benchmark:
         known = TaskManager(include_path=folder or None).all_tasks
         for task in self.tasks:
             if task not in known:
-                expected = f"one of the {len(known):,} tasks of lm-eval, or of --include-path{meant(task, known)}"
+                expected = (
+                    f"one of the {len(known):,} tasks of lm-eval, or of"
+                    f" --include-path{meant(task, known)}"
+                )
                 raise invalid("tasks", task, expected)
         return replace(self, folder=folder)
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes all that defines tasks of a folder: its files, and what these tasks read from elsewhere on this machine.
+    """Hashes all that defines tasks of a folder: its files, and what they read elsewhere.
 
-    That is the files that theirs include, and documents. Modules that they import from elsewhere are not seen.
-    ValueError for a file that cannot be read.
+    That is the files that theirs include, and documents. Modules that they import from elsewhere
+    are not seen. ValueError for a file that cannot be read.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _included(folder)]
@@ -81,7 +110,10 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes names and contents of all files below a folder, but for hidden ones and those of Python and editors."""
+    """Hashes the names and contents of all files below a folder.
+
+    Hidden ones and those of Python and editors do not count.
+    """
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -90,7 +122,11 @@ def folder_sha256(folder: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [path for path in paths if not any(map(NOT_OF_TASKS.fullmatch, path.relative_to(folder).parts))]
+    return [
+        path
+        for path in paths
+        if not any(map(NOT_OF_TASKS.fullmatch, path.relative_to(folder).parts))
+    ]
 
 
 def _included(folder: Path) -> list[Path]:
@@ -99,8 +135,12 @@ def _included(folder: Path) -> list[Path]:
     while pending:
         path = pending.pop()
         for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
-            named = [(path.parent / name).resolve() for name in NAMES.findall(names)]
-            new = [each for each in named if each.is_file() and not each.is_relative_to(folder) and each not in found]
+            named = [(path.parent / name).resolve() for name in INCLUDED_NAMES.findall(names)]
+            new = [
+                each
+                for each in named
+                if each.is_file() and not each.is_relative_to(folder) and each not in found
+            ]
             found |= dict.fromkeys(new)
             pending += new
     return sorted(found)
@@ -119,8 +159,16 @@ def _reads_elsewhere(task: "Task", folder: Path) -> bool:
 
 
 def _strings(value: object) -> Iterator[str]:
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    yield from [str(value)] if isinstance(value, str | Path) else chain.from_iterable(map(_strings, inner))
+    inner = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
+    yield from (
+        [str(value)] if isinstance(value, str | Path) else chain.from_iterable(map(_strings, inner))
+    )
 
 
 def _documents_sha256(task: "Task") -> str:
@@ -133,12 +181,20 @@ def _documents_sha256(task: "Task") -> str:
 
 
 def parse_profile(found: AvailableModules, name: str) -> View:
-    """Returns the view of a profile by its name: `core`, `core+virology`, `all`; ValueError for another."""
+    """Returns the view of a profile: `core`, `core+virology`, `all`; ValueError for another."""
     modules = found.modules if name == "all" else tuple(name.split("+")[1:])
     if name != "all" and name.split("+")[0] != "core":
-        raise invalid("profiles", name, "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules))
+        raise invalid(
+            "profiles",
+            name,
+            "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules),
+        )
     if not found.has_core:
-        raise invalid("run_id", found.run_id, "a run with a core: this one has an expert for each domain; export one")
+        raise invalid(
+            "run_id",
+            found.run_id,
+            "a run with a core: this one has an expert for each domain; export one",
+        )
     return found.view(dict.fromkeys(modules, 1.0), {})
 
 
@@ -150,10 +206,12 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view that has no stored scores; returns one row for each profile and task, `SCORE_COLUMNS`.
+    """Scores each view that has no stored scores.
 
-    The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for a task that cannot
-    be built or asked, before anything is written.
+    Returns one row for each profile and task, with SCORE_COLUMNS.
+
+    The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for
+    a task that cannot be built or asked, before anything is written.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -163,38 +221,65 @@ def score_profiles(
         started = time.monotonic()
         run = store.run(view.run_id).config_as(run_from_plain)
         asked = (benchmark.num_fewshot, benchmark.limit, precision)
-        scores = TaskScores(view, run.data.data_id, benchmark.tasks, version("lm_eval"), files_sha256, *asked)
+        scores = TaskScores(
+            view, run.data.data_id, benchmark.tasks, version("lm_eval"), files_sha256, *asked
+        )
         directory = store.evaluation(scores.eval_id)
         if (result := directory.result()) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
             directory.add_tags(
-                {**store.run(view.run_id).tags(), "profile": name, "measure": TaskScores.measure, "kind": "evaluation"}
+                {
+                    **store.run(view.run_id).tags(),
+                    "profile": name,
+                    "measure": TaskScores.measure,
+                    "kind": "evaluation",
+                }
             )
             fields = _scored(store, scores, manager, device)
             result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})
-            say(f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation {scores.eval_id})")
+            say(
+                f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation"
+                f" {scores.eval_id})"
+            )
         else:
             say(f"{name}: scored before (evaluation {scores.eval_id})")
-        rows += [{"profile": name, "task": task, **_judged(found)} for task, found in result["tasks"].items()]
+        rows += [
+            {"profile": name, "task": task, **_judged(found)}
+            for task, found in result["tasks"].items()
+        ]
     return pd.DataFrame(rows, columns=SCORE_COLUMNS)
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (the harness's index of tasks, the tasks); ValueError for a task that cannot be built or asked."""
+    """Returns (the harness's index of tasks, the tasks).
+
+    ValueError for a task that cannot be built or asked.
+    """
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
     for name in benchmark.tasks:
         try:
             tasks = list(_leaves(get_task_dict([name], manager)))
-        except OSError as error:  # also the libraries' errors of connections
-            allowed = "a network for the hub's documents, or a task file of --include-path with local documents"
+        except OSError as error:
+            # The libraries' errors of connections are such errors too.
+            allowed = (
+                "a network for the hub's documents, or a task file of --include-path with local"
+                " documents"
+            )
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
-        except Exception as error:  # whatever a task's file, or a function that it names, raises
-            raise invalid("tasks", name, f"a task that can be built ({type(error).__name__}: {error})") from error
+        except Exception as error:
+            # A task's file, or a function that it names, may raise anything.
+            raise invalid(
+                "tasks", name, f"a task that can be built ({type(error).__name__}: {error})"
+            ) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
-            raise invalid("tasks", name, "a task that generates no text: export the profile for `lm_eval --model hf`")
+            raise invalid(
+                "tasks",
+                name,
+                "a task that generates no text: export the profile for `lm_eval --model hf`",
+            )
         built += tasks
     return manager, built
 
@@ -213,7 +298,9 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
 
     corpus = open_corpus(store, scores.data_id)
     _, model = load_view(store, scores.view, scores.precision)
-    asked = HarnessModel(model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path))
+    asked = HarnessModel(
+        model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path)
+    )
     found = lm_eval.simple_evaluate(
         asked,
         tasks=list(scores.tasks),
@@ -222,33 +309,51 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
         task_manager=manager,
     )
     ids = {"eval_id": scores.eval_id, "run_id": scores.view.run_id, "view_id": scores.view.view_id}
-    tasks = {task: task_fields(found["results"][task], samples) for task, samples in found["samples"].items()}
+    tasks = {
+        task: task_fields(found["results"][task], samples)
+        for task, samples in found["samples"].items()
+    }
     return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint}
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns a task's numbers: the harness's metrics with standard errors, and for multiple choice those of `answers`.
+    """Returns a task's numbers: the harness's metrics with standard errors, and `answers`.
 
-    `metrics`: the harness's `{"acc,none": ..., "acc_stderr,none": ...}`; `samples`: its record of each document.
+    `metrics`: the harness's `{"acc,none": ..., "acc_stderr,none": ...}`; `samples`: its record of
+    each document.
     """
-    names = {key: key.removesuffix(",none") for key, value in metrics.items() if isinstance(value, float)}
+    names = {
+        key: key.removesuffix(",none") for key, value in metrics.items() if isinstance(value, float)
+    }
     fields = {name: float(metrics[key]) for key, name in names.items()}
     fields["documents"] = float(len({sample["doc_id"] for sample in samples}))
     return fields | answers(samples)
 
 
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns `chance`, a guess's accuracy, and `bits_per_byte` of the right answers; {} unless multiple choice."""
+    """Returns a guess's accuracy `chance`, and `bits_per_byte` of the right answers.
+
+    Returns {} unless the task is multiple choice.
+    """
     bits, num_bytes, chances = 0.0, 0, []
     for sample in samples:
         choices, right = sample["arguments"], sample["target"]
-        if not isinstance(right, int) or not 0 <= right < len(choices) or len(choices[right]) != 2 or len(choices) < 2:
+        if (
+            not isinstance(right, int)
+            or not 0 <= right < len(choices)
+            or len(choices[right]) != 2
+            or len(choices) < 2
+        ):
             return {}
         log_likelihood = sample["filtered_resps"][right][0]
         bits -= log_likelihood / math.log(2.0)
         num_bytes += len(choices[right][1].encode())
         chances.append(1.0 / len(choices))
-    return {"chance": sum_in_order(chances) / len(chances), "bits_per_byte": bits / num_bytes} if num_bytes else {}
+    return (
+        {"chance": sum_in_order(chances) / len(chances), "bits_per_byte": bits / num_bytes}
+        if num_bytes
+        else {}
+    )
 
 
 def _judged(found: Mapping[str, float]) -> dict[str, object]:
@@ -264,5 +369,7 @@ def _judged(found: Mapping[str, float]) -> dict[str, object]:
     low, high = accuracy - LEVEL * error, accuracy + LEVEL * error
     row |= {"accuracy": accuracy, "low": low, "high": high, "chance": found.get("chance", math.nan)}
     if "chance" in found:
-        row["verdict"] = ABOVE if low > found["chance"] else BELOW if high < found["chance"] else AT_CHANCE
+        row["verdict"] = (
+            ABOVE if low > found["chance"] else BELOW if high < found["chance"] else AT_CHANCE
+        )
     return row

@@ -1,9 +1,9 @@
 """Verifies an export: reads the checkpoint back and compares its logits with the view's.
 
-Both models process the same tokens layer by layer, one layer of each in memory. They compute in float64 (positions in
-float32), so any difference comes from the file, not from the order of sums. bfloat16 has 8 bits of mantissa, which
-moves logits by some thousandths of the largest; so the tensors are also compared bit by bit with the rounded merged
-weights.
+Both models process the same tokens layer by layer, one layer of each in memory. They compute in
+float64 (positions in float32), so any difference comes from the file, not from the order of sums.
+bfloat16 has 8 bits of mantissa, which moves logits by some thousandths of the largest; so the
+tensors are also compared bit by bit with the rounded merged weights.
 """
 
 import json
@@ -28,10 +28,14 @@ from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import load_view
 
-FLOAT32_TOLERANCE = 1e-4  # largest difference of a logit
-BFLOAT16_TOLERANCE = 0.05  # relative to the largest logit
-NUM_TOKENS = 256  # per domain, at most
-ROWS_AT_ONCE = 1024  # of the vocabulary, in float64
+# The largest difference of a logit that counts as equal.
+FLOAT32_TOLERANCE = 1e-4
+# The same, relative to the largest logit.
+BFLOAT16_TOLERANCE = 0.05
+# The most tokens of a domain.
+NUM_TOKENS = 256
+# The rows of the vocabulary that are compared at once, in float64.
+ROWS_AT_ONCE = 1024
 TEXT_ENDINGS = (".json", ".md")
 RANDOM_SEED = 0
 
@@ -44,15 +48,27 @@ class Agreement:
     largest_logit: float
     tolerance: float
     num_tokens: int
-    tokens: str  # their origin
+    # Where the tokens come from.
+    tokens: str
 
     def __str__(self) -> str:
-        found = f"Largest difference of a logit {self.largest_difference:.2g} (tolerance {self.tolerance:.2g}, largest"
-        return f"{found} logit {self.largest_logit:.3g}) over {self.num_tokens:,} tokens of {self.tokens}"
+        found = (
+            f"Largest difference of a logit {self.largest_difference:.2g} (tolerance"
+            f" {self.tolerance:.2g}, largest"
+        )
+        return (
+            f"{found} logit {self.largest_logit:.3g}) over {self.num_tokens:,} tokens of"
+            f" {self.tokens}"
+        )
 
 
-def verification_tokens(store: Store, data_id: str | None, model: ModelConfig) -> tuple[torch.Tensor, str]:
-    """Returns (tokens_BT, their origin): the start of every domain's validation split; random ids without a corpus."""
+def verification_tokens(
+    store: Store, data_id: str | None, model: ModelConfig
+) -> tuple[torch.Tensor, str]:
+    """Returns (tokens_BT, their origin): the start of every domain's validation split.
+
+    They are random ids without a corpus.
+    """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     corpus = find_corpus(store, data_id)
     if corpus is None:
@@ -63,8 +79,10 @@ def verification_tokens(store: Store, data_id: str | None, model: ModelConfig) -
     return torch.from_numpy(np.stack(rows)), f"the validation split of {', '.join(corpus.domains)}"
 
 
-Model = tuple[ModelConfig, Weights, Mapping[str, float]]  # (shape, weights by name, active modules with weights)
-Tokens = tuple[torch.Tensor, str]  # as `verification_tokens` returns
+# A shape, the weights by name, and the active modules with their weights.
+Model = tuple[ModelConfig, Weights, Mapping[str, float]]
+# What `verification_tokens` returns.
+Tokens = tuple[torch.Tensor, str]
 
 
 def verified(
@@ -74,13 +92,16 @@ def verified(
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> Agreement:
-    """Reads a checkpoint back. ValueError if it holds anything except the view, or its logits differ from the view's.
+    """Reads a checkpoint back.
 
-    `view`: shape and weights as `open_view` gives them, with the active modules; `dtype`: the file's; `progress` gets
-    (bytes done, bytes in total) of the checkpoint.
+    ValueError if it holds anything except the view, or its logits differ from the view's.
+
+    `view`: shape and weights as `open_view` gives them, with the active modules; `dtype`: the
+    file's; `progress` gets (bytes done, bytes in total) of the checkpoint.
     """
     config, weights, active = view
-    own, expected = native_config(json.loads((folder / "config.json").read_text())), merged_config(config, active)
+    own = native_config(json.loads((folder / "config.json").read_text()))
+    expected = merged_config(config, active)
     if own != expected:
         raise invalid("export", str(own), f"a model of the shape {expected}")
     _require_nothing_else(folder, own, dtype)
@@ -91,11 +112,14 @@ def verified(
         routed = (replace(config, modules=granted), weights, active)
         layer_bytes = dtype.itemsize * total_parameters(own) // own.num_layers
         report = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
-        agreement = _agreement(*largest_difference(routed, (own, found, {}), tokens[0], report), dtype, tokens, folder)
+        agreement = _agreement(
+            *largest_difference(routed, (own, found, {}), tokens[0], report), dtype, tokens, folder
+        )
         for name, merged in foreign_weights(*view):
             if not _is_written(merged.to(dtype), written, name):
                 raise invalid("export", name, "the view's merged weights, bit by bit")
-            del merged  # frees it before the next one is made
+            # It is freed before the next one is made.
+            del merged
     return agreement
 
 
@@ -103,13 +127,21 @@ def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
     """Tells whether the file has the tensor, bit by bit; reads a few rows at a time."""
     parts = tensor.split(ROWS_AT_ONCE)
     firsts = range(0, len(tensor), ROWS_AT_ONCE)
-    return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in zip(firsts, parts, strict=True))
+    return all(
+        torch.equal(part, written.rows(name, n, n + len(part)))
+        for n, part in zip(firsts, parts, strict=True)
+    )
 
 
-def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens) -> Agreement:
-    """Verifies with the transformers library in float32, and generates a little; holds both models in memory.
+def verified_by_transformers(
+    store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens
+) -> Agreement:
+    """Verifies with the transformers library in float32, and generates a little.
 
-    ImportError without the library. The order of sums differs, which adds float32 rounding to the difference.
+    Holds both models in memory.
+
+    ImportError without the library. The order of sums differs, which adds float32 rounding to the
+    difference.
     """
     from transformers import AutoModelForCausalLM
 
@@ -118,17 +150,27 @@ def verified_by_transformers(store: Store, view: View, folder: Path, dtype: torc
     with torch.no_grad():
         expected, found = ours(tokens[0], dict(view.weights)), model(tokens[0]).logits
         start, length = tokens[0][:, :1], min(8, config.seq_len - 1)
-        lengths = {"min_new_tokens": length, "max_new_tokens": length, "do_sample": False, "pad_token_id": 0}
+        lengths = {
+            "min_new_tokens": length,
+            "max_new_tokens": length,
+            "do_sample": False,
+            "pad_token_id": 0,
+        }
         drawn = model.generate(start, attention_mask=torch.ones_like(start), **lengths)
     assert drawn.shape[1] == 1 + length, drawn.shape
     largest = float((expected - found).abs().max()), float(expected.abs().max())
     return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
 
 
-def require_same_ids(store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor) -> None:
-    """ValueError unless transformers' tokenizer gives a text the ids that training gave it; an export may have none.
+def require_same_ids(
+    store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor
+) -> None:
+    """ValueError unless transformers' tokenizer gives a text the ids of training.
 
-    Compares on the text of these tokens, and on one that spells the end of a text. ImportError without the library.
+    An export may have none.
+
+    Compares on the text of these tokens, and on one that spells the end of a text. ImportError
+    without the library.
     """
     corpus = find_corpus(store, data_id)
     if corpus is None:
@@ -144,31 +186,41 @@ def require_same_ids(store: Store, data_id: str | None, folder: Path, tokens_BT:
             raise invalid("export", ids, f"the ids of training, {expected}, for the text {text!r}")
 
 
-def _agreement(difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path) -> Agreement:
+def _agreement(
+    difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path
+) -> Agreement:
     """Reports the difference; ValueError if it exceeds the dtype's tolerance."""
     tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE * logit
     agreement = Agreement(difference, logit, tolerance, tokens[0].numel(), tokens[1])
-    if not difference <= tolerance:  # this form also rejects NaN
+    # This form also rejects NaN.
+    if not difference <= tolerance:
         raise invalid("export", str(folder), f"a checkpoint with the view's logits. {agreement}")
     return agreement
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """ValueError unless a dense model of this width accounts for every byte, so that no module can remain."""
+    """ValueError unless a dense model of this width accounts for every byte.
+
+    So no module can remain.
+    """
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
         odd = sorted(set(shapes.items()) ^ set(expected.items()))
-        raise invalid("export", odd[:4], "the tensors of a dense model of the view's width and no others")
-    found = {path.name: path.stat().st_size for path in folder.rglob("*") if path.suffix not in TEXT_ENDINGS}
+        raise invalid(
+            "export", odd[:4], "the tensors of a dense model of the view's width and no others"
+        )
+    found = {
+        path.name: path.stat().st_size
+        for path in folder.rglob("*")
+        if path.suffix not in TEXT_ENDINGS
+    }
     sizes = {
-        file: stream_bytes({n: s for n, s in expected.items() if n in held}, dtype) for file, held in files.items()
+        file: stream_bytes({n: s for n, s in expected.items() if n in held}, dtype)
+        for file, held in files.items()
     }
     if found != sizes:
         raise invalid("export", found, f"only the files and sizes of the view's tensors: {sizes}")
-
-
-# --------------------------------------------------------------------------------------------- layer by layer
 
 
 @torch.no_grad()
@@ -177,26 +229,35 @@ def largest_difference(
 ) -> tuple[float, float]:
     """Returns (the largest difference of a logit, the largest logit) of two models.
 
-    The models have equal d_model, depth and vocabulary. Loads weights one layer at a time; `progress` gets the number
-    of layers done.
+    The models have equal d_model, depth and vocabulary. Loads weights one layer at a time;
+    `progress` gets the number of layers done.
     """
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in (left, right)]
     for layer in range(left[0].num_layers):
-        states = [_layer(*model, layer, x_BTD) for model, x_BTD in zip((left, right), states, strict=True)]
+        states = [
+            _layer(*model, layer, x_BTD) for model, x_BTD in zip((left, right), states, strict=True)
+        ]
         progress(layer + 1)
-    states = [_final_norm(*model[:2], x_BTD) for model, x_BTD in zip((left, right), states, strict=True)]
+    states = [
+        _final_norm(*model[:2], x_BTD) for model, x_BTD in zip((left, right), states, strict=True)
+    ]
     differences, largest = [], []
     for first in range(0, left[0].vocab_size, ROWS_AT_ONCE):
         rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
         heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in (left, right)]
         expected, found = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
-        differences.append((expected - found).abs().max())  # NaN propagates
+        # NaN propagates.
+        differences.append((expected - found).abs().max())
         largest.append(expected.abs().max())
     return float(torch.stack(differences).max()), float(torch.stack(largest).max())
 
 
 def _layer(
-    config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int, x_BTD: torch.Tensor
+    config: ModelConfig,
+    weights: Weights,
+    active: Mapping[str, float],
+    layer: int,
+    x_BTD: torch.Tensor,
 ) -> torch.Tensor:
     with torch.device("meta"):
         block = Block(config)
@@ -216,4 +277,6 @@ def _final_norm(config: ModelConfig, weights: Weights, x_BTD: torch.Tensor) -> t
 
 def _fill(module: torch.nn.Module, weights: Weights, prefix: str) -> None:
     """Reads the module's parameters in float64."""
-    module.load_state_dict({name: weights[prefix + name].double() for name in module.state_dict()}, assign=True)
+    module.load_state_dict(
+        {name: weights[prefix + name].double() for name in module.state_dict()}, assign=True
+    )

@@ -1,7 +1,9 @@
-"""A stand-in for the Hugging Face hub on this machine, which the hub's own client talks to over HTTP.
+"""A stand-in for the Hugging Face hub on this machine, which the hub's own client talks to over
+HTTP.
 
-It has models with files, large ones by their SHA-256, and one login. It refuses what the hub would: a wrong login, a
-commit on another one's owner, one that is not on the newest commit, and files that were never uploaded.
+It has models with files, large ones by their SHA-256, and one login. It refuses what the hub would:
+a wrong login, a commit on another one's owner, one that is not on the newest commit, and files that
+were never uploaded.
 """
 
 import base64
@@ -27,7 +29,9 @@ class Model:
     """A model: its files, the commits' ids, and whether it is private."""
 
     is_private: bool
-    files: dict[str, bytes] = field(default_factory=lambda: {".gitattributes": b"*.safetensors filter=lfs\n"})
+    files: dict[str, bytes] = field(
+        default_factory=lambda: {".gitattributes": b"*.safetensors filter=lfs\n"}
+    )
     commits: list[str] = field(default_factory=lambda: ["0" * 40])
 
 
@@ -83,7 +87,10 @@ class Handler(BaseHTTPRequestHandler):
             return self._answer(200, {"errors": [], "warnings": []})
         if path.endswith(".git/info/lfs/objects/batch"):
             wanted = json.loads(body)["objects"]
-            found = [{**one, "actions": {"upload": {"href": f"{self.hub.url}/blobs/{one['oid']}"}}} for one in wanted]
+            found = [
+                {**one, "actions": {"upload": {"href": f"{self.hub.url}/blobs/{one['oid']}"}}}
+                for one in wanted
+            ]
             return self._answer(200, {"transfer": "basic", "objects": found})
         name = "/".join(path.split("/")[3:5])
         if path.startswith("/api/models/") and name in self.hub.models:
@@ -96,7 +103,9 @@ class Handler(BaseHTTPRequestHandler):
         name = f"{wanted['organization']}/{wanted['name']}"
         created = {"url": f"{self.hub.url}/{name}", "name": name}
         if wanted["organization"] != OWNER:
-            return self._answer(403, {"error": f"You don't have the rights to create a model under {name}"})
+            return self._answer(
+                403, {"error": f"You don't have the rights to create a model under {name}"}
+            )
         if name in self.hub.models:
             return self._answer(409, {"error": "You already created this model repo", **created})
         is_private = wanted.get("private") is True or wanted.get("visibility") == "private"
@@ -107,12 +116,22 @@ class Handler(BaseHTTPRequestHandler):
         model, rest = self.hub.models[name], path.split("/")[5:]
         if rest == ["preupload", "main"]:
             files = json.loads(body)["files"]
-            modes = [{"path": f["path"], "shouldIgnore": False, "uploadMode": self._mode(f["path"])} for f in files]
+            modes = [
+                {"path": f["path"], "shouldIgnore": False, "uploadMode": self._mode(f["path"])}
+                for f in files
+            ]
             return self._answer(200, {"files": modes})
         if rest == ["commit", "main"]:
             return self._commit(name, model, [json.loads(line) for line in body.splitlines()])
-        siblings = [{"rfilename": path, **self._large(path, data)} for path, data in model.files.items()]
-        found = {"id": name, "sha": model.commits[-1], "private": model.is_private, "siblings": siblings}
+        siblings = [
+            {"rfilename": path, **self._large(path, data)} for path, data in model.files.items()
+        ]
+        found = {
+            "id": name,
+            "sha": model.commits[-1],
+            "private": model.is_private,
+            "siblings": siblings,
+        }
         return self._answer(200, found)
 
     def _mode(self, path: str) -> str:
@@ -133,12 +152,18 @@ class Handler(BaseHTTPRequestHandler):
                 model.files[value["path"]] = base64.b64decode(value["content"])
                 continue
             data = self.hub.blobs.get(value["oid"])
-            if kind != "lfsFile" or data is None or hashlib.sha256(data).hexdigest() != value["oid"]:
+            if (
+                kind != "lfsFile"
+                or data is None
+                or hashlib.sha256(data).hexdigest() != value["oid"]
+            ):
                 return self._answer(400, {"error": f"{value['path']}: no such upload"})
             model.files[value["path"]] = data
         model.commits.append(hashlib.sha1(repr(operations).encode()).hexdigest())
         address = f"{self.hub.url}/{name}/commit/{model.commits[-1]}"
-        return self._answer(200, {"success": True, "commitOid": model.commits[-1], "commitUrl": address})
+        return self._answer(
+            200, {"success": True, "commitOid": model.commits[-1], "commitUrl": address}
+        )
 
 
 @contextlib.contextmanager

@@ -1,4 +1,5 @@
-"""Complete runs whose weights were drawn, not trained: without a zero in them, so that a forgotten term would show.
+"""Complete runs whose weights were drawn, not trained: without a zero in them, so that a forgotten
+term would show.
 
 And a checkpoint of another's, with the tokenizer that it may have.
 """
@@ -27,17 +28,31 @@ from gram_platform.store.tensors import hash_tensors
 def drawn_weights(run: RunConfig, std: float = 0.05) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(run.seed + 1)
     shapes = {name: value.shape for name, value in initial_weights(run.model, run.seed)}
-    offsets = {name: 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0 for name in shapes}
-    return {name: offsets[name] + std * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    offsets = {
+        name: 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0
+        for name in shapes
+    }
+    return {
+        name: offsets[name] + std * torch.randn(shape, generator=generator)
+        for name, shape in shapes.items()
+    }
 
 
 def complete(
-    store: Store, run: RunConfig, weights: Mapping[str, torch.Tensor] | None = None, num_ranks: int = 1
+    store: Store,
+    run: RunConfig,
+    weights: Mapping[str, torch.Tensor] | None = None,
+    num_ranks: int = 1,
 ) -> str:
     """The id of the run, complete with these weights, as so many ranks write it."""
     directory, weights = store.run(run.run_id), drawn_weights(run) if weights is None else weights
     directory.ensure_config(run)
-    fields = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "final": {}, "parameters": 1}
+    fields = {
+        "num_steps": run.num_steps,
+        "num_tokens": run.num_tokens,
+        "final": {},
+        "parameters": 1,
+    }
     with directory.start_attempt("test") as attempt:
         if num_ranks == 1:
             attempt.complete(fields, weights)
@@ -45,7 +60,9 @@ def complete(
         folder, files = directory.attempts.child(attempt.attempt_id, SHARDS), {}
         for rank in range(num_ranks):
             rows = {n: rank_rows(len(w), rank, num_ranks) for n, w in weights.items()}
-            held = {n: Piece(w[slice(*rows[n])], rows[n][0], tuple(w.shape)) for n, w in weights.items()}
+            held = {
+                n: Piece(w[slice(*rows[n])], rows[n][0], tuple(w.shape)) for n, w in weights.items()
+            }
             files |= write_shard(folder, held, rank, num_ranks)
         attempt.complete_shards(fields, files, hash_tensors(weights))
     return run.run_id
@@ -75,7 +92,8 @@ Change = Callable[[dict[str, torch.Tensor]], None]
 
 
 def checkpoint(folder: Path, change: Change = lambda tensors: None, **fields) -> Path:
-    """The folder with a checkpoint of drawn weights; `change` alters its tensors, `fields` its config.json alone."""
+    """The folder with a checkpoint of drawn weights; `change` alters its tensors, `fields` its
+    config.json alone."""
     generator = torch.Generator().manual_seed(0)
     shapes = foreign_shapes(native_config(FOREIGN))
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
@@ -91,6 +109,8 @@ def checkpoint(folder: Path, change: Change = lambda tensors: None, **fields) ->
 
 def write_words(folder: Path, *words: str) -> bytes:
     """A tokenizer.json with these tokens; its bytes."""
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     return (folder / "tokenizer.json").read_bytes()

@@ -1,4 +1,5 @@
-"""No weight of a removed module is in an export: not a row, not a column, in no floating type, in no file."""
+"""No weight of a removed module is in an export: not a row, not a column, in no floating type, in
+no file."""
 
 import dataclasses
 
@@ -27,7 +28,12 @@ def vectors(tensor):
     """Its rows and columns."""
     if tensor.dim() == 1:
         return [tensor]
-    return [vector.contiguous() for matrix in (tensor, tensor.T) for vector in matrix if len(vector) >= FEWEST]
+    return [
+        vector.contiguous()
+        for matrix in (tensor, tensor.T)
+        for vector in matrix
+        if len(vector) >= FEWEST
+    ]
 
 
 def traces(folder, removed, weights):
@@ -48,25 +54,39 @@ def names_of(weights, domain):
 
 def modular_run(kind, architecture=STARCODER2):
     modules = tuple(ModuleSpec(d, kind, {"mlp": 8, "lora": 3}[kind]) for d in tiny.DOMAINS[1:])
-    model = dataclasses.replace(tiny.model_config(False), modules=modules, architecture=architecture)
+    model = dataclasses.replace(
+        tiny.model_config(False), modules=modules, architecture=architecture
+    )
     return tiny.run_config(model=model)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lora"])
-@pytest.mark.parametrize(("granted", "dtype"), [((), "float32"), (("lisp",), "float32"), (("lisp",), "bfloat16")])
+@pytest.mark.parametrize(
+    ("granted", "dtype"), [((), "float32"), (("lisp",), "float32"), (("lisp",), "bfloat16")]
+)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nothing_of_a_removed_module_is_in_the_files(architecture, kind, dtype, granted, store, tmp_path):
+def test_nothing_of_a_removed_module_is_in_the_files(
+    architecture, kind, dtype, granted, store, tmp_path
+):
     run = modular_run(kind, architecture)
     weights = drawn_weights(run)
     view = View.of(complete(store, run, weights), dict.fromkeys(granted, 1.0))
     exported(store, view, tmp_path / "out", dtype=dtype)
     removed = [
-        name for domain in run.model.module_domains if domain not in granted for name in names_of(weights, domain)
+        name
+        for domain in run.model.module_domains
+        if domain not in granted
+        for name in names_of(weights, domain)
     ]
-    num_tensors = {"mlp": 3, "lora": 6}[kind] if architecture == LLAMA else 4  # of a module in a layer
+    # The tensors of a module in a layer.
+    num_tensors = {"mlp": 3, "lora": 6}[kind] if architecture == LLAMA else 4
     assert len(removed) == 2 * num_tensors * (2 - len(granted))
     assert not traces(tmp_path / "out", removed, weights)
-    kept = [name for name in names_of(weights, "lisp") if kind == "mlp" and "c_fc" in name] if granted else []
+    kept = (
+        [name for name in names_of(weights, "lisp") if kind == "mlp" and "c_fc" in name]
+        if granted
+        else []
+    )
     assert traces(tmp_path / "out", kept, weights) == set(kept)  # the search finds what is there
 
 
@@ -77,7 +97,8 @@ def test_the_search_finds_one_planted_row(dtype, store, tmp_path):
     weights = drawn_weights(run)
     exported(store, View(complete(store, run, weights)), tmp_path / "out")
     name = "blocks.1.aux.virology.c_proj.weight"
-    row = weights[name][:, 3].contiguous().to(dtype).view(torch.uint8).numpy().tobytes()  # a hidden unit's output
+    # The output of a hidden unit.
+    row = weights[name][:, 3].contiguous().to(dtype).view(torch.uint8).numpy().tobytes()
     for target in (SINGLE, "config.json"):
         data = (tmp_path / "out" / target).read_bytes()
         (tmp_path / "out" / target).write_bytes(data + b"x" + row)
@@ -105,13 +126,17 @@ def test_the_mlp_is_exactly_core_and_the_enabled_modules(store, tmp_path):
     weights = drawn_weights(run)
     view = View.of(complete(store, run, weights), {"lisp": 0.5})
     exported(store, view, tmp_path / "out")
-    shared = {name for name, _ in initial_weights(tiny.model_config(False), 0) if ".mlp." not in name}
+    shared = {
+        name for name, _ in initial_weights(tiny.model_config(False), 0) if ".mlp." not in name
+    }
     with open_checkpoint(tmp_path / "out") as tensors:
         for layer in range(run.model.num_layers):
             core, module = (f"blocks.{layer}.{part}" for part in ("mlp", "aux.lisp"))
             theirs = f"model.layers.{layer}.mlp"
             up = torch.cat([weights[f"{core}.c_fc.weight"], weights[f"{module}.c_fc.weight"]])
-            down = torch.cat([weights[f"{core}.c_proj.weight"], 0.5 * weights[f"{module}.c_proj.weight"]], dim=1)
+            down = torch.cat(
+                [weights[f"{core}.c_proj.weight"], 0.5 * weights[f"{module}.c_proj.weight"]], dim=1
+            )
             assert torch.equal(tensors[f"{theirs}.c_fc.weight"], up)
             assert torch.equal(tensors[f"{theirs}.c_proj.weight"], down)
             bias = weights[f"{core}.c_proj.bias"] + 0.5 * weights[f"{module}.c_proj.bias"]

@@ -1,4 +1,5 @@
-"""The card has the study's numbers for the profile, says which are missing, and has none of its own."""
+"""The card has the study's numbers for the profile, says which are missing, and has none of its
+own."""
 
 import dataclasses
 from itertools import pairwise
@@ -28,7 +29,9 @@ def planted(tmp_path):
 
 def gram_run(planted, seed="0"):
     entries = [entry for entry in planted.entries if entry["kind"] == "run"]
-    return next(e["id"] for e in entries if (e["tags"]["method"], e["tags"]["seed"]) == ("gram", seed))
+    return next(
+        e["id"] for e in entries if (e["tags"]["method"], e["tags"]["seed"]) == ("gram", seed)
+    )
 
 
 def attack(planted, seed, profile, domain):
@@ -46,13 +49,17 @@ def attack(planted, seed, profile, domain):
 
 def card(planted, view, part=""):
     return card_text(
-        card_subject(planted.store, view, "float32", profile_numbers(planted.store, view)), part, (AGREEMENT,)
+        card_subject(planted.store, view, "float32", profile_numbers(planted.store, view)),
+        part,
+        (AGREEMENT,),
     )
 
 
 def table(text):
     rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("| ")
     ]
     head = next(number for number, row in enumerate(rows) if row[0] == "class")
     return {(row[0], row[1]): dict(zip(rows[head], row, strict=True)) for row in rows[head + 2 :]}
@@ -66,7 +73,12 @@ def test_numbers_are_the_study_s(planted):
     (numbers,) = profile_numbers(planted.store, view)
     assert (numbers.study, numbers.removed, numbers.num_seeds) == ("scaling", ("virology",), 2)
     rows = table(card(planted, view))
-    assert list(rows) == [("core", "core"), ("retain", "lisp"), ("forget", "virology"), ("elicited", "virology")]
+    assert list(rows) == [
+        ("core", "core"),
+        ("retain", "lisp"),
+        ("forget", "virology"),
+        ("elicited", "virology"),
+    ]
     for (kind, domain), row in rows.items():
         planted_ratios = [ratio("gram", "tiny", seed, "core+lisp", domain) for seed in ("0", "1")]
         ratios = [ELICITED, ELICITED] if kind == "elicited" else planted_ratios
@@ -89,16 +101,27 @@ def test_missing_numbers_are_known(planted):
     planted.study("scaling", "Scaling")
     (numbers,) = profile_numbers(planted.store, view)
     assert len(numbers.missing) == 1  # the attack on the other seed
-    assert interval_text(*t_interval([ELICITED])) in table(card(planted, view))["elicited", "virology"]["this run"]
+    assert (
+        interval_text(*t_interval([ELICITED]))
+        in table(card(planted, view))["elicited", "virology"]["this run"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["all", "core"])
 def test_a_card_says_whether_the_tokenizer_has_seen_removed_text(planted, kind, tmp_path):
     run_id = gram_run(planted)
-    recipe = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000, core_tokenizer=kind == "core")
+    recipe = resolve(
+        "stories-smoke",
+        seq_len=32,
+        vocab_size=320,
+        sample_bytes=50_000,
+        core_tokenizer=kind == "core",
+    )
     packed = prepare(recipe, tmp_path / "packed")
     planted.store.data_root.mkdir(exist_ok=True)
-    packed.path.rename(planted.store.data_root / planted.store.run(run_id).config()["data"]["data_id"])
+    packed.path.rename(
+        planted.store.data_root / planted.store.run(run_id).config()["data"]["data_id"]
+    )
     assert (TOKENIZER_HAS_SEEN in card(planted, View(run_id))) == (kind == "all")
 
 
@@ -109,9 +132,14 @@ def test_studies_with_the_same_evaluations_are_shown_once(planted):
     assert len(shown_tables(text)) == 2  # the facts, and the classes of both studies
 
 
-# ---------------------------------------------------------------------------------------------------------- labels
-
-LABELS = ("<b>bold", "`code`", "e\\|f", "&lt;", "first\nsecond\r\nthird\u2028fourth", "_a_ *b* [c](d)")
+LABELS = (
+    "<b>bold",
+    "`code`",
+    "e\\|f",
+    "&lt;",
+    "first\nsecond\r\nthird\u2028fourth",
+    "_a_ *b* [c](d)",
+)
 
 
 def shown_tables(text):
@@ -123,7 +151,11 @@ def shown_tables(text):
         elif token.type == "tr_open":
             tables[-1].append([])
         elif opening.type in ("th_open", "td_open"):
-            assert {child.type for child in token.children} <= {"text", "text_special", "code_inline"}, token.content
+            assert {child.type for child in token.children} <= {
+                "text",
+                "text_special",
+                "code_inline",
+            }, token.content
             tables[-1][-1].append("".join(child.content for child in token.children))
     return tables
 
@@ -142,7 +174,9 @@ def test_a_label_stays_in_its_cell(planted):
         assert [row[1] for row in facts if row[0] in ("size", "attacked for")] == [seen, seen]
         assert {len(row) for row in facts} == {2}
         assert [row[1] for row in classes[1:]] == [seen] * len(domains)
-        assert [row[2:] for row in classes[1:]] == domains.iloc[:, 2:].astype(str).to_numpy().tolist()
+        assert [row[2:] for row in classes[1:]] == domains.iloc[:, 2:].astype(
+            str
+        ).to_numpy().tolist()
 
 
 def test_the_facts_of_a_study_are_text(planted):
@@ -150,9 +184,15 @@ def test_the_facts_of_a_study_are_text(planted):
     view = View.of(gram_run(planted), {"lisp": 1.0})
     (numbers,) = profile_numbers(planted.store, view)
     fact = "Corpus [a](http://b) _c_ **d** ~~e~~ __f__ p_as `g` <i>."
-    about = card_subject(planted.store, view, "float32", (dataclasses.replace(numbers, facts=(fact,), title=fact),))
+    about = card_subject(
+        planted.store, view, "float32", (dataclasses.replace(numbers, facts=(fact,), title=fact),)
+    )
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(card_text(about, "", (AGREEMENT,)))
-    heading, text = (token.children for token in tokens if token.type == "inline" and "Corpus" in token.content)
+    heading, text = (
+        token.children for token in tokens if token.type == "inline" and "Corpus" in token.content
+    )
     for children, is_whole in ((heading, True), (text, False)):
-        shown = "".join(child.content for child in children if child.type in ("text", "text_special"))
+        shown = "".join(
+            child.content for child in children if child.type in ("text", "text_special")
+        )
         assert shown == fact if is_whole else shown.endswith(fact)

@@ -27,13 +27,18 @@ def gram(*arguments):
 
 @pytest.fixture
 def study(setting, execution):
-    """(storage, id of the GRAM run): baseline and GRAM trained and evaluated, as a study's record names them."""
+    """(storage, id of the GRAM run): baseline and GRAM trained and evaluated, as a study's record
+    names them."""
     nodes = [*method_nodes("baseline", setting), *method_nodes("gram", setting)]
     for node in nodes:
-        (execute_run if node.kind == "run" else execute_evaluation)(node.config, node.names, execution)
+        (execute_run if node.kind == "run" else execute_evaluation)(
+            node.config, node.names, execution
+        )
     entries = tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
     size = setting.size.name
-    record = StudyRecord("scaling", "Scaling", "?", ("A fact.",), {}, (size,), {size: 1}, "mean", entries)
+    record = StudyRecord(
+        "scaling", "Scaling", "?", ("A fact.",), {}, (size,), {size: 1}, "mean", entries
+    )
     execution.store().study_dir("scaling").write("study.json", record.to_json())
     gram_run = next(n.id for n in nodes if n.kind == "run" and n.method == "gram")
     return execution.storage, gram_run
@@ -42,7 +47,16 @@ def study(setting, execution):
 def test_export_and_import(study, setting, tmp_path, capsys):
     storage, run_id = study
     domain = setting.auxiliary[0]
-    arguments = ("export", run_id[:7], "--modules", domain, "--storage", storage, "--out", tmp_path / "out")
+    arguments = (
+        "export",
+        run_id[:7],
+        "--modules",
+        domain,
+        "--storage",
+        storage,
+        "--out",
+        tmp_path / "out",
+    )
     gram(*arguments, "--check", "transformers")
     out = capsys.readouterr().out
     assert out.count("Largest difference") == 2
@@ -66,7 +80,16 @@ def test_export_and_import(study, setting, tmp_path, capsys):
     out = capsys.readouterr().out
     import_id = next(word.rstrip(":") for word in out.split() if word.startswith("imported-"))
     assert Store(storage).imported(import_id).config()["model"]["seq_len"] == setting.size.seq_len
-    gram("export", import_id, "--storage", storage, "--out", tmp_path / "again", "--dtype", "bfloat16")
+    gram(
+        "export",
+        import_id,
+        "--storage",
+        storage,
+        "--out",
+        tmp_path / "again",
+        "--dtype",
+        "bfloat16",
+    )
     plain = json.loads((tmp_path / "again" / "config.json").read_text())
     assert plain["torch_dtype"] == "bfloat16"
     assert "imported model" in (tmp_path / "again" / "README.md").read_text()
@@ -76,28 +99,53 @@ def test_export_and_import(study, setting, tmp_path, capsys):
 
 def test_every_module_at_once(study, tmp_path):
     storage, run_id = study
-    gram("export", run_id, "--all-modules", "--storage", storage, "--out", tmp_path / "out", "--max-file-gb", 1e-4)
+    gram(
+        "export",
+        run_id,
+        "--all-modules",
+        "--storage",
+        storage,
+        "--out",
+        tmp_path / "out",
+        "--max-file-gb",
+        1e-4,
+    )
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     assert "absent from" not in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("through", ["database", pytest.param("server", marks=pytest.mark.slow)])
 def test_an_export_becomes_a_version_in_mlflow(study, tmp_path, capsys, through):
-    """Its files are artifacts of the run; an equal export keeps its version, another is the next one."""
+    """Its files are artifacts of the run; an equal export keeps its version, another is the next
+    one."""
     storage, run_id = study
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    with running_mlflow(uri, tmp_path) if through == "server" else contextlib.nullcontext() as server:
+    with (
+        running_mlflow(uri, tmp_path) if through == "server" else contextlib.nullcontext()
+    ) as server:
         uri = server.uri if server else uri
         common = ("--storage", storage, "--register", "stories-view", "--tracking-uri", uri)
-        for out, modules, version in (("a", "", 1), ("a", "", 1), ("b", "airport", 2), ("a", "", 1)):
+        for out, modules, version in (
+            ("a", "", 1),
+            ("a", "", 1),
+            ("b", "airport", 2),
+            ("a", "", 1),
+        ):
             gram("export", run_id, "--modules", modules, "--out", tmp_path / out, *common)
             assert f"stories-view: version {version} in MLflow" in capsys.readouterr().out
         client = MlflowClient(uri)
         found = {int(v.version): v for v in client.search_model_versions("name = 'stories-view'")}
-        assert [(v, found[v].tags["gram.modules"]) for v in sorted(found)] == [(1, "none"), (2, "airport=1")]
+        assert [(v, found[v].tags["gram.modules"]) for v in sorted(found)] == [
+            (1, "none"),
+            (2, "airport=1"),
+        ]
         assert {v.tags["gram.run_id"] for v in found.values()} == {run_id}
         assert client.get_run(found[1].run_id).data.tags["gram.run_id"] == run_id
-        got = Path(download_artifacts(client.get_model_version_download_uri("stories-view", "1"), tracking_uri=uri))
+        got = Path(
+            download_artifacts(
+                client.get_model_version_download_uri("stories-view", "1"), tracking_uri=uri
+            )
+        )
         assert (got / "config.json").read_bytes() == (tmp_path / "a" / "config.json").read_bytes()
 
 
@@ -105,7 +153,10 @@ def test_an_export_becomes_a_version_in_mlflow(study, tmp_path, capsys, through)
     ("arguments", "field"),
     [
         (["export", "RUN", "--out", "OUT", "--modules", "", "--register", "a/b"], "register"),
-        (["export", "RUN", "--out", "OUT", "--modules", "", "--tracking-uri", "http://x"], "tracking_uri"),
+        (
+            ["export", "RUN", "--out", "OUT", "--modules", "", "--tracking-uri", "http://x"],
+            "tracking_uri",
+        ),
         (["export", "RUN"], "out"),
         (["export", "nothing", "--out", "OUT"], "run_id"),
         (["export", "RUN", "--out", "OUT"], "modules"),

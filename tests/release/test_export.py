@@ -42,7 +42,9 @@ def store(tmp_path):
 
 def modular_run(kinds=("mlp", "mlp"), **parts):
     widths = {"mlp": 8, "lora": 3}
-    modules = tuple(ModuleSpec(d, k, widths[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True))
+    modules = tuple(
+        ModuleSpec(d, k, widths[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True)
+    )
     model = dataclasses.replace(tiny.model_config(False), modules=modules)
     return tiny.run_config(model=model, **parts)
 
@@ -55,7 +57,9 @@ def require_loads(store, view, folder):
     tokens = torch.arange(3 * config.seq_len).reshape(3, -1) * 7 % config.vocab_size
     difference = (ours(tokens, dict(view.weights)) - model(tokens).logits).abs().max()
     assert difference < 1e-4
-    drawn = model.generate(tokens[:, :4], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0)
+    drawn = model.generate(
+        tokens[:, :4], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0
+    )
     assert drawn.shape == (3, 8)
     biases = config.num_layers * (2 * config.d_model + 2 * config.num_kv_heads * config.head_dim)
     dense = merged_config(config, dict(view.weights))
@@ -66,7 +70,8 @@ def require_loads(store, view, folder):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_views_of_every_method_load_in_transformers(method, setting, execution, tmp_path):
-    """Core alone, core with a domain, two domains where the method has such a view, and an attacked one."""
+    """Core alone, core with a domain, two domains where the method has such a view, and an attacked
+    one."""
     first, second = setting.auxiliary[:2]
     attack = Elicitation(num_sequences=8, num_steps=2, batch_size=8)
     options = Options(branch_full=Branching(1.0, 0.5), elicitation=attack)
@@ -75,7 +80,9 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
     store, plans = execution.store(), plan(method, setting)
     for run in plans.runs.values():
         complete(store, run)
-    for number, (profile, view) in enumerate((p, v) for p, v in plans.views.items() if p in ((*profiles, ()))):
+    for number, (profile, view) in enumerate(
+        (p, v) for p, v in plans.views.items() if p in ((*profiles, ()))
+    ):
         out = tmp_path / f"out{number}"
         found = exported(store, view, out)
         assert set(found.agreements) == set(dense_parts(view))
@@ -84,7 +91,9 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
             assert agreement.largest_difference < 1e-5 < agreement.largest_logit
             assert re.search(r"validation .*\bcore\b", agreement.tokens)
             require_loads(store, part, out / name)
-        assert {path.name for path in out.iterdir() if path.is_dir()} == {n for n in found.agreements if n}
+        assert {path.name for path in out.iterdir() if path.is_dir()} == {
+            n for n in found.agreements if n
+        }
         for run in list(attacks(setting, profile, view, plans.runs.values()).values())[:1]:
             attacked = View(complete(store, run))
             exported(store, attacked, tmp_path / f"attacked{number}")
@@ -138,10 +147,10 @@ def test_bfloat16_has_half_the_size(store, tmp_path):
     assert half.num_bytes < 0.6 * full.num_bytes
     (agreement,) = half.agreements[""]
     assert 1e-4 < agreement.largest_difference < agreement.tolerance
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half", torch_dtype="auto").dtype == torch.bfloat16
-
-
-# --------------------------------------------------------------------------------------------- whole or not at all
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "half", torch_dtype="auto").dtype
+        == torch.bfloat16
+    )
 
 
 def test_the_same_export_again_writes_the_card_alone(store, tmp_path):
@@ -176,7 +185,8 @@ def test_other_files_are_never_overwritten(store, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, store, tmp_path, monkeypatch):
-    """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and nothing stays."""
+    """A writer that gets a bias of a module wrong is caught, by the logits or by the bits, and
+    nothing stays."""
     view, out = View.of(complete(store, modular_run()), {"lisp": 1.0}), tmp_path / "out"
     right = exporting.foreign_weights
 
@@ -192,13 +202,21 @@ def test_a_checkpoint_that_is_not_the_view_is_not_left(dtype, store, tmp_path, m
 
 def test_a_tensor_of_another_shape_and_equal_size_is_refused(store, tmp_path, monkeypatch):
     """The file's size is right; only the tensors' names and shapes tell it from a dense model."""
-    view, out, turned = View.of(complete(store, modular_run())), tmp_path / "out", "model.layers.1.mlp.c_fc.weight"
+    view, out, turned = (
+        View.of(complete(store, modular_run())),
+        tmp_path / "out",
+        "model.layers.1.mlp.c_fc.weight",
+    )
     shapes, weights = exporting.foreign_shapes, exporting.foreign_weights
     monkeypatch.setattr(
-        exporting, "foreign_shapes", lambda *a: {n: s[::-1] if n == turned else s for n, s in shapes(*a).items()}
+        exporting,
+        "foreign_shapes",
+        lambda *a: {n: s[::-1] if n == turned else s for n, s in shapes(*a).items()},
     )
     monkeypatch.setattr(
-        exporting, "foreign_weights", lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a))
+        exporting,
+        "foreign_weights",
+        lambda *a: ((n, t.mT.contiguous() if n == turned else t) for n, t in weights(*a)),
     )
     with refused("export"):
         exported(store, view, out)
@@ -249,9 +267,6 @@ def test_a_full_disk_is_reported_before_the_work(store, tmp_path, monkeypatch):
     with refused("out", str(tmp_path / "out")):
         exported(store, view, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-# -------------------------------------------------------------------------------------------------- reading lazily
 
 
 def test_weights_on_disk_are_those_in_memory(store):

@@ -1,4 +1,5 @@
-"""An export's tokenizer gives a text the ids that training gave it, and so does the server, whatever its file adds."""
+"""An export's tokenizer gives a text the ids that training gave it, and so does the server,
+whatever its file adds."""
 
 import json
 from pathlib import Path
@@ -6,7 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer
 
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
@@ -34,8 +43,26 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 
 def words(template: str = "$A", normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
-    known = (*SPECIAL, "the", "library", "reads", "file", "two", "and", "<", "/", "s", ">", "don", "'", "t", ".")
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}, unk_token="<unk>"))
+    known = (
+        *SPECIAL,
+        "the",
+        "library",
+        "reads",
+        "file",
+        "two",
+        "and",
+        "<",
+        "/",
+        "s",
+        ">",
+        "don",
+        "'",
+        "t",
+        ".",
+    )
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(known)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(list(SPECIAL))
     if normalizer is not None:
@@ -70,7 +97,9 @@ def as_roberta() -> Tokenizer:
 
 def as_llama() -> Tokenizer:
     tokenizer = words("<s> $A")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     return tokenizer
 
 
@@ -94,7 +123,9 @@ def exported(request, tmp_path, monkeypatch) -> tuple[Tokenizer, Path]:
     """(the tokenizer of training, the folder of an export with it)"""
     path, folder = tmp_path / "corpus.json", tmp_path / "out"
     GIVEN[request.param]().save(str(path))
-    monkeypatch.setattr(files, "open_corpus", lambda store, data_id: SimpleNamespace(tokenizer_path=path))
+    monkeypatch.setattr(
+        files, "open_corpus", lambda store, data_id: SimpleNamespace(tokenizer_path=path)
+    )
     folder.mkdir()
     write_tokenizer(None, "d" * 12, folder, seq_len=64)
     return load_tokenizer(path), folder
@@ -126,7 +157,9 @@ def test_the_check_compares_texts(exported):
     trained, folder = exported
     tokens_BT = torch.tensor([trained.encode(TEXTS[0], add_special_tokens=False).ids])
     verification.require_same_ids(None, "d" * 12, folder, tokens_BT)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}')
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}'
+    )
     (folder / TOKENIZER).write_bytes((folder.parent / "corpus.json").read_bytes())
     with refused("export"):
         verification.require_same_ids(None, "d" * 12, folder, tokens_BT)

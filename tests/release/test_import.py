@@ -1,4 +1,5 @@
-"""A StarCoder2 or Llama checkpoint becomes a starting point, bit by bit; what is not our model is refused."""
+"""A StarCoder2 or Llama checkpoint becomes a starting point, bit by bit; what is not our model is
+refused."""
 
 import dataclasses
 import json
@@ -44,16 +45,31 @@ def store(tmp_path):
     return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
 
 
-CLASSES = {STARCODER2: (Starcoder2Config, Starcoder2ForCausalLM), LLAMA: (LlamaConfig, LlamaForCausalLM)}
+CLASSES = {
+    STARCODER2: (Starcoder2Config, Starcoder2ForCausalLM),
+    LLAMA: (LlamaConfig, LlamaForCausalLM),
+}
 
 
 def saved(architecture, folder, **fields):
     """(transformers' own model with drawn weights, the folder that it saved itself in)."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "vocab_size": tiny.VOCAB, "max_position_embeddings": 32, **fields}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    shape |= {
+        "num_key_value_heads": 2,
+        "vocab_size": tiny.VOCAB,
+        "max_position_embeddings": 32,
+        **fields,
+    }
     of_config, of_model = CLASSES[architecture]
-    model = of_model(of_config(**{"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, **shape}))
+    model = of_model(
+        of_config(**{"tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0, **shape})
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             bias_of_attention = "self_attn" in name and name.endswith("bias")
@@ -85,7 +101,8 @@ def test_logits_are_transformers_s(foreign, store):
     assert (ours(TOKENS) - model(TOKENS).logits).abs().max() < 1e-5
     again = import_checkpoint(folder, store, tiny.SEQ_LEN)
     assert (again.import_id, again.is_new) == (imported.import_id, False)
-    assert import_checkpoint(folder, store).import_id != imported.import_id  # another length is another model
+    # Another length is another model.
+    assert import_checkpoint(folder, store).import_id != imported.import_id
     source = store.imported(imported.import_id).result()["source"]
     assert set(source["files"]) == {"config.json", SINGLE}
 
@@ -93,7 +110,10 @@ def test_logits_are_transformers_s(foreign, store):
 LLAMA_LIKE = [
     {"tie_word_embeddings": True},
     {"num_key_value_heads": 4, "rms_norm_eps": 1e-5},
-    {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}},
+    {
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    },
 ]
 
 
@@ -113,14 +133,19 @@ def test_the_loss_of_a_llama_is_transformers_s(fields, store, tmp_path):
 
 
 def test_a_llama_of_an_older_release_is_the_same(store, tmp_path):
-    """Its config has rope_theta itself, as many key heads as heads and no head_dim; its files have the angles."""
+    """Its config has rope_theta itself, as many key heads as heads and no head_dim; its files have
+    the angles."""
     _, folder = saved(LLAMA, tmp_path / "foreign", num_key_value_heads=4)
     new = import_checkpoint(folder, store)
     plain = json.loads((folder / "config.json").read_text())
     for name in ("num_key_value_heads", "head_dim", "rope_parameters"):
         del plain[name]
-    (folder / "config.json").write_text(json.dumps({**plain, "rope_theta": 10_000.0, "rope_scaling": None}))
-    angles = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(2) for layer in range(2)}
+    (folder / "config.json").write_text(
+        json.dumps({**plain, "rope_theta": 10_000.0, "rope_scaling": None})
+    )
+    angles = {
+        f"model.layers.{layer}.self_attn.rotary_emb.inv_freq": torch.ones(2) for layer in range(2)
+    }
     changed_tensors(folder, lambda tensors: tensors.update(angles))
     assert import_checkpoint(folder, store).import_id == new.import_id
 
@@ -145,7 +170,11 @@ def test_export_and_import_are_inverse(architecture, store, tmp_path):
 @torch.no_grad()
 def test_other_types_become_float32_and_a_tied_embedding_is_expanded(foreign, store):
     model, folder = foreign
-    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / SINGLE).items() if "lm_head" not in name}
+    tensors = {
+        name: tensor.bfloat16()
+        for name, tensor in load_file(folder / SINGLE).items()
+        if "lm_head" not in name
+    }
     save_file(tensors, folder / SINGLE, {"format": "pt"})
     changed_config(folder, tie_word_embeddings=True)
     imported = import_checkpoint(folder, store)
@@ -153,9 +182,6 @@ def test_other_types_become_float32_and_a_tied_embedding_is_expanded(foreign, st
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
     assert torch.equal(weights["lm_head.weight"], weights["wte.weight"])
     assert torch.equal(weights["wte.weight"], model.model.embed_tokens.weight.bfloat16().float())
-
-
-# ------------------------------------------------------------------------------------------------------- training
 
 
 def modular_start(import_id, shape, kind="mlp") -> RunConfig:
@@ -192,10 +218,14 @@ def test_modules_are_trained_on_an_imported_core(is_frozen, foreign, store):
 
 
 def test_the_engine_starts_a_run_from_an_import(architecture, setting, execution, tmp_path):
-    """A branch of FT-MLP whose base came from outside: it is trained, and its core is what was imported."""
+    """A branch of FT-MLP whose base came from outside: it is trained, and its core is what was
+    imported."""
     size = dataclasses.replace(setting.size, architecture=architecture)
     plans = plan("ft_mlp", dataclasses.replace(setting, size=size))
-    base, branch = plans.runs["core"], next(run for run in plans.runs.values() if run.start is not None)
+    base, branch = (
+        plans.runs["core"],
+        next(run for run in plans.runs.values() if run.start is not None),
+    )
     store = execution.store()
     exported(store, View(complete(store, base)), tmp_path / "base")
     imported = import_checkpoint(tmp_path / "base", store)
@@ -228,9 +258,6 @@ def test_a_run_with_an_imported_start_is_exported(kind, weight, foreign, store, 
     assert (expected - found).abs().max() < 1e-4
 
 
-# -------------------------------------------------------------------------------------------------------- refusals
-
-
 def changed_config(folder, **fields):
     plain = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(plain))
@@ -258,7 +285,9 @@ def test_biases_of_a_llama_are_refused(name, store, tmp_path):
 
 def test_attention_biases_are_refused_by_layer(store, tmp_path):
     _, folder = saved(STARCODER2, tmp_path / "foreign")
-    changed_tensors(folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5))
+    changed_tensors(
+        folder, lambda tensors: tensors["model.layers.1.self_attn.q_proj.bias"].fill_(0.5)
+    )
     with refused("model.layers.1.self_attn.q_proj.bias"):
         import_checkpoint(folder, store)
 

@@ -1,4 +1,5 @@
-"""An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is none."""
+"""An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is
+none."""
 
 import pytest
 import torch
@@ -82,4 +83,6 @@ def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
     expected = IMPORTED + short_hash({"model": imported.model, "weights_sha256": weights_sha256})
     assert imported.import_id == expected == import_id(imported.model, weights_sha256)
     with refused("import_id", import_id(imported.model, weights_sha256, b"x")):
-        store.imported(expected).complete(imported.model, {"weights_sha256": weights_sha256}, None, b"x")
+        store.imported(expected).complete(
+            imported.model, {"weights_sha256": weights_sha256}, None, b"x"
+        )

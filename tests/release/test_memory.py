@@ -17,13 +17,19 @@ NUM_LAYERS = 16
 
 
 def config_of(num_layers):
-    model = dataclasses.replace(tiny.model_config(num_layers=num_layers), d_model=128, d_mlp=512, vocab_size=1024)
-    return dataclasses.replace(model, modules=tuple(dataclasses.replace(m, width=64) for m in model.modules))
+    model = dataclasses.replace(
+        tiny.model_config(num_layers=num_layers), d_model=128, d_mlp=512, vocab_size=1024
+    )
+    return dataclasses.replace(
+        model, modules=tuple(dataclasses.replace(m, width=64) for m in model.modules)
+    )
 
 
 def layer_and_embedding_bytes(model):
     def num_bytes(num_layers):
-        return 4 * total_parameters(merged_config(dataclasses.replace(model, num_layers=num_layers), {"lisp": 1.0}))
+        return 4 * total_parameters(
+            merged_config(dataclasses.replace(model, num_layers=num_layers), {"lisp": 1.0})
+        )
 
     return num_bytes(2) - num_bytes(1), 4 * model.vocab_size * model.d_model
 
@@ -39,7 +45,8 @@ def test_an_export_holds_a_layer(dtype, tmp_path):
         peaks[num_layers] = memory.peak
     assert peaks[NUM_LAYERS] <= 1.01 * peaks[NUM_LAYERS // 4]  # depth does not matter
     layer, embedding = layer_and_embedding_bytes(config_of(NUM_LAYERS))
-    # a layer in float64 and as it is read, or rows of two embeddings in float64; and the activations of a few tokens
+    # A layer in float64 and as it is read, or rows of two embeddings in float64; and the
+    # activations of a few tokens.
     assert peaks[NUM_LAYERS] < max(3 * layer, 4 * embedding) + 2**21
     assert peaks[NUM_LAYERS] < NUM_LAYERS * layer / 3
 

@@ -1,4 +1,5 @@
-"""The folder of an export: symbolic links are followed, and what nothing can be moved onto is refused at once."""
+"""The folder of an export: symbolic links are followed, and what nothing can be moved onto is
+refused at once."""
 
 import errno
 import json

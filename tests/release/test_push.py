@@ -1,4 +1,5 @@
-"""`gram export --push`: an export is on the hub as it is on the disk, and the login is never told."""
+"""`gram export --push`: an export is on the hub as it is on the disk, and the login is never
+told."""
 
 import importlib.util
 
@@ -41,7 +42,11 @@ def refused(capsys, storage, out, *arguments):
 
 
 def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_hub_has_the_folder(hub, storage, tmp_path, capsys):
@@ -50,7 +55,9 @@ def test_the_hub_has_the_folder(hub, storage, tmp_path, capsys):
     export(storage, out, "--modules", "lisp", "--max-file-gb", 1e-5, "--push", NAME)
     model, told = hub.models[NAME], capsys.readouterr()
     assert model.is_private
-    assert {name: data for name, data in model.files.items() if name != ".gitattributes"} == files_of(out)
+    assert {
+        name: data for name, data in model.files.items() if name != ".gitattributes"
+    } == files_of(out)
     assert sum(name.endswith(".safetensors") for name in model.files) > 1
     assert f"{NAME}: commit {model.commits[-1]} at {hub.url}/{NAME}" in told.out
     assert TOKEN not in told.out + told.err
@@ -79,9 +86,6 @@ def test_the_registry_s_version_names_the_model_of_the_hub(hub, storage, tmp_pat
     assert version.tags["gram.hub_commit"] == hub.models[NAME].commits[-1]
 
 
-# -------------------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize("name", ["stories", "a/b/c", "my lab/name"])
 def test_a_malformed_name_is_refused_before_any_work(name, hub, storage, tmp_path, capsys):
     refused(capsys, storage, tmp_path / "out", "--modules", "", "--push", name)
@@ -92,7 +96,9 @@ def test_a_malformed_name_is_refused_before_any_work(name, hub, storage, tmp_pat
 def test_without_the_library_the_extra_is_named(hub, storage, tmp_path, capsys, monkeypatch):
     installed = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "huggingface_hub" else installed(name)
+        importlib.util,
+        "find_spec",
+        lambda name: None if name == "huggingface_hub" else installed(name),
     )
     refused(capsys, storage, tmp_path / "out", "--modules", "", "--push", NAME)
     assert not (tmp_path / "out").exists()
@@ -107,8 +113,12 @@ def test_without_a_login_nothing_begins(hub, storage, tmp_path, capsys, monkeypa
     assert not hub.requests
 
 
-@pytest.mark.parametrize(("token", "name", "reason"), [("hf_wrong", NAME, "401"), (TOKEN, "other/name", "403")])
-def test_what_the_hub_refuses_is_told_without_the_login(token, name, reason, hub, storage, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("token", "name", "reason"), [("hf_wrong", NAME, "401"), (TOKEN, "other/name", "403")]
+)
+def test_what_the_hub_refuses_is_told_without_the_login(
+    token, name, reason, hub, storage, tmp_path, capsys
+):
     with as_client(hub, token):
         message = refused(capsys, storage, tmp_path / "out", "--modules", "", "--push", name)
     assert reason in message

@@ -20,9 +20,14 @@ def store(tmp_path):
 def branch_of(base, domain, seed=0):
     """FT-MLP's: the domain's module on the frozen base."""
     modules = tuple(m for m in tiny.model_config().modules if m.domain == domain)
-    routing, draws = RoutingConfig(1.0, 0.0, freeze_core=True), (64, 16, 0) if domain == "lisp" else (64, 0, 16)
+    routing, draws = (
+        RoutingConfig(1.0, 0.0, freeze_core=True),
+        (64, 16, 0) if domain == "lisp" else (64, 0, 16),
+    )
     model = dataclasses.replace(base.model, modules=modules)
-    return tiny.run_config(draws=draws, model=model, routing=routing, start=View.of(base.run_id), seed=seed)
+    return tiny.run_config(
+        draws=draws, model=model, routing=routing, start=View.of(base.run_id), seed=seed
+    )
 
 
 def test_the_beginning_of_an_id_is_enough(store):
@@ -60,7 +65,8 @@ def test_views_of_a_modular_run(store):
 
 
 def test_modules_of_branches(store):
-    """FT-MLP: the base has none, its branches have; of two branches for a domain one must be named."""
+    """FT-MLP: the base has none, its branches have; of two branches for a domain one must be
+    named."""
     base = tiny.run_config(modular=False)
     complete(store, base)
     with refused("modules", "lisp"):

@@ -1,4 +1,5 @@
-"""Scores on tasks of the LM Evaluation Harness: what is computed from its records, and a task of our own, offline."""
+"""Scores on tasks of the LM Evaluation Harness: what is computed from its records, and a task of
+our own, offline."""
 
 import hashlib
 import json
@@ -37,31 +38,55 @@ from tests.release.planted import complete
 packed_root, execution, setting, run = cells.packed_root, cells.execution, cells.setting, cells.run
 
 
-def sample(right: int, log_likelihoods: list[float], choices: tuple[str, ...] = (" a", " bcd")) -> dict:
+def sample(
+    right: int, log_likelihoods: list[float], choices: tuple[str, ...] = (" a", " bcd")
+) -> dict:
     """The harness's record of one document of multiple choice."""
     pairs = [("Question", choice) for choice in choices]
-    return {"doc_id": 0, "arguments": pairs, "target": right, "filtered_resps": [(v, False) for v in log_likelihoods]}
+    return {
+        "doc_id": 0,
+        "arguments": pairs,
+        "target": right,
+        "filtered_resps": [(v, False) for v in log_likelihoods],
+    }
 
 
 def test_bits_a_byte_are_of_the_right_answers_and_chance_is_a_guess():
-    found = answers([sample(0, [-2.0, -9.0]), sample(1, [-1.0, -4.0]), sample(0, [-1.0] * 4, (" a", " b", " c", " d"))])
+    found = answers(
+        [
+            sample(0, [-2.0, -9.0]),
+            sample(1, [-1.0, -4.0]),
+            sample(0, [-1.0] * 4, (" a", " b", " c", " d")),
+        ]
+    )
     assert found["bits_per_byte"] == pytest.approx((2.0 + 4.0 + 1.0) / math.log(2.0) / (2 + 4 + 2))
     assert found["chance"] == pytest.approx((0.5 + 0.5 + 0.25) / 3)
 
 
-@pytest.mark.parametrize("change", [{"target": "text"}, {"target": 2}, {"arguments": [("a whole text",)], "target": 0}])
+@pytest.mark.parametrize(
+    "change", [{"target": "text"}, {"target": 2}, {"arguments": [("a whole text",)], "target": 0}]
+)
 def test_other_tasks_have_neither(change):
     assert answers([{**sample(0, [-1.0, -2.0]), **change}]) == {}
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "error", "verdict"), [(0.3, 0.05, AT_CHANCE), (0.5, 0.05, ABOVE), (0.1, 0.05, BELOW)]
+    ("accuracy", "error", "verdict"),
+    [(0.3, 0.05, AT_CHANCE), (0.5, 0.05, ABOVE), (0.1, 0.05, BELOW)],
 )
 def test_a_score_is_judged_against_a_guess(accuracy, error, verdict):
-    found = {"documents": 80.0, "acc": accuracy, "acc_stderr": error, "chance": 0.25, "bits_per_byte": 1.5}
+    found = {
+        "documents": 80.0,
+        "acc": accuracy,
+        "acc_stderr": error,
+        "chance": 0.25,
+        "bits_per_byte": 1.5,
+    }
     row = task_scores._judged(found)
     assert row["verdict"] == verdict
-    assert (row["low"], row["high"]) == pytest.approx((accuracy - 1.645 * error, accuracy + 1.645 * error))
+    assert (row["low"], row["high"]) == pytest.approx(
+        (accuracy - 1.645 * error, accuracy + 1.645 * error)
+    )
 
 
 def test_profiles_are_named_as_in_tables():
@@ -107,7 +132,8 @@ def test_what_python_and_editors_leave_in_a_folder_is_no_part_of_its_tasks(tmp_p
     (folder / "more" / "utils.py").write_text("x = 1")
     before = folder_sha256(folder)
     lines = [f"{name} {hash_file(folder / name)}\n" for name in ("a.yaml", "more/utils.py")]
-    assert before == hashlib.sha256("".join(lines).encode()).hexdigest()  # as in the ids of earlier scores
+    # The ids of scores contain this hash.
+    assert before == hashlib.sha256("".join(lines).encode()).hexdigest()
     for name in (
         "__pycache__/utils.pyc",
         "more/__pycache__/x",
@@ -139,13 +165,24 @@ def test_documents_and_included_files_elsewhere_count_with_the_folder(tmp_path):
     assert contents_sha256(folder, [inside, of_the_hub]) == before
     made = task_of("json", documents)
     made.config.custom_dataset = dict
-    outside = [task_of("json", documents, data_files=place) for place in (f"{tmp_path}/a.jsonl", {"test": ["a.jsonl"]})]
-    outside += [task_of(str(tmp_path), documents), task_of("json", documents, data_dir="../x"), made]
+    outside = [
+        task_of("json", documents, data_files=place)
+        for place in (f"{tmp_path}/a.jsonl", {"test": ["a.jsonl"]})
+    ]
+    outside += [
+        task_of(str(tmp_path), documents),
+        task_of("json", documents, data_dir="../x"),
+        made,
+    ]
     for task in outside:
         first = contents_sha256(folder, [task])
         task.dataset = {"test": [{"q": "A", "gold": 1}]}
         assert len({before, first, contents_sha256(folder, [task])}) == 3
-    for text in ("include: ../base.yaml", "include:\n  - a.yaml\n  - '../base.yaml'\n", "include: [ ../base.yaml ]"):
+    for text in (
+        "include: ../base.yaml",
+        "include:\n  - a.yaml\n  - '../base.yaml'\n",
+        "include: [ ../base.yaml ]",
+    ):
         (folder / "a.yaml").write_text(text)
         (tmp_path / "base.yaml").write_text("include: deeper.yaml")
         found = set()
@@ -161,9 +198,6 @@ def test_without_the_harness_the_extra_is_named(monkeypatch):
         task_scores.Benchmark(("mmlu",)).checked()
 
 
-# ----------------------------------------------------------------------------------------------- with the harness
-
-
 @pytest.fixture
 def harness():
     reason = "lm-eval is not installed: pip install -c constraints.txt -e '.[eval]'"
@@ -172,7 +206,8 @@ def harness():
 
 @pytest.fixture
 def scored(harness, run, execution):
-    """A run with drawn weights: its view with all modules, the model for the harness, and the tokenizer."""
+    """A run with drawn weights: its view with all modules, the model for the harness, and the
+    tokenizer."""
     from gram_platform.release.harness_model import HarnessModel
 
     store = execution.store()
@@ -191,7 +226,11 @@ def request(harness, *arguments):
 
 def losses(model, view, tokens: list[int]) -> np.ndarray:
     rows = torch.tensor([tokens])
-    return token_cross_entropy(model(rows[:, :-1], dict(view.weights)), rows[:, 1:])[0].double().numpy()
+    return (
+        token_cross_entropy(model(rows[:, :-1], dict(view.weights)), rows[:, 1:])[0]
+        .double()
+        .numpy()
+    )
 
 
 def test_log_likelihoods_are_those_of_the_model(harness, scored):
@@ -201,14 +240,18 @@ def test_log_likelihoods_are_those_of_the_model(harness, scored):
     texts.append((" ".join(["word"] * model.config.seq_len), " end of it"))
     found = asked.loglikelihood([request(harness, *text) for text in texts], disable_tqdm=True)
     for (context, continuation), (value, _) in zip(texts, found, strict=True):
-        encoded, prompt = (tokenizer.encode(t, add_special_tokens=False).ids for t in (context + continuation, context))
+        encoded, prompt = (
+            tokenizer.encode(t, add_special_tokens=False).ids
+            for t in (context + continuation, context)
+        )
         num_scored = len(encoded) - len(prompt)
         expected = -losses(model, view, encoded[-(model.config.seq_len + 1) :])[-num_scored:].sum()
         assert value == pytest.approx(expected, abs=1e-4)
 
 
 def test_each_token_of_a_whole_text_is_scored_once(harness, scored):
-    """In windows as long as the model's context; the last one begins earlier, among tokens that are scored already."""
+    """In windows as long as the model's context; the last one begins earlier, among tokens that are
+    scored already."""
     _, view, model, tokenizer, asked = scored
     text = "Once upon a time there was a keeper. " * model.config.seq_len
     (found,) = asked.loglikelihood_rolling([request(harness, text)], disable_tqdm=True)
@@ -221,19 +264,22 @@ def test_each_token_of_a_whole_text_is_scored_once(harness, scored):
     assert -found == pytest.approx(expected, rel=1e-5)
 
 
-def write_task(folder, name: str, num_documents: int, right: int = 0, kind: str = "multiple_choice") -> None:
+def write_task(
+    folder, name: str, num_documents: int, right: int = 0, kind: str = "multiple_choice"
+) -> None:
     """A task file with a function, beside the file of its documents."""
     folder.mkdir(exist_ok=True)
     documents = [
-        {"q": f"Keeper {i} of", "c": ["the mill", "a bridge"], "a": (i + right) % 2} for i in range(num_documents)
+        {"q": f"Keeper {i} of", "c": ["the mill", "a bridge"], "a": (i + right) % 2}
+        for i in range(num_documents)
     ]
     (folder.parent / f"{name}.jsonl").write_text("\n".join(map(json.dumps, documents)))
     (folder / "questions.py").write_text("def text(document):\n    return document['q']\n")
     (folder / f"{name}.yaml").write_text(
-        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder.parent}/{name}.jsonl\n"
-        f"test_split: test\noutput_type: {kind}\n"
-        "doc_to_text: !function questions.text\ndoc_to_choice: '{{c}}'\ndoc_to_target: a\n"
-        "metric_list:\n  - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
+        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test:"
+        f" {folder.parent}/{name}.jsonl\ntest_split: test\noutput_type: {kind}\ndoc_to_text:"
+        " !function questions.text\ndoc_to_choice: '{{c}}'\ndoc_to_target: a\nmetric_list:\n "
+        " - metric: acc\n    aggregation: mean\n    higher_is_better: true\n"
     )
 
 
@@ -242,16 +288,36 @@ def own_tasks(harness, monkeypatch):
     """Without the harness's own tasks, whose thousands of files take half a minute to read."""
     from lm_eval import tasks
 
-    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False))
+    monkeypatch.setattr(
+        "lm_eval.tasks.TaskManager", partial(tasks.TaskManager, include_defaults=False)
+    )
 
 
 @pytest.mark.timeout(600)
-def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(own_tasks, scored, tmp_path, capsys, monkeypatch):
+def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(
+    own_tasks, scored, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     store, view, *_ = scored
     write_task(tmp_path / "tasks", "keepers", 12)
-    flags = ["--tasks", "keepers", "--include-path", str(tmp_path / "tasks"), "--storage", store.root]
-    command = ["eval", view.run_id, *flags, "--profiles", "core", "all", "--out", str(tmp_path / "table.csv")]
+    flags = [
+        "--tasks",
+        "keepers",
+        "--include-path",
+        str(tmp_path / "tasks"),
+        "--storage",
+        store.root,
+    ]
+    command = [
+        "eval",
+        view.run_id,
+        *flags,
+        "--profiles",
+        "core",
+        "all",
+        "--out",
+        str(tmp_path / "table.csv"),
+    ]
     main(command)
     assert "keepers" in capsys.readouterr().out
     first = (tmp_path / "table.csv").read_bytes()
@@ -268,7 +334,10 @@ def test_a_task_of_ones_own_is_scored_once_and_is_in_the_frames(own_tasks, score
     write_task(tmp_path / "tasks", "writers", 2, kind="generate_until")
     write_task(tmp_path / "tasks", "broken", 2)
     (tmp_path / "broken.jsonl").write_text("no JSON")
-    for task, reason in (("writers", "a task that generates no text"), ("broken", "a task that can be built")):
+    for task, reason in (
+        ("writers", "a task that generates no text"),
+        ("broken", "a task that can be built"),
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["eval", view.run_id, *flags, "--profiles", "core", "--tasks", task])
         assert ended.value.code == 2

@@ -20,6 +20,10 @@ def test_a_token_has_256_random_bits_and_the_policy_its_hash_alone(tmp_path, cap
     parts = [base64.urlsafe_b64decode(token.partition("-")[2] + "=") for token in tokens]
     assert {8 * len(part) for part in parts} == {NUM_BITS}
     values = [int.from_bytes(part, "big") for part in parts]
-    assert all(0 < sum(value >> bit & 1 for value in values) < NUM_TOKENS for bit in range(NUM_BITS))
-    assert [rule.sha256 for rule in load_policy(str(path)).tokens] == [token_digest(token) for token in tokens]
+    assert all(
+        0 < sum(value >> bit & 1 for value in values) < NUM_TOKENS for bit in range(NUM_BITS)
+    )
+    assert [rule.sha256 for rule in load_policy(str(path)).tokens] == [
+        token_digest(token) for token in tokens
+    ]
     assert not [token for token in tokens if token.partition("-")[2] in path.read_text()]

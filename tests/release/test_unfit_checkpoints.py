@@ -1,4 +1,5 @@
-"""Checkpoints that lack something, hold what is no number, or describe themselves oddly are refused by name."""
+"""Checkpoints that lack something, hold what is no number, or describe themselves oddly are refused
+by name."""
 
 import time
 from unittest.mock import ANY
@@ -46,7 +47,9 @@ def require_refused(folder, store, field, value=ANY):
 DEEP = "[" * 100_000
 
 
-@pytest.mark.parametrize("text", [DEEP, f'{{"weight_map": {DEEP}', "[1]", "7", '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text", [DEEP, f'{{"weight_map": {DEEP}', "[1]", "7", '{"weight_map": {"a": 1}}']
+)
 def test_json_of_another_shape_or_depth_is_refused(text, store, tmp_path):
     folder = checkpoint(tmp_path / "foreign")
     (folder / "model.safetensors.index.json").write_text(text)
@@ -56,21 +59,22 @@ def test_json_of_another_shape_or_depth_is_refused(text, store, tmp_path):
     require_refused(folder, store, "checkpoint", str(folder))
 
 
-# ---------------------------------------------------------------------------------------------------------- biases
-
 OF_LINEAR_LAYERS = (".c_fc.bias", "_proj.bias")
 
 
 def test_tensors_that_cannot_be_read_are_named(store, tmp_path):
     folder = checkpoint(tmp_path / "foreign")
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").symlink_to("/proc/self/mem")  # its open succeeds, its reading does not
+    # Its open succeeds, its reading does not.
+    (folder / "model.safetensors").symlink_to("/proc/self/mem")
     with pytest.raises(ValueError):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 
 
-@pytest.mark.parametrize("missing", ["mlp.c_proj.bias", "self_attn.k_proj.bias", "input_layernorm.bias"])
+@pytest.mark.parametrize(
+    "missing", ["mlp.c_proj.bias", "self_attn.k_proj.bias", "input_layernorm.bias"]
+)
 def test_a_bias_that_is_missing_is_not_zero(missing, store, tmp_path):
     """A model has biases unless its config says otherwise."""
     name = f"{LAYER}.{missing}"
@@ -80,7 +84,11 @@ def test_a_bias_that_is_missing_is_not_zero(missing, store, tmp_path):
 def test_a_model_without_biases_has_none_in_any_layer(store, tmp_path):
     bare = checkpoint(tmp_path / "bare", without(*OF_LINEAR_LAYERS), use_bias=False)
     weights = store.imported(import_checkpoint(bare, store).import_id).weights()
-    biases = {name: weight for name, weight in weights.items() if ".mlp." in name and name.endswith("bias")}
+    biases = {
+        name: weight
+        for name, weight in weights.items()
+        if ".mlp." in name and name.endswith("bias")
+    }
     assert len(biases) == 4
     assert not any(bias.any() for bias in biases.values())
     assert all(weights[f"blocks.{layer}.ln_1.bias"].all() for layer in (0, 1))  # norms keep theirs
@@ -88,7 +96,9 @@ def test_a_model_without_biases_has_none_in_any_layer(store, tmp_path):
 
 @pytest.mark.parametrize("missing", [(), (".c_fc.bias",), ("0.mlp.c_fc.bias", "_proj.bias")])
 def test_a_bias_of_a_model_without_biases_is_refused(missing, store, tmp_path):
-    folder = checkpoint(tmp_path / "foreign", without(*missing) if missing else lambda _: None, use_bias=False)
+    folder = checkpoint(
+        tmp_path / "foreign", without(*missing) if missing else lambda _: None, use_bias=False
+    )
     require_refused(folder, store, "tensors")
 
 
@@ -98,9 +108,6 @@ def test_norms_have_biases_in_every_model(store, tmp_path):
     require_refused(folder, store, missing, "nothing")
 
 
-# --------------------------------------------------------------------------------------------------------- numbers
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", f"{LAYER}.self_attn.o_proj.bias"])
 def test_what_is_no_finite_number_is_refused(name, value, store, tmp_path):
@@ -108,14 +115,14 @@ def test_what_is_no_finite_number_is_refused(name, value, store, tmp_path):
     require_refused(folder, store, name)
 
 
-@pytest.mark.parametrize(("dtype", "value"), [(torch.bfloat16, float("nan")), (torch.float64, 1e300)])
+@pytest.mark.parametrize(
+    ("dtype", "value"), [(torch.bfloat16, float("nan")), (torch.float64, 1e300)]
+)
 def test_numbers_are_finite_in_float32(dtype, value, store, tmp_path):
     """Whatever type they come in: a float64 may be too large."""
     folder = checkpoint(tmp_path / "foreign", holding("model.norm.weight", value, dtype))
     require_refused(folder, store, "model.norm.weight")
 
-
-# ------------------------------------------------------------------------------------------------------ config.json
 
 ODD = [
     ("num_attention_heads", 0),
@@ -142,7 +149,10 @@ ODD = [
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
-        ("config.json: rope_type", {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        (
+            "config.json: rope_type",
+            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        ),
         ("config.json: head_dim", {"head_dim": 8}),
         ("tensors", {"num_hidden_layers": 1}),
         ("lm_head.weight", {"vocab_size": FOREIGN["vocab_size"] + 1}),
@@ -176,7 +186,9 @@ def test_more_layers_than_the_files_have_are_refused_at_once(num_layers, store, 
 
 def test_shapes_are_those_of_the_whole_model():
     model = native_config({**FOREIGN, "num_hidden_layers": 3})
-    assert parameter_shapes(model) == {name: tuple(p.shape) for name, p in Transformer(model).named_parameters()}
+    assert parameter_shapes(model) == {
+        name: tuple(p.shape) for name, p in Transformer(model).named_parameters()
+    }
 
 
 @pytest.mark.parametrize(
@@ -196,7 +208,8 @@ def test_an_odd_field_of_the_positions_is_named(name, rope):
 def test_null_is_absent_where_it_may_be():
     nulls = dict.fromkeys(("head_dim", "sliding_window", "rope_parameters", "rope_scaling"))
     assert native_config({**FOREIGN, **nulls}) == native_config(FOREIGN)
-    assert native_config({**FOREIGN, "rope_theta": 20_000}).rope_theta == 20_000.0  # numbers may be written as integers
+    # Numbers may be written as integers.
+    assert native_config({**FOREIGN, "rope_theta": 20_000}).rope_theta == 20_000.0
 
 
 def test_sequences_have_a_token():

@@ -1,4 +1,4 @@
-"""Runs the process that `gram serve` starts: `python -m gram_platform.release.serving JSON`, with its exit codes."""
+"""Runs the process that `gram serve` starts, with its exit codes."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Answers one completion: sends the request to the model, turns its deliveries into text, counts and times it."""
+"""Answers one completion: turns the model's deliveries into text, and counts them."""
 
 import time
 import uuid
@@ -15,8 +15,10 @@ from gram_platform.release.serving.policy import Grant
 from gram_platform.release.serving.requests import Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-FORBIDDEN = "forbidden"  # the model's process found no grant in its copy of the policy
-UNCONFIRMED = "unconfirmed"  # nobody has confirmed that copy for too long
+# The model's process found no grant in its copy of the policy.
+FORBIDDEN = "forbidden"
+# Nobody has confirmed that copy of the policy for too long.
+UNCONFIRMED = "unconfirmed"
 REFUSALS = {BUSY: "busy", LATE: "deadline", FAILED: "interrupted", FORBIDDEN: "model_not_found"}
 REFUSALS |= {UNCONFIRMED: "policy_unconfirmed"}
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -27,23 +29,38 @@ class ModelLost(Exception):
 
 
 class Metrics:
-    """Counts in Prometheus' format, per process that answers HTTP. Labels come from the policy, never a caller."""
+    """Counts in Prometheus' format, per process that answers HTTP.
+
+    Labels come from the policy, never a caller.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         registered = {"registry": self.registry}
         by_profile = ("profile",)
-        self.ended = Counter("gram_completions", "Completions by how they ended", ("profile", "end"), **registered)
-        self.refused = Counter("gram_refusals", "Requests that were not served", ("status", "code"), **registered)
+        self.ended = Counter(
+            "gram_completions", "Completions by how they ended", ("profile", "end"), **registered
+        )
+        self.refused = Counter(
+            "gram_refusals", "Requests that were not served", ("status", "code"), **registered
+        )
         self.prompt_tokens = Counter("gram_prompt_tokens", "Tokens read", by_profile, **registered)
-        self.drawn_tokens = Counter("gram_completion_tokens", "Tokens drawn", by_profile, **registered)
-        self.open = Gauge("gram_open_completions", "Completions being answered", by_profile, **registered)
-        self.policy_age = Gauge("gram_policy_age_seconds", "Since the policy was last confirmed", **registered)
+        self.drawn_tokens = Counter(
+            "gram_completion_tokens", "Tokens drawn", by_profile, **registered
+        )
+        self.open = Gauge(
+            "gram_open_completions", "Completions being answered", by_profile, **registered
+        )
+        self.policy_age = Gauge(
+            "gram_policy_age_seconds", "Since the policy was last confirmed", **registered
+        )
         self.policy_refused = Gauge(
             "gram_policy_refused", "Parts of the policy's file that have an error", **registered
         )
         timed = {"labelnames": by_profile, "buckets": SECONDS, **registered}
-        self.first_token = Histogram("gram_first_token_seconds", "From a request to its first token", **timed)
+        self.first_token = Histogram(
+            "gram_first_token_seconds", "From a request to its first token", **timed
+        )
         self.whole = Histogram("gram_completion_seconds", "From a request to its end", **timed)
 
     def text(self, profiles: Collection[str]) -> bytes:
@@ -60,15 +77,21 @@ class _OfProfiles:
 
     def collect(self) -> Iterator[Metric]:
         for metric in self.registry.collect():
-            metric.samples = [s for s in metric.samples if s.labels.get("profile") in (None, *self.profiles)]
+            metric.samples = [
+                s for s in metric.samples if s.labels.get("profile") in (None, *self.profiles)
+            ]
             yield metric
 
 
 class Completions(Protocol):
     """Generates completions; the source of deliveries."""
 
-    def stream(self, digest: str, profile: str, request: GenerationRequest, whole: bool) -> AsyncIterator[Delivery]:
-        """Yields deliveries; the first says that generation was accepted. Closing it abandons the request. ModelLost.
+    def stream(
+        self, digest: str, profile: str, request: GenerationRequest, whole: bool
+    ) -> AsyncIterator[Delivery]:
+        """Yields deliveries; the first says that generation was accepted. ModelLost.
+
+        Closing it abandons the request.
 
         `whole`: the caller needs nothing before the end.
         """
@@ -101,9 +124,13 @@ class Answer:
         return counts | {"total_tokens": num_prompt + self.num_drawn}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields an empty text when generation is accepted, then text as it comes. Refusal if it cannot finish."""
+        """Yields an empty text when generation is accepted, then text as it comes.
+
+        Refusal if it cannot finish.
+        """
         metrics, profile = self._metrics, self.grant.profile
-        whole = whole and not self._stops  # a stop can end it early
+        # A stop can end it early.
+        whole = whole and not self._stops
         stream = self._completions.stream(self._digest, profile, self.request, whole)
         started, is_accepted, end = time.monotonic(), False, "abandoned"
         metrics.open.labels(profile).inc()

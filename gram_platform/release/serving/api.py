@@ -1,13 +1,13 @@
-"""Answers HTTP: authenticates the caller, parses the request, returns one body or a stream. Holds no weights.
+"""Answers HTTP with one body or a stream. Holds no weights.
 
-    POST /v1/completions   OpenAI's text completions: one prompt, one completion; `model` names a profile of the token
+    POST /v1/completions   OpenAI's text completions, one a request; `model` names a profile
     GET  /v1/models        the token's own profiles
     GET  /healthz          200 while the model answers and the policy is confirmed, else 503
-    GET  /metrics          Prometheus' text on the token's own profiles, for tokens whose policy says `metrics = true`
+    GET  /metrics          Prometheus' text on the token's own profiles, where the policy allows it
     GET  /                 the samples page
 
-Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the status and a code, never
-prompts, tokens or other text of a caller.
+Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the
+status and a code, never prompts, tokens or other text of a caller.
 """
 
 import base64
@@ -26,7 +26,13 @@ from importlib import resources
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from gram_platform.release.serving.answers import Answer, Completions, Metrics
@@ -47,7 +53,8 @@ from gram_platform.release.serving.requests import (
 )
 from gram_platform.release.serving.text import Vocabulary
 
-logger = logging.getLogger("ray.serve.gram")  # a child of the logger that Ray Serve writes to its files
+# This is a child of the logger that Ray Serve writes to its files.
+logger = logging.getLogger("ray.serve.gram")
 WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")
 NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -56,10 +63,14 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 class Api:
     """Serves one policy over HTTP; `completions` generates the answers."""
 
-    def __init__(self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int):
+    def __init__(
+        self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int
+    ):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
-        self.max_requests, self._num_open = max_requests, Counter[str]()  # of one token
-        self.confirmed_at, self.num_left_out = math.inf, 0  # by `time.monotonic`; a test's policy stays confirmed
+        # Requests that one token may have open, and those that each has, by its name.
+        self.max_requests, self._num_open = max_requests, Counter[str]()
+        # A time of `time.monotonic`. Without a keeper, as in tests, the policy stays confirmed.
+        self.confirmed_at, self.num_left_out = math.inf, 0
         self.metrics = Metrics()
         self.started = int(time.time())
 
@@ -76,8 +87,6 @@ class Api:
         app.router.redirect_slashes = False
         return app
 
-    # -------------------------------------------------------------------------------------------- the routes
-
     async def complete(self, request: Request) -> Response:
         digest, rule = self._caller(request)
         _require_json(request)
@@ -87,12 +96,17 @@ class Api:
         except NotGranted:
             raise refusal("model_not_found") from None
         prompt = self.vocabulary.prompt_ids(wanted)
-        generation = GenerationRequest(prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed)
-        answer = Answer(self.completions, digest, grant, generation, self.vocabulary, wanted.stop, self.metrics)
+        generation = GenerationRequest(
+            prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed
+        )
+        answer = Answer(
+            self.completions, digest, grant, generation, self.vocabulary, wanted.stop, self.metrics
+        )
         if not wanted.stream:
             return await self._at_once(answer, rule)
         events = self._events(answer, rule)
-        await anext(events)  # a refusal before the first token sets the status
+        # The first event is empty. A refusal in its place sets the status.
+        await anext(events)
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
@@ -105,7 +119,10 @@ class Api:
     async def health(self, _: Request) -> Response:
         is_confirmed = is_recent(self.confirmed_at)
         if is_confirmed and await self.completions.is_ready():
-            errors = f", but the policy's file has errors: {self.num_left_out} of its parts are not in force"
+            errors = (
+                f", but the policy's file has errors: {self.num_left_out} of its parts are not in"
+                " force"
+            )
             text = f"ok{errors if self.num_left_out else ''}"
             return PlainTextResponse(text + "\n", headers=NO_STORE)
         refused = refusal("unavailable" if is_confirmed else "policy_unconfirmed")
@@ -117,14 +134,16 @@ class Api:
             raise Refusal(403, "no_metrics", "this token may not read the metrics")
         self.metrics.policy_age.set(max(0.0, time.monotonic() - self.confirmed_at))
         self.metrics.policy_refused.set(self.num_left_out)
-        return Response(self.metrics.text(rule.profiles), media_type="text/plain; version=0.0.4", headers=NO_STORE)
+        return Response(
+            self.metrics.text(rule.profiles),
+            media_type="text/plain; version=0.0.4",
+            headers=NO_STORE,
+        )
 
     async def page(self, _: Request) -> Response:
         html, policy = page_and_policy()
         headers = NO_STORE | {"Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
         return HTMLResponse(html, headers=headers)
-
-    # ------------------------------------------------------------------------------------------- the answers
 
     async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
         """Yields an answer's texts, and counts it as an open request of its token until they end.
@@ -149,7 +168,10 @@ class Api:
         return JSONResponse(body, headers=NO_STORE)
 
     async def _events(self, answer: Answer, rule: TokenRule) -> AsyncIterator[str]:
-        """Yields server-sent events. The first is empty: generation was accepted. An error becomes the last event."""
+        """Yields server-sent events.
+
+        The first is empty: generation was accepted. An error becomes the last event.
+        """
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
             yield await anext(parts)
             try:
@@ -161,10 +183,11 @@ class Api:
                 self._count(refused, rule.name)
                 yield _event(refused.body())
 
-    # ------------------------------------------------------------------------------ authentication, refusals
-
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (the token's digest, its rule in the policy). Refusal 401 unless there is exactly one known token."""
+        """Returns (the token's digest, its rule in the policy).
+
+        Refusal 401 unless there is exactly one known token.
+        """
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
@@ -178,12 +201,16 @@ class Api:
     async def _no_route(self, request: Request, error: HTTPException) -> Response:
         refused = refusal("not_found")
         if error.status_code != refused.status:
-            refused = Refusal(error.status_code, *(WRONG_METHOD if error.status_code == 405 else OTHER_ERROR))
+            refused = Refusal(
+                error.status_code, *(WRONG_METHOD if error.status_code == 405 else OTHER_ERROR)
+            )
         self._count(refused, "nobody known")
         return JSONResponse(refused.body(), refused.status, NO_STORE | dict(error.headers or {}))
 
     async def _failed(self, request: Request, _: Exception) -> Response:
-        return await self._refused(request, Refusal(500, "internal", "internal error; the server's log has the cause"))
+        return await self._refused(
+            request, Refusal(500, "internal", "internal error; the server's log has the cause")
+        )
 
     def _count(self, refused: Refusal, holder: str) -> None:
         logger.warning("refused: holder=%s status=%d code=%s", holder, refused.status, refused.code)
@@ -214,7 +241,12 @@ async def _body(request: Request) -> bytes:
 
 def _body_of(answer: Answer, text: str, finish_reason: str | None) -> dict:
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
-    head = {"id": answer.id, "object": "text_completion", "created": answer.created, "model": answer.grant.profile}
+    head = {
+        "id": answer.id,
+        "object": "text_completion",
+        "created": answer.created,
+        "model": answer.grant.profile,
+    }
     return head | {"choices": [choice]}
 
 
@@ -222,16 +254,24 @@ def _event(body: dict) -> str:
     return f"data: {json.dumps(body)}\n\n"
 
 
-# ---------------------------------------------------------------------------------------------------- the samples page
-
-
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (the page's HTML, a Content-Security-Policy that allows only its own script and style)."""
-    html = resources.files("gram_platform.release.serving").joinpath("page.html").read_text(encoding="utf-8")
+    """Returns (the page's HTML, a Content-Security-Policy for its own script and style alone)."""
+    html = (
+        resources.files("gram_platform.release.serving")
+        .joinpath("page.html")
+        .read_text(encoding="utf-8")
+    )
     script, style = (_hash_of(html, tag) for tag in ("script", "style"))
-    parts = ["default-src 'none'", f"script-src {script}", f"style-src {style}", "connect-src 'self'"]
-    return html, "; ".join([*parts, "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"])
+    parts = [
+        "default-src 'none'",
+        f"script-src {script}",
+        f"style-src {style}",
+        "connect-src 'self'",
+    ]
+    return html, "; ".join(
+        [*parts, "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+    )
 
 
 def _hash_of(html: str, tag: str) -> str:

@@ -1,7 +1,7 @@
 """Continues sequences of any profiles together, one token of each at a time.
 
-The first B rows of the reader's memory are active. A new sequence is appended; the last one moves into the place of one
-that ends. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
+The first B rows of the reader's memory are active. A new sequence is appended; the last one moves
+into the place of one that ends. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,19 @@ from gram_platform.model.rows import RowReader
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw, uniforms
 
-STOP, LENGTH = "stop", "length"  # why a completion ends: end of text (or a stop), or max_tokens reached
-COLDEST = 1e-6  # lower temperatures take the likeliest token: logits divided by them may overflow
+# Why a completion ends: end of text (or a stop), or max_tokens reached.
+STOP, LENGTH = "stop", "length"
+# Lower temperatures take the likeliest token, since logits divided by them may overflow.
+COLDEST = 1e-6
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Says what to continue and how, in token ids. The API makes it from a request that was parsed and fits."""
+    """Says what to continue and how, in token ids.
+
+    The API makes it from a request that was parsed and fits.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -63,7 +68,10 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts and draws each sequence's first token; keeps those that have not ended. Returns `new`."""
+        """Reads the prompts and draws each sequence's first token. Returns `new`.
+
+        Keeps the sequences that have not ended.
+        """
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -73,11 +81,16 @@ class Batch:
             tokens_BT[row, : lengths_B[row]] = torch.tensor(sequence.request.prompt)
         self.sequences.extend(new)
         self._active = None
-        self._advance(new, tokens_BT, torch.zeros_like(lengths_B), lengths_B, self._activation(new), first)
+        self._advance(
+            new, tokens_BT, torch.zeros_like(lengths_B), lengths_B, self._activation(new), first
+        )
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws one more token of every active sequence; returns them all, including those that end with it."""
+        """Draws one more token of every active sequence.
+
+        Returns them all, including those that end with it.
+        """
         at_work = list(self.sequences)
         if not at_work:
             return []
@@ -100,17 +113,25 @@ class Batch:
         self._active = None
 
     def _activation(self, sequences: Sequence[ActiveSequence]) -> Activation:
-        return activation(self.reader.domains, [dict(s.grant.weights) for s in sequences], str(self.reader.device))
+        return activation(
+            self.reader.domains, [dict(s.grant.weights) for s in sequences], str(self.reader.device)
+        )
 
-    def _advance(self, sequences, tokens_BT, seen_B, lengths_B, active: Activation, first: int) -> None:
+    def _advance(
+        self, sequences, tokens_BT, seen_B, lengths_B, active: Activation, first: int
+    ) -> None:
         device = self.reader.device
         inputs = (tokens_BT.to(device), seen_B.to(device), lengths_B.to(device))
         logits_BV = self.reader.read(*inputs, active, first)[:, : self.vocab_size]
-        temperatures_B = torch.tensor([s.request.temperature for s in sequences], dtype=torch.float64)
+        temperatures_B = torch.tensor(
+            [s.request.temperature for s in sequences], dtype=torch.float64
+        )
         top_ps_B = torch.tensor([s.request.top_p for s in sequences], dtype=torch.float64)
         uniforms_B = torch.stack([s.uniforms[len(s.drawn)] for s in sequences])
         for sequence, token in zip(
-            sequences, next_tokens(logits_BV, temperatures_B, top_ps_B, uniforms_B).tolist(), strict=True
+            sequences,
+            next_tokens(logits_BV, temperatures_B, top_ps_B, uniforms_B).tolist(),
+            strict=True,
         ):
             sequence.drawn.append(token)
             if token == self.end_of_text:
@@ -121,16 +142,17 @@ class Batch:
             self.remove(sequence)
 
 
-# ------------------------------------------------------------------------------------------------------------- drawing
-
-
 def next_tokens(
-    logits_BV: torch.Tensor, temperatures_B: torch.Tensor, top_ps_B: torch.Tensor, uniforms_B: torch.Tensor
+    logits_BV: torch.Tensor,
+    temperatures_B: torch.Tensor,
+    top_ps_B: torch.Tensor,
+    uniforms_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws tokens_B (int64, on the CPU), each at its row's temperature and with its row's random numbers.
+    """Draws tokens_B (int64, on the CPU), each with its row's temperature and random numbers.
 
-    A temperature below COLDEST takes the likeliest token (the lowest id among equals). `top_p` keeps the likeliest
-    tokens until their probabilities reach it, at least one. A row's token depends only on its own logits and numbers.
+    A temperature below COLDEST takes the likeliest token (the lowest id among equals). `top_p`
+    keeps the likeliest tokens until their probabilities reach it, at least one. A row's token
+    depends only on its own logits and numbers.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]
@@ -148,4 +170,6 @@ def _nucleus(logits_BV: torch.Tensor, top_ps_B: torch.Tensor) -> torch.Tensor:
     before_BV = p_BV.cumsum(dim=-1) - p_BV
     outside_BV = (before_BV >= top_ps_B[:, None]) & (top_ps_B[:, None] < 1)
     outside_BV[:, 0] = False
-    return logits_BV.masked_fill(torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV), -torch.inf)
+    return logits_BV.masked_fill(
+        torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV), -torch.inf
+    )

@@ -1,6 +1,7 @@
-"""Runs `gram serve`: checks everything, starts Ray Serve on a private or given Ray, and serves until interrupted.
+"""Runs `gram serve`: checks everything, starts Ray Serve, and serves until interrupted.
 
-The command checks, then replaces itself by `python -m gram_platform.release.serving`, which checks again and serves.
+The command checks, then replaces itself by `python -m gram_platform.release.serving`, which checks
+again and serves.
 """
 
 import json
@@ -28,17 +29,22 @@ from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
-SERVING_STORE_BYTES = 128 * 2**20  # holds tokens, never weights
-HEAD = "node:__internal_head__"  # the resource that marks Ray's head
-POLICY_CHECK_S = 2.0  # between two checks of the policy's file
-Confirm = Callable[[Policy, int, float], None]  # as `PolicyKeeper.confirm`
-SLOW_CALLER_S = 30.0  # added to a request's deadline for callers who read slowly
+# The object store of a private Ray. It holds tokens, never weights.
+SERVING_STORE_BYTES = 128 * 2**20
+# The resource that marks Ray's head.
+HEAD = "node:__internal_head__"
+# The time between two readings of the policy's file.
+POLICY_CHECK_S = 2.0
+# Has the arguments of `PolicyKeeper.confirm`.
+Confirm = Callable[[Policy, int, float], None]
+# This is added to a request's deadline for callers who read slowly.
+SLOW_CALLER_S = 30.0
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Says where Ray Serve answers HTTP and with how many model replicas; port 0 takes a free one."""
+    """Says where Ray Serve answers HTTP; port 0 takes a free one."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -57,7 +63,9 @@ class Endpoint:
             try:
                 probe.bind((self.host, self.port))
             except OSError as error:
-                raise invalid("port", self.port, f"a free port of {self.host} ({error.strerror})") from None
+                raise invalid(
+                    "port", self.port, f"a free port of {self.host} ({error.strerror})"
+                ) from None
             return probe.getsockname()[1]
 
 
@@ -73,13 +81,17 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    max_requests: int = 64  # of one token at once
+    # Requests that one token may have open, unless the policy says otherwise.
+    max_requests: int = 64
 
     def __post_init__(self) -> None:
         require_int("max_requests", self.max_requests, 1)
 
     def run(self) -> NoReturn:
-        """Checks, then becomes the serving process. ValueError as `prepare` and `Endpoint.find_port`."""
+        """Checks, then becomes the serving process.
+
+        ValueError as `prepare` and `Endpoint.find_port`.
+        """
         prepare(self)
         self.endpoint.find_port()
         module = [sys.executable, "-m", "gram_platform.release.serving", json.dumps(asdict(self))]
@@ -100,22 +112,35 @@ class PreparedService:
         policy, granted = self.source.policy, self.source.policy.granted_modules
         absent = [module for module in self.run.model.module_domains if module not in granted]
         lines = [f"run {self.run.run_id}: core{''.join(f', {m}' for m in granted)} in memory"]
-        lines += [f"not in memory, because no token is granted them: {', '.join(absent)}"] if absent else []
+        lines += (
+            [f"not in memory, because no token is granted them: {', '.join(absent)}"]
+            if absent
+            else []
+        )
         return lines + [f"{rule.name:20} {', '.join(rule.profiles)}" for rule in policy.tokens]
 
 
 def prepare(service: Service) -> PreparedService:
-    """ValueError if the run is incomplete or cannot be served, or the policy does not fit it; loads no weights."""
+    """Checks a service; loads no weights.
+
+    ValueError if the run is incomplete or cannot be served, or the policy does not fit it.
+    """
     store, policy_path = Store(service.storage), service.policy
     policy = load_policy(policy_path)
     if not policy.tokens:
         raise invalid(
-            "policy", policy_path, "a policy with at least one token: `gram token NAME --policy FILE` adds one"
+            "policy",
+            policy_path,
+            "a policy with at least one token: `gram token NAME --policy FILE` adds one",
         )
     run_id = store.find_run(service.run_id)
     directory = store.run(run_id)
     if directory.result() is None:
-        raise invalid("run_id", run_id, f"a complete run of {store.root}, found one that is {directory.status()}")
+        raise invalid(
+            "run_id",
+            run_id,
+            f"a complete run of {store.root}, found one that is {directory.status()}",
+        )
     run = directory.config_as(run_from_plain)
     require_servable(run, policy)
     tokenizer_json = open_corpus(store, run.data.data_id).tokenizer_path.read_text(encoding="utf-8")
@@ -155,7 +180,8 @@ def ignore(*_) -> None:
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
 
-    ValueError as `Service.run`, `require_gpu`, `require_own_serve`; RuntimeError if it does not start, or Ray dies.
+    ValueError as `Service.run`, `require_gpu`, `require_own_serve`; RuntimeError if it does not
+    start, or Ray dies.
     """
     prepared, endpoint = prepare(service), service.endpoint
 
@@ -166,7 +192,8 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         listen(interrupt)
         try:
             is_private = join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads)
-            listen(interrupt)  # ray.init has replaced the signal handlers
+            # ray.init has replaced the signal handlers.
+            listen(interrupt)
             require_gpu(service.device)
             require_own_serve()
             name = f"gram-{service.run_id}-{secrets.token_hex(4)}"
@@ -174,28 +201,38 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             is_over = threading.Event()
             ending.callback(is_over.set)
             following = (service.policy, prepared.source.policy, new_keeper(name), say, is_over)
-            threading.Thread(target=follow_policy, args=following, name="gram-policy", daemon=True).start()
+            threading.Thread(
+                target=follow_policy, args=following, name="gram-policy", daemon=True
+            ).start()
             port = start(service, prepared, name)
             for line in prepared.lines():
                 say(line)
             if endpoint.host not in LOOPBACKS:
-                say(f"warning: other machines may reach {endpoint.host}, and nothing here ends slow requests.")
+                say(
+                    f"warning: other machines may reach {endpoint.host}, and nothing here ends slow"
+                    " requests."
+                )
                 say("Let only a reverse proxy reach it, such as HAProxy with cluster/haproxy.cfg")
             say(f"ready: http://{endpoint.host}:{port}")
             while True:
                 require_ray()
                 time.sleep(POLICY_CHECK_S)
-        except (KeyboardInterrupt, SystemExit):  # Ray raises SystemExit for SIGTERM while it starts
+        # Ray raises SystemExit for SIGTERM while it starts.
+        except (KeyboardInterrupt, SystemExit):
             listen(ignore)
             say("stopping")
         except ClusterLost as error:
-            raise Stopped("Ray has died, and all models with it: start `gram serve` again") from error
+            raise Stopped(
+                "Ray has died, and all models with it: start `gram serve` again"
+            ) from error
         finally:
             listen(ignore)
 
 
 def start(service: Service, prepared: PreparedService, name: str) -> int:
-    """Deploys the application `name`, whose policy is in the keeper `name`, and waits until the models answer.
+    """Deploys the application `name`, and waits until its models answer.
+
+    Its policy is in the keeper `name`.
 
     Returns the port where Ray Serve answers.
     """
@@ -220,24 +257,36 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
 
 def new_keeper(name: str) -> Confirm:
-    """Starts a `PolicyKeeper` on this machine, which ends with this process; returns what confirms a policy there."""
+    """Starts a `PolicyKeeper` on this machine; returns what confirms a policy there.
+
+    It ends with this process.
+    """
     import ray
 
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
 
     keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
-    return lambda policy, *rest: ray.get(keeper.confirm.remote(policy.text(), *rest), timeout=LEASE_S)
+    return lambda policy, *rest: ray.get(
+        keeper.confirm.remote(policy.text(), *rest), timeout=LEASE_S
+    )
 
 
 def follow_policy(
-    path: str, policy: Policy, confirm: Confirm, say: Callable[[str], None], is_over: threading.Event
+    path: str,
+    policy: Policy,
+    confirm: Confirm,
+    say: Callable[[str], None],
+    is_over: threading.Event,
 ) -> None:
-    """Confirms the policy again and again, as its file says by then; reports changes and errors once.
+    """Confirms the policy again and again, as its file says by then.
 
-    It is confirmed as of the moment before the file was read: a late call gives an old policy no more time.
+    Reports changes and errors once.
 
-    Modules are loaded only at the start: what needs others is left out until a restart. A file that cannot be read is
-    not confirmed: the replicas then refuse everybody after `LEASE_S`.
+    It is confirmed as of the moment before the file was read: a late call gives an old policy no
+    more time.
+
+    Modules are loaded only at the start: what needs others is left out until a restart. A file that
+    cannot be read is not confirmed: the replicas then refuse everybody after `LEASE_S`.
     """
     said, loaded = (), policy.granted_modules
     while not is_over.is_set():
@@ -246,7 +295,9 @@ def follow_policy(
             policy, errors = followed(policy_text(path), before, loaded)
             confirm(policy, len(errors), read_at)
         except Exception as why:
-            errors = (f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s",)
+            errors = (
+                f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s",
+            )
         if is_over.is_set():
             return
         if policy != before:
@@ -259,7 +310,10 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """ValueError on a Ray where Ray Serve runs already, or whose head, where its proxy listens, is another machine."""
+    """ValueError on a Ray where Ray Serve runs already, or whose head is another machine.
+
+    Ray Serve's proxy listens at the head.
+    """
     import ray
     from ray import serve
 
@@ -270,14 +324,19 @@ def require_own_serve() -> None:
     if found.applications or found.proxies:
         names = ", ".join(sorted(found.applications)) or "no application"
         raise invalid(
-            "ray_address", names, "a Ray without Ray Serve; `serve shutdown` there ends one that is left over"
+            "ray_address",
+            names,
+            "a Ray without Ray Serve; `serve shutdown` there ends one that is left over",
         )
 
 
 def end_application(name: str, is_private: bool) -> None:
-    """Deletes this command's application; shuts Ray Serve down unless somebody else has deployed one meanwhile.
+    """Deletes this command's application.
 
-    A private Ray ends with the command, and Ray Serve with it: its shut-down would print that Ray tries it for ever.
+    Shuts Ray Serve down unless somebody else has deployed one meanwhile.
+
+    A private Ray ends with the command, and Ray Serve with it: its shut-down would print that Ray
+    tries it for ever.
     """
     from ray import serve
 
@@ -285,7 +344,8 @@ def end_application(name: str, is_private: bool) -> None:
 
     try:
         require_ray()
-    except ClusterLost:  # its calls would wait for it
+    except ClusterLost:
+        # Ray Serve's calls would wait for it.
         return
     if name in serve.status().applications:
         serve.delete(name)
@@ -302,21 +362,32 @@ def require_gpu(device: str) -> None:
 
 
 def private_environment(address: str) -> dict[str, str]:
-    """Returns the environment for `join_ray`, with a new token unless a Ray is given; Ray reads it at import."""
+    """Returns the environment for `join_ray`, with a new token unless a Ray is given.
+
+    Ray reads it at import.
+    """
     if address or os.environ.get("RAY_ADDRESS"):
         return dict(os.environ)
     without_ray = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    private = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    # Ray's name for "no cluster of machines": its address is then the loopback, also on Linux, where most ports listen
+    private = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    # This is Ray's name for "no cluster of machines": its address is then the loopback, where most
+    # of its ports listen, also on Linux.
     private |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
     return without_ray | private
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray at `address` or $RAY_ADDRESS; without either starts a private one of `num_cpus`, and returns True.
+    """Joins the Ray at `address` or $RAY_ADDRESS, else starts a private one of `num_cpus`.
 
-    The ports of the private one listen on the loopback, but for one of each replica, and are open to holders of its
-    token (`private_environment`). It has no dashboard. ValueError and ClusterLost as `cluster.connect`.
+    Tells whether it is private.
+
+    The ports of the private one listen on the loopback, but for one of each replica, and are open
+    to holders of its token (`private_environment`). It has no dashboard. ValueError and ClusterLost
+    as `cluster.connect`.
     """
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
@@ -327,6 +398,10 @@ def join_ray(address: str, num_cpus: int) -> bool:
         join(given, **quiet)
         return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
-    resources = {"num_cpus": num_cpus, "object_store_memory": SERVING_STORE_BYTES, "include_dashboard": False}
+    resources = {
+        "num_cpus": num_cpus,
+        "object_store_memory": SERVING_STORE_BYTES,
+        "include_dashboard": False,
+    }
     start_ray(**resources, **quiet)
     return True

@@ -1,10 +1,11 @@
 """Deploys on Ray Serve: `Ingress` answers HTTP and holds connections, `Model` holds the weights.
 
-The ingress is separate so that it can answer a caller whose model process dies. It passes a token's digest and no
-grant: the model's process looks the grant up in its own copy of the policy.
+The ingress is separate so that it can answer a caller whose model process dies. It passes a token's
+digest and no grant: the model's process looks the grant up in its own copy of the policy.
 
-The policy is in a `PolicyKeeper`, an actor that ends with `gram serve`, which confirms the policy every two seconds.
-Every replica asks it each second, and grants nothing once the policy was not confirmed for `LEASE_S`.
+The policy is in a `PolicyKeeper`, an actor that ends with `gram serve`, which confirms the policy
+every two seconds. Every replica asks it each second, and grants nothing once the policy was not
+confirmed for `LEASE_S`.
 """
 
 import asyncio
@@ -27,25 +28,30 @@ from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.policy import LEASE_S, Policy, parse_policy
 from gram_platform.release.serving.text import Vocabulary
 
-NAMESPACE = "gram"  # of the keepers' names
-LOOK_S = 1.0  # between two questions to the keeper
+# Ray's namespace of the keepers' names.
+NAMESPACE = "gram"
+# The time between two questions to the keeper.
+LOOK_S = 1.0
 FIRST_LOOK_S = 60.0
-LONGEST_SILENCE_S = 10.0  # longest wait for a delivery; a replica sends one every 2 s
-CALL_ERRORS = (
-    TimeoutError,
-    RayError,
-    RayServeException,
-    asyncio.CancelledError,
-)  # CancelledError counts unless the caller itself was cancelled
-READY_S = 2.0  # time-out of a readiness check
+# The longest wait for a delivery. A replica sends one every 2 s.
+LONGEST_SILENCE_S = 10.0
+# CancelledError counts unless the caller itself was cancelled.
+CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
+# The time-out of a readiness check.
+READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
-MAX_CONNECTIONS = 2000  # completions being answered; the engine's own limits are far lower
-SPARE_CALLS = 64  # calls to a replica beyond its engine's requests: refused ones and health checks
+# Completions being answered. The engine's own limits are far lower.
+MAX_CONNECTIONS = 2000
+# Calls to a replica beyond its engine's requests: refused ones and health checks.
+SPARE_CALLS = 64
 
 
-@ray.remote(num_cpus=0, max_restarts=-1)  # a restarted one knows no policy until it is confirmed again
+# A restarted keeper knows no policy until one is confirmed again.
+@ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Holds the policy's text in force, how many parts of its file are left out, and when the file was last read.
+    """Holds the text of the policy in force.
+
+    It knows how many parts of the file are left out, and when the file was last read.
 
     Runs on the machine of `gram serve`: the time is `time.monotonic` of both.
     """
@@ -57,7 +63,10 @@ class PolicyKeeper:
         self._held = text, num_left_out, read_at
 
     def read(self) -> tuple[str, int, float]:
-        """Returns text, number and the confirmation's age in seconds; RuntimeError before the first one."""
+        """Returns text, number and the confirmation's age in seconds.
+
+        RuntimeError before the first confirmation.
+        """
         if self._held is None:
             raise RuntimeError("no policy was confirmed yet")
         text, num_left_out, read_at = self._held
@@ -65,7 +74,9 @@ class PolicyKeeper:
 
 
 def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
-    """Calls `take(policy, parts of its file left out, when it was confirmed)` from a thread, each second.
+    """Calls `take` with the keeper's policy from a thread, each second.
+
+    Its arguments: the policy, how many parts of its file are left out, when it was confirmed.
 
     Waits for the first call; RuntimeError without one: a replica without a policy must not start.
     """
@@ -78,7 +89,8 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
                 text, num_left_out, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
                 take(parse_policy(text), num_left_out, asked_at - age_s)
                 has_taken.set()
-            except Exception as why:  # the replica refuses soon, unless a later look succeeds
+            except Exception as why:
+                # The replica refuses soon, unless a later look succeeds.
                 logger.warning("the policy cannot be read: %s", type(why).__name__)
             time.sleep(LOOK_S)
 
@@ -103,7 +115,10 @@ class Model(ModelServer):
 
 
 class RemoteCompletions:
-    """Generates with a `Model` deployment. After a loss it refuses at once until the model answers again."""
+    """Generates with a `Model` deployment.
+
+    After a loss it refuses at once until the model answers again.
+    """
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
@@ -117,11 +132,15 @@ class RemoteCompletions:
         responses = self._streams.stream.remote(digest, profile, request, whole)
         delivery = None
         try:
-            # the stream of a replica that dies may neither end nor raise
+            # The stream of a replica that dies may neither end nor raise.
             delivery = await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
             while delivery is not None:
                 yield delivery
-                delivery = None if delivery.end else await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
+                delivery = (
+                    None
+                    if delivery.end
+                    else await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
+                )
         except CALL_ERRORS as error:
             if is_cancelled(error):
                 raise
@@ -145,7 +164,7 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Tells whether the error is the running task's own cancellation, not one from the awaited call."""
+    """Tells whether the running task was cancelled itself, and not what it awaits."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
@@ -167,7 +186,11 @@ class Ingress:
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, num_left_out: int, confirmed_at: float) -> None:
-        self._api.policy, self._api.num_left_out, self._api.confirmed_at = policy, num_left_out, confirmed_at
+        self._api.policy, self._api.num_left_out, self._api.confirmed_at = (
+            policy,
+            num_left_out,
+            confirmed_at,
+        )
 
     def __serve_build_asgi_app__(self):
         return self._api.app()
@@ -185,8 +208,11 @@ def application(
 
     `max_requests`: of one token at once; `keeper`: the name of its `PolicyKeeper`.
     """
-    quiet = LoggingConfig(enable_access_log=False)  # the metrics count requests
-    resources = {"num_cpus": source.num_threads} | ({"num_gpus": 1} if source.device == "cuda" else {})
+    # The metrics count requests, so no log has to.
+    quiet = LoggingConfig(enable_access_log=False)
+    resources = {"num_cpus": source.num_threads} | (
+        {"num_gpus": 1} if source.device == "cuda" else {}
+    )
     calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
     model = serve.deployment(
         Model,

@@ -1,8 +1,11 @@
-"""Runs a batch in a thread: requests come in, tokens go out as they are drawn, and no request waits for another to end.
+"""Runs a batch in a thread, in which no request waits for another to end.
 
-Between two steps, ended, abandoned and late requests leave their rows, and one group of new ones fills free rows. The
-active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one longer prompt. A free row goes to the
-holder with the fewest requests at work, so one who asks for more than the others waits behind them.
+Requests come in, and tokens go out as they are drawn.
+
+Between two steps, ended, abandoned and late requests leave their rows, and one group of new ones
+fills free rows. The active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one
+longer prompt. A free row goes to the holder with the fewest requests at work, so one who asks for
+more than the others waits behind them.
 """
 
 import logging
@@ -18,20 +21,30 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-logger = logging.getLogger("ray.serve.gram.engine")  # a child of the logger that Ray Serve writes to its files
-BUSY, LATE, FAILED = "busy", "late", "failed"  # ends without a completion
-MAX_PROMPT_TOKENS = 8192  # read between two steps, padding included; active rows wait for them
-LONGEST_WAIT_S = 1.0  # longest wait for arrivals without work
-LATE_CHECK_S = 0.1  # between two checks for late requests
-STALL_S = 120.0  # longest time between two steps, which an idle engine makes too; then it counts as dead
+# This is a child of the logger that Ray Serve writes to its files.
+logger = logging.getLogger("ray.serve.gram.engine")
+# How a request ends that gets no completion.
+BUSY, LATE, FAILED = "busy", "late", "failed"
+# The most that is read between two steps, padding included. Active rows wait for it.
+MAX_PROMPT_TOKENS = 8192
+# The longest wait for arrivals without work.
+LONGEST_WAIT_S = 1.0
+# The time between two checks for late requests.
+LATE_CHECK_S = 0.1
+# After a longer time without a step the engine counts as dead. An idle one makes steps too.
+STALL_S = 120.0
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Carries some of a request's tokens. The first is empty (accepted); the last says why generation ended."""
+    """Carries some of a request's tokens.
+
+    The first is empty (accepted); the last says why generation ended.
+    """
 
     tokens: tuple[int, ...] = ()
-    end: str = ""  # stop, length, busy, late, failed
+    # "stop", "length", "busy", "late" or "failed".
+    end: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,8 @@ class EngineLimits:
 
     num_rows: int = 64
     num_waiting: int = 512
-    deadline_s: float = 60.0  # from a request's arrival to its end
+    # The time from a request's arrival to its end.
+    deadline_s: float = 60.0
 
     def __post_init__(self) -> None:
         require_int("num_rows", self.num_rows, 1)
@@ -69,9 +83,12 @@ class Engine:
     def __init__(self, batch: Batch, limits: EngineLimits):
         self.limits = limits
         self._batch = batch
-        self._lock = threading.Lock()  # guards `_num_open`, and arrivals against closing
-        self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()  # int: abandoned; None: wake up
-        self._waiting: dict[str, deque[_Job]] = {}  # by holder, none empty
+        # It guards `_num_open`, and arrivals against closing.
+        self._lock = threading.Lock()
+        # A number is that of an abandoned request. None wakes the thread up.
+        self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
+        # The queues of the holders, none of them empty.
+        self._waiting: dict[str, deque[_Job]] = {}
         self._active_jobs: dict[int, _Job] = {}
         self._num_open = 0
         self._closed = False
@@ -81,8 +98,10 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
-        """Queues a request and returns its number; None, without deliveries, if there are too many."""
-        job = _Job(ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s)
+        """Queues a request and returns its number; None, without deliveries, if it is too many."""
+        job = _Job(
+            ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s
+        )
         with self._lock:
             if self._closed or self._num_open >= self.limits.num_rows + self.limits.num_waiting:
                 return None
@@ -112,8 +131,6 @@ class Engine:
         self._arrivals.put(None)
         self._thread.join()
 
-    # ------------------------------------------------------------------------------------------- in the thread
-
     def _run(self) -> None:
         try:
             while not self._closed:
@@ -135,7 +152,9 @@ class Engine:
         """Receives new requests and cancellations; waits for them if the engine is idle."""
         idle = not self._active_jobs and not self._waiting and not self._closed
         try:
-            arrival = self._arrivals.get(timeout=LONGEST_WAIT_S) if idle else self._arrivals.get_nowait()
+            arrival = (
+                self._arrivals.get(timeout=LONGEST_WAIT_S) if idle else self._arrivals.get_nowait()
+            )
             while True:
                 if isinstance(arrival, _Job):
                     self._waiting.setdefault(arrival.holder, deque()).append(arrival)
@@ -156,7 +175,10 @@ class Engine:
         for job in [job for job in self._jobs() if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))
-        kept = {holder: deque(j for j in jobs if not j.sequence.end) for holder, jobs in self._waiting.items()}
+        kept = {
+            holder: deque(j for j in jobs if not j.sequence.end)
+            for holder, jobs in self._waiting.items()
+        }
         self._waiting = {holder: jobs for holder, jobs in kept.items() if jobs}
 
     def _jobs(self) -> list[_Job]:
@@ -165,11 +187,15 @@ class Engine:
     def _admit(self) -> None:
         """Admits one group: as many as fit the free rows and MAX_PROMPT_TOKENS.
 
-        Each is the oldest one of the holder with the fewest at work, among equals the oldest of all.
+        Each is the oldest one of the holder with the fewest at work, among equals the oldest of
+        all.
         """
         jobs, longest, at_work = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:
-            turn = min(self._waiting.values(), key=lambda own: (at_work[own[0].holder], own[0].sequence.number))
+            turn = min(
+                self._waiting.values(),
+                key=lambda own: (at_work[own[0].holder], own[0].sequence.number),
+            )
             longest = max(longest, len(turn[0].sequence.request.prompt))
             if jobs and longest * (len(jobs) + 1) > MAX_PROMPT_TOKENS:
                 break

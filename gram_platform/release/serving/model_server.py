@@ -20,8 +20,10 @@ from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_r
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-PAUSE_S = 0.03  # a stream's tokens of this time go out together
-BEAT_S = 2.0  # longest time between deliveries, which may be empty
+# The tokens that a stream draws in this time go out together.
+PAUSE_S = 0.03
+# The longest time between deliveries, which may be empty.
+BEAT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class ModelSource:
     storage: str
     run_id: str
     policy: Policy
-    vocab_size: int  # number of ids that have a text
+    # The number of ids that have a text.
+    vocab_size: int
     end_of_text: int
     limits: EngineLimits = field(default_factory=EngineLimits)
     precision: str = "float32"
@@ -49,7 +52,8 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with the modules that some token is granted.
 
-    The other modules' bytes are hashed where the file is mapped, since its hash covers them, and never copied.
+    The other modules' bytes are hashed where the file is mapped, since its hash covers them, and
+    never copied.
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
@@ -57,7 +61,9 @@ def load_granted(source: ModelSource) -> Transformer:
 
 
 class ModelServer:
-    """Continues requests that `policy` grants; whoever sets another one ends those that it does not grant.
+    """Continues requests that `policy` grants.
+
+    Whoever sets another policy ends those that it does not grant.
 
     All coroutines belong to one event loop.
     """
@@ -66,27 +72,33 @@ class ModelServer:
         """Loads the model with `load_granted` unless `model` is given."""
         torch.set_num_threads(source.num_threads)
         self.policy, self.model = source.policy, model or load_granted(source)
-        batch = Batch(RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text)
+        batch = Batch(
+            RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text
+        )
         self.engine = Engine(batch, source.limits)
-        self.confirmed_at = math.inf  # by `time.monotonic`; a test's policy stays confirmed
+        # A time of `time.monotonic`. Without a keeper, as in tests, the policy stays confirmed.
+        self.confirmed_at = math.inf
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
         """Yields one request's deliveries, the first empty or final (busy, forbidden).
 
-        Tokens follow a few times a second, less often with `whole`. Without tokens an empty delivery comes every
-        `BEAT_S`; a longer silence means that this process is lost.
+        Tokens follow a few times a second, less often with `whole`. Without tokens an empty
+        delivery comes every `BEAT_S`; a longer silence means that this process is lost.
 
-        Checks the grant here instead of trusting the caller: without a token's digest there is no answer, and no call
-        names a module. Checks it again before every delivery: a revocation ends streams too.
+        Checks the grant here instead of trusting the caller: without a token's digest there is no
+        answer, and no call names a module. Checks it again before every delivery: a revocation ends
+        streams too.
         """
         grant = self._granted(digest, profile)
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
-        number = self.engine.submit(request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d))
+        number = self.engine.submit(
+            request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d)
+        )
         if number is None:
             yield Delivery(end=BUSY)
             return
@@ -99,12 +111,15 @@ class ModelServer:
                     delivery = Delivery(end=now if isinstance(now, str) else FORBIDDEN)
             yield delivery
         finally:
-            self.engine.abandon(number)  # does nothing for a request that has ended
+            # This does nothing for a request that has ended.
+            self.engine.abandon(number)
 
     def _granted(self, digest: str, profile: str) -> Grant | str:
         """Returns the grant that is in force, or the end of a request without one."""
         try:
-            return self.policy.grant(digest, profile) if is_recent(self.confirmed_at) else UNCONFIRMED
+            return (
+                self.policy.grant(digest, profile) if is_recent(self.confirmed_at) else UNCONFIRMED
+            )
         except NotGranted:
             return FORBIDDEN
 
@@ -115,7 +130,9 @@ class ModelServer:
             delivery = await asyncio.wait_for(received.get(), BEAT_S)
             if not whole and not delivery.end:
                 await asyncio.sleep(PAUSE_S)
-            while not delivery.end and (time.monotonic() < started + BEAT_S if whole else not received.empty()):
+            while not delivery.end and (
+                time.monotonic() < started + BEAT_S if whole else not received.empty()
+            ):
                 more = await asyncio.wait_for(received.get(), BEAT_S)
                 delivery = replace(more, tokens=delivery.tokens + more.tokens)
         return delivery

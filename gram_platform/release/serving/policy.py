@@ -15,12 +15,12 @@
     profiles = ["open", "medicine"]
     default = "medicine"                        # required with several profiles
     metrics = true                              # may read /metrics; default false
-    max_requests = 8                            # at work or waiting at once; default: what `gram serve` says
+    max_requests = 8                            # open at once; default: what `gram serve` says
 
 A token is 256 random bits, so nobody can guess it from its plain SHA-256, which needs no salt.
 
-A server starts with a text without errors alone. While it runs, what cannot be read grants nothing: a profile or a
-token with an error is left out, and the rest is followed.
+A server starts with a text without errors alone. While it runs, what cannot be read grants nothing:
+a profile or a token with an error is left out, and the rest is followed.
 """
 
 import contextlib
@@ -45,23 +45,30 @@ from gram_platform.config.identity import (
     require_real,
 )
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")  # ASCII only, because callers type it: no look-alikes
+# Names are ASCII, because callers type them: there are no look-alikes.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-LEASE_S = 10.0  # a policy that nobody has confirmed for longer grants nothing
+# A policy that nobody has confirmed for longer grants nothing.
+LEASE_S = 10.0
 TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics", "max_requests")
 
 
 class NotGranted(Exception):
-    """Raised for an unknown token or a profile that it lacks; does not say whether the profile exists."""
+    """Raised for an unknown token or a profile that it lacks.
+
+    It does not say whether the profile exists.
+    """
 
 
 @dataclass(frozen=True)
 class Grant:
     """Says what one request may use. Only `Policy.grant` makes one."""
 
-    holder: str  # the token's name
+    # The token's name.
+    holder: str
     profile: str
-    weights: tuple[tuple[str, float], ...]  # (module, weight), sorted, zeros dropped
+    # Sorted pairs of a module and its weight, without zeros.
+    weights: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ class TokenRule:
     profiles: tuple[str, ...]
     default: str
     metrics: bool
-    max_requests: int | None  # None: as many as the server's default
+    # Without a number it has the server's default.
+    max_requests: int | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,10 @@ class Policy:
         return found
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants the named profile, or the token's default one. NotGranted if it is not the token's."""
+        """Grants the named profile, or the token's default one.
+
+        NotGranted if it is not the token's.
+        """
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -105,29 +116,41 @@ class Policy:
     def granted_modules(self) -> tuple[str, ...]:
         """Lists the modules that some token can reach: only these are loaded."""
         reachable = {name for rule in self.tokens for name in rule.profiles}
-        return tuple(sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights}))
+        return tuple(
+            sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights})
+        )
 
     def require_modules(self, available: tuple[str, ...]) -> None:
         """ValueError for a profile with a module that the run lacks."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
-                    allowed = one_of(module, available, "the run's modules: ") + ("" if available else "it has none")
+                    allowed = one_of(module, available, "the run's modules: ") + (
+                        "" if available else "it has none"
+                    )
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns an error for each profile of some token with a module that a running server has not loaded."""
+        """Returns an error for each profile of some token with a module that is not loaded."""
         granted, errors = {name for rule in self.tokens for name in rule.profiles}, {}
         for name, weights in self.profiles:
             missing = [module for module, _ in weights if module not in loaded]
             if missing and name in granted:
-                allowed = f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the server"
+                allowed = (
+                    f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the"
+                    " server"
+                )
                 errors[name] = invalid(f"profiles.{name}.modules", ", ".join(missing), allowed)
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns the policy whose tokens have these profiles alone; a token with another default is left out."""
-        kept = [replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens]
+        """Returns the policy whose tokens have these profiles alone.
+
+        A token with another default is left out.
+        """
+        kept = [
+            replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
+        ]
         return replace(self, tokens=tuple(rule for rule in kept if rule.default in names))
 
     def text(self) -> str:
@@ -140,10 +163,11 @@ class Policy:
 
 
 def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy, tuple[str, ...]]:
-    """Returns (the policy that a running server takes from a changed file, an error for each part that is left out).
+    """Returns (the policy that a server takes from a changed file, the errors of what is left out).
 
-    Grants what the text says without doubt and nothing else, whatever `before` granted. A text without a profile that
-    can be read, which `policy_text` refuses, leaves `before` without a token.
+    Grants what the text says without doubt and nothing else, whatever `before` granted. A text
+    without a profile that can be read, which `policy_text` refuses, leaves `before` without a
+    token.
     """
     try:
         policy, errors = read_policy(text)
@@ -155,7 +179,10 @@ def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Tells whether a policy that was confirmed then (by `time.monotonic`) still grants anything."""
+    """Tells whether a policy still grants anything that was confirmed then.
+
+    The time is of `time.monotonic`.
+    """
     return time.monotonic() - confirmed_at <= LEASE_S
 
 
@@ -177,10 +204,14 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (the profiles and tokens that have no error, the errors); ValueError without a profile."""
+    """Returns (the profiles and tokens without an error, the errors).
+
+    ValueError without a profile.
+    """
     try:
         plain = parsed_by(tomllib.loads, text)
-    except ValueError as error:  # also a number of thousands of digits
+    except ValueError as error:
+        # A number of thousands of digits raises it too.
         raise ValueError(f"policy is not TOML: {error}") from None
     errors, profiles, rules = [], {}, []
     with _noted(errors):
@@ -201,10 +232,15 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
             rules.append(_rule(index, entry))
             _require_profiles(index, rules[-1], named)
     for field in ("name", "sha256"):
-        # counts entries with errors too: nobody knows which of two entries is meant
+        # Entries with errors count too: nobody knows which of two entries is meant.
         counts = Counter(str(entry.get(field)) for entry in entries if isinstance(entry, Mapping))
-        repeated = sorted({getattr(rule, field) for rule in rules if counts[getattr(rule, field)] > 1})
-        errors += [str(invalid(f"tokens.{field}", value, "a value that no other token has")) for value in repeated]
+        repeated = sorted(
+            {getattr(rule, field) for rule in rules if counts[getattr(rule, field)] > 1}
+        )
+        errors += [
+            str(invalid(f"tokens.{field}", value, "a value that no other token has"))
+            for value in repeated
+        ]
         rules = [rule for rule in rules if getattr(rule, field) not in repeated]
     return Policy(tuple(profiles.items()), tuple(rules)).only(profiles), errors
 
@@ -219,21 +255,34 @@ def _noted(errors: list[str]) -> Iterator[None]:
 
 
 def token_entry(
-    name: str, token: str, profiles: tuple[str, ...], default: str, metrics: bool, max_requests: int | None = None
+    name: str,
+    token: str,
+    profiles: tuple[str, ...],
+    default: str,
+    metrics: bool,
+    max_requests: int | None = None,
 ) -> str:
     """Formats the [[tokens]] entry to append to a policy file."""
     return _entry(TokenRule(name, token_digest(token), profiles, default, metrics, max_requests))
 
 
 def _entry(rule: TokenRule) -> str:
-    fields = {"name": rule.name, "sha256": rule.sha256, "profiles": list(rule.profiles), "default": rule.default}
+    fields = {
+        "name": rule.name,
+        "sha256": rule.sha256,
+        "profiles": list(rule.profiles),
+        "default": rule.default,
+    }
     fields |= {"metrics": True} if rule.metrics else {}
     fields |= {} if rule.max_requests is None else {"max_requests": rule.max_requests}
-    return "\n[[tokens]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
+    return "\n[[tokens]]\n" + "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in fields.items()
+    )
 
 
 def _quoted(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)  # TOML's strings have no surrogate pairs
+    # TOML's strings have no surrogate pairs, which `ensure_ascii` would write.
+    return json.dumps(name, ensure_ascii=False)
 
 
 def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
@@ -245,7 +294,11 @@ def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
 
 def _name(field: str, value: object) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise invalid(field, value, "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit")
+        raise invalid(
+            field,
+            value,
+            "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit",
+        )
     return value
 
 
@@ -268,20 +321,28 @@ def _weights(name: str, fields: object) -> tuple[tuple[str, float], ...]:
 def _rule(index: int, entry: object) -> TokenRule:
     field = f"tokens[{index}]"
     if not isinstance(entry, Mapping):
-        raise invalid(field, type(entry).__name__, "a table")  # never repeats the value: it may be the token itself
+        # The error never repeats the value, which may be the token itself.
+        raise invalid(field, type(entry).__name__, "a table")
     _require_keys(field, entry, TOKEN_FIELDS)
     name = _name(f"{field}.name", entry.get("name"))
-    sha256, profiles, metrics = entry.get("sha256"), entry.get("profiles"), entry.get("metrics", False)
+    sha256, profiles = entry.get("sha256"), entry.get("profiles")
+    metrics = entry.get("metrics", False)
     if not isinstance(sha256, str) or not DIGEST.fullmatch(sha256):
-        # never repeats the value: it may be the token itself
+        # The error never repeats the value, which may be the token itself.
         raise ValueError(f"{field}.sha256 of {name!r}: expected 64 lower-case hexadecimal digits")
-    if not isinstance(profiles, list) or not profiles or len(set(map(str, profiles))) != len(profiles):
+    if (
+        not isinstance(profiles, list)
+        or not profiles
+        or len(set(map(str, profiles))) != len(profiles)
+    ):
         raise invalid(f"{field}.profiles", profiles, "a list of at least one profile, each once")
     for profile in profiles:
         _name(f"{field}.profiles", profile)
     default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
     if default not in profiles:
-        raise invalid(f"{field}.default", default, one_of(default, profiles, "the token's profiles: "))
+        raise invalid(
+            f"{field}.default", default, one_of(default, profiles, "the token's profiles: ")
+        )
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
     if (max_requests := entry.get("max_requests")) is not None:

@@ -1,4 +1,4 @@
-"""Reads and replaces the policy's file, which nobody but its owner and root may be able to change."""
+"""Reads and replaces the policy's file, which only its owner and root may change."""
 
 import fcntl
 import os
@@ -8,24 +8,34 @@ from pathlib import Path
 
 from gram_platform.config.crash_safe import sync, temporary_beside
 from gram_platform.config.identity import invalid, local_path
-from gram_platform.release.serving.policy import Policy, new_token, parse_policy, read_policy, token_entry
+from gram_platform.release.serving.policy import (
+    Policy,
+    new_token,
+    parse_policy,
+    read_policy,
+    token_entry,
+)
 
-MAX_POLICY_BYTES = 2**20  # some thousands of tokens; the file is read every two seconds
+# These are some thousands of tokens. The file is read every two seconds.
+MAX_POLICY_BYTES = 2**20
 
 
 def load_policy(path: str) -> Policy:
-    """Reads and validates a policy file; ValueError names the field, its value and the expected one."""
+    """Reads and validates a policy file; ValueError names the field and its value."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
-    """Reads a policy file's text. ValueError if that fails, or no profile in it can be read, or others may change it.
+    """Reads a policy file's text.
 
-    Others may if everyone can write the file, or a folder on the way to it, where they can put another in its place.
+    ValueError if that fails, or no profile in it can be read, or others may change it.
+
+    Others may if everyone can write the file, or a folder on the way to it, where they can put
+    another in its place.
     """
     place = local_path("policy", path)
     try:
-        # waits for no writer of a pipe, and takes over no terminal
+        # The flags wait for no writer of a pipe, and take over no terminal.
         with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_POLICY_BYTES + 1) if stat.S_ISREG(mode) else b""
@@ -35,18 +45,26 @@ def policy_text(path: str) -> str:
     if not stat.S_ISREG(mode) or len(data) > MAX_POLICY_BYTES:
         raise invalid("policy", path, f"a regular file of at most {MAX_POLICY_BYTES:,} bytes")
     if mode & stat.S_IWOTH:
-        raise invalid("policy", path, f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w")
+        raise invalid(
+            "policy",
+            path,
+            f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w",
+        )
     if strangers:
-        raise invalid("policy", path, f"a file that strangers cannot replace: everyone may write {strangers}")
+        raise invalid(
+            "policy", path, f"a file that strangers cannot replace: everyone may write {strangers}"
+        )
     read_policy(text)
     return text
 
 
 def _open_to_strangers(place: Path) -> str:
-    """Returns a folder in which everyone can replace the file, a folder on the way to it or a link; "" without one.
+    """Returns a folder in which everyone can replace the file; "" without one.
 
-    In a folder with the sticky bit, such as /tmp, only an entry's owner can: this user or root must be that. Nobody can
-    on a file system mounted to be read only.
+    The folder may be on the way to the file, or to a link.
+
+    In a folder with the sticky bit, such as /tmp, only an entry's owner can: this user or root must
+    be that. Nobody can on a file system mounted to be read only.
     """
     steps = [place]
     while steps[-1].is_symlink():
@@ -54,16 +72,26 @@ def _open_to_strangers(place: Path) -> str:
     on_the_way = {entry for step in (*steps, place.resolve()) for entry in (step, *step.parents)}
     for entry in sorted(on_the_way - {Path("/")}):
         mode, is_own = entry.parent.stat().st_mode, entry.lstat().st_uid in (0, os.geteuid())
-        is_closed = (mode & stat.S_ISVTX and is_own) or os.statvfs(entry.parent).f_flag & os.ST_RDONLY
+        is_closed = (mode & stat.S_ISVTX and is_own) or os.statvfs(
+            entry.parent
+        ).f_flag & os.ST_RDONLY
         if mode & stat.S_IWOTH and not is_closed:
             return str(entry.parent)
     return ""
 
 
 def add_token(
-    path: str, name: str, profiles: tuple[str, ...], default: str, metrics: bool, max_requests: int | None
+    path: str,
+    name: str,
+    profiles: tuple[str, ...],
+    default: str,
+    metrics: bool,
+    max_requests: int | None,
 ) -> str:
-    """Adds an entry for a new token to a policy file; returns the token. The fields are as of `token_entry`."""
+    """Adds an entry for a new token to a policy file; returns the token.
+
+    The fields are as of `token_entry`.
+    """
     token = new_token()
     entry = token_entry(name, token, profiles, default, metrics, max_requests)
     edit_policy(path, lambda text: text + entry)
@@ -71,10 +99,12 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file by `change` of its text in one step; keeps mode, owner and a symbolic link to it.
+    """Replaces a policy file by `change` of its text in one step.
 
-    Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if the text cannot be
-    read or replaced or, once changed, is no policy.
+    Keeps mode, owner and a symbolic link to it.
+
+    Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if
+    the text cannot be read or replaced or, once changed, is no policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

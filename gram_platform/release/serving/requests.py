@@ -1,4 +1,7 @@
-"""Parses a completion request's body strictly (an unknown field is refused, never ignored), and defines refusals."""
+"""Parses a completion request's body strictly, and defines refusals.
+
+An unknown field is refused, never ignored.
+"""
 
 import json
 import math
@@ -9,13 +12,31 @@ from typing import Any
 
 from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
-COMPLETIONS, MODELS, HEALTH, METRICS, PAGE = ("/v1/completions", "/v1/models", "/healthz", "/metrics", "/")
+COMPLETIONS, MODELS, HEALTH, METRICS, PAGE = (
+    "/v1/completions",
+    "/v1/models",
+    "/healthz",
+    "/metrics",
+    "/",
+)
 MAX_BODY_BYTES = 256 * 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
-FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "n", "user")
-NEUTRAL = {  # unsupported fields of OpenAI's API, and the values that have no effect
+FIELDS = (
+    "model",
+    "prompt",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "stream",
+    "n",
+    "user",
+)
+# Fields of OpenAI's API that are not supported, with the values that have no effect.
+NEUTRAL = {
     "best_of": (1, None),
     "echo": (False, None),
     "frequency_penalty": (0, None),
@@ -32,7 +53,8 @@ class CompletionRequest:
     """Holds a request as its sender wrote it, with defaults filled in."""
 
     prompt: str | tuple[int, ...]
-    profile: str | None  # the field `model`
+    # The field `model`.
+    profile: str | None
     max_tokens: int
     temperature: float
     top_p: float
@@ -42,7 +64,10 @@ class CompletionRequest:
 
 
 def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
-    """Returns (the token's digest, its rule) from the `Authorization` headers; Refusal 401 unless there is one."""
+    """Returns (the token's digest, its rule) from the `Authorization` headers.
+
+    Refusal 401 unless there is one known token.
+    """
     scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
     is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
     digest = token_digest(token if is_token else "")
@@ -57,10 +82,12 @@ def parse_request(body: bytes) -> CompletionRequest:
     fields = _object(body)
     for name in fields:
         if name in NEUTRAL:
-            if not any(fields[name] is value or _same(fields[name], value) for value in NEUTRAL[name]):
+            if not any(
+                fields[name] is value or _same(fields[name], value) for value in NEUTRAL[name]
+            ):
                 raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
-            # never repeats a caller's text
+            # The message never repeats a caller's text.
             known = ", ".join(FIELDS)
             raise Refusal(400, "unknown_field", f"the body has an unknown field; known are {known}")
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
@@ -81,7 +108,9 @@ def parse_request(body: bytes) -> CompletionRequest:
 def _object(body: bytes) -> Mapping:
     """Parses one JSON object without repeated names, NaN or infinities."""
     try:
-        fields = json.loads(body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        fields = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
     except (ValueError, RecursionError):
         message = "the body is not valid JSON in UTF-8, or it repeats a name"
         raise Refusal(400, "invalid_json", message) from None
@@ -154,18 +183,21 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
         return ()
     stops = [stop] if isinstance(stop, str) else stop
     is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
-    if not is_list or not all(isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in stops):
+    if not is_list or not all(
+        isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in stops
+    ):
         raise bad_request("stop", f"at most {MAX_STOPS} texts of 1 to {MAX_STOP_LENGTH} characters")
     return tuple(stops)
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
-# Refusals that several places raise: code -> status, message, and the field that is at fault.
+# Refusals that several places raise, by code: status, message, and the field that is at fault.
 COMMON_REFUSALS = {
-    # Alike for a profile that does not exist and for one that the token lacks.
-    "model_not_found": (404, "this token has no such model; GET /v1/models lists its models", "model"),
+    # It is alike for a profile that does not exist and for one that the token lacks.
+    "model_not_found": (
+        404,
+        "this token has no such model; GET /v1/models lists its models",
+        "model",
+    ),
     "not_found": (404, "no such path"),
     "body_too_large": (413, f"a body has at most {MAX_BODY_BYTES} bytes"),
     "busy": (429, "too many requests wait for the model; try again later"),
@@ -178,7 +210,9 @@ RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 class Refusal(Exception):
-    """Refuses a request; becomes {"error": {"message", "type", "code", "param"}}, in the form of OpenAI's API.
+    """Refuses a request, in the form of OpenAI's API.
+
+    It becomes {"error": {"message", "type", "code", "param"}}.
 
     The message never repeats text of the caller.
     """
@@ -189,10 +223,14 @@ class Refusal(Exception):
 
     def body(self) -> dict:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}}
+        return {
+            "error": {"message": self.message, "type": kind, "code": self.code, "param": self.param}
+        }
 
     def headers(self) -> Mapping[str, str]:
-        headers = {"Retry-After": RETRY_AFTER_S[self.status]} if self.status in RETRY_AFTER_S else {}
+        headers = (
+            {"Retry-After": RETRY_AFTER_S[self.status]} if self.status in RETRY_AFTER_S else {}
+        )
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
@@ -207,5 +245,8 @@ def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refus
 
 
 def over_limit(max_requests: int) -> Refusal:
-    message = f"this token has {max_requests} requests at work or waiting, and may have no more; wait for one to end"
+    message = (
+        f"this token has {max_requests} requests at work or waiting, and may have no more; wait for"
+        " one to end"
+    )
     return Refusal(429, "token_limit", message)

@@ -7,7 +7,8 @@ from tokenizers import Tokenizer
 from gram_platform.corpora.tokenizer import configured, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
-UNFINISHED = "\ufffd"  # the decoder shows half a character as this
+# The decoder shows half a character as this.
+UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -15,10 +16,12 @@ class Vocabulary:
     """Holds a run's tokenizer and its model's context."""
 
     tokenizer: Tokenizer
-    num_tokens: int  # number of ids that have a text; a model's vocabulary may be padded beyond it
+    # The number of ids that have a text. A model's vocabulary may be padded beyond it.
+    num_tokens: int
     context: int
     end_of_text: int
-    longest_piece: int  # in characters, or bytes of a byte-level tokenizer
+    # Its length in characters, or in bytes of a byte-level tokenizer.
+    longest_piece: int
 
     @classmethod
     def of(cls, tokenizer_json: str, context: int) -> "Vocabulary":
@@ -28,15 +31,27 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's ids; an empty text becomes the end of text. Refusal if it does not fit."""
-        room = self.context + 1 - request.max_tokens  # the model never reads the last drawn token
+        """Returns the prompt's ids; an empty text becomes the end of text.
+
+        Refusal if it does not fit.
+        """
+        # The model never reads the last drawn token.
+        room = self.context + 1 - request.max_tokens
         if room < 1:
-            raise bad_request("max_tokens", f"at most {self.context}: the model reads {self.context} tokens")
-        fits = f"at most {room} tokens beside max_tokens = {request.max_tokens}: the model reads {self.context}"
+            raise bad_request(
+                "max_tokens", f"at most {self.context}: the model reads {self.context} tokens"
+            )
+        fits = (
+            f"at most {room} tokens beside max_tokens = {request.max_tokens}: the model reads"
+            f" {self.context}"
+        )
         if isinstance(request.prompt, str):
-            if len(request.prompt) > room * self.longest_piece:  # too long even in the longest pieces
+            # It is too long even in the longest pieces.
+            if len(request.prompt) > room * self.longest_piece:
                 raise bad_request("prompt", fits, "context_length_exceeded")
-            ids = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=False).ids) or (self.end_of_text,)
+            ids = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=False).ids) or (
+                self.end_of_text,
+            )
         else:
             ids = request.prompt
         if len(ids) > room:
@@ -55,7 +70,8 @@ class TextStream:
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
         self.stopped = False
         self._vocabulary, self._stops = vocabulary, stops
-        self._context: list[int] = []  # tokens already shown: some tokenizers join the next ones to them
+        # Tokens that are already shown. Some tokenizers join the next ones to them.
+        self._context: list[int] = []
         self._new: list[int] = []
         self._held = ""
 
@@ -82,7 +98,8 @@ class TextStream:
             self.stopped = True
             return self._held[: min(places)]
         kept = 0 if last else max(_overlap(self._held, stop) for stop in self._stops)
-        shown, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        num_shown = len(self._held) - kept
+        shown, self._held = self._held[:num_shown], self._held[num_shown:]
         return shown
 
     def _decode(self, tokens: list[int]) -> str:

@@ -1,4 +1,5 @@
-"""The HTTP interface on a free port, in a thread, with a planted model behind it; and clients that can misbehave."""
+"""The HTTP interface on a free port, in a thread, with a planted model behind it; and clients that
+can misbehave."""
 
 import contextlib
 import http.client
@@ -52,8 +53,11 @@ class Served:
     server: ModelServer | None = None
     api: Api | None = None
 
-    def ask(self, method: str, path: str, body=None, headers=None, timeout_s=60.0, opened=lambda: None) -> Answered:
-        """The answer; `opened` is called after its head, which a stream has when it is taken up, before its body."""
+    def ask(
+        self, method: str, path: str, body=None, headers=None, timeout_s=60.0, opened=lambda: None
+    ) -> Answered:
+        """The answer; `opened` is called after its head, which a stream has when it is taken up,
+        before its body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         with contextlib.closing(connection):
             connection.request(method, path, body, headers or {})
@@ -72,8 +76,15 @@ class Served:
     def completion(self, holder: str, **fields) -> bytes:
         """A whole request as it is sent."""
         body = json.dumps({"prompt": "x", **fields}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: {self.bearer(holder)['Authorization']}\r\n"
-        return head.encode() + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization:"
+            f" {self.bearer(holder)['Authorization']}\r\n"
+        )
+        return (
+            head.encode()
+            + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+            + body
+        )
 
     @contextlib.contextmanager
     def slowed(self, step_s: float) -> Iterator[None]:
@@ -86,7 +97,8 @@ class Served:
             batch.step = step
 
     def raw(self, text: bytes, num_bytes: int = 2**20, timeout_s: float = 10.0) -> bytes:
-        """The answer to bytes sent as they are, as far as it goes; with enough of it the connection is closed."""
+        """The answer to bytes sent as they are, as far as it goes; with enough of it the connection
+        is closed."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
             connection.sendall(text)
             received = b""
@@ -108,13 +120,17 @@ def vocabulary() -> Vocabulary:
 
 
 @contextlib.contextmanager
-def served(limits: EngineLimits | None = None, max_requests: int = 64, **of_holders: int) -> Iterator[Served]:
+def served(
+    limits: EngineLimits | None = None, max_requests: int = 64, **of_holders: int
+) -> Iterator[Served]:
     """Without Ray: the same application and model server that Ray Serve runs.
 
     `max_requests`: of one token at once; `of_holders`: of some of them.
     """
     words, plan = vocabulary(), planted(**of_holders)
-    source = ModelSource("", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8))
+    source = ModelSource(
+        "", "", plan.policy, words.num_tokens, END_OF_TEXT, limits or EngineLimits(num_rows=8)
+    )
     model = ModelServer(source, planted_model(plan.config))
     api = Api(plan.policy, words, model, max_requests)
     with contextlib.closing(socket.socket()) as endpoint:

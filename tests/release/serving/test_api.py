@@ -1,4 +1,5 @@
-"""What callers get over HTTP: their own profile's completions, proper refusals, and no way to anything else."""
+"""What callers get over HTTP: their own profile's completions, proper refusals, and no way to
+anything else."""
 
 import logging
 import threading
@@ -26,10 +27,9 @@ def says() -> dict[str, str]:
 
 
 def post(site: Served, body: bytes | str, headers: dict[str, str] | None = None):
-    return site.ask("POST", "/v1/completions", body, {"Content-Type": "application/json", **(headers or {})})
-
-
-# ------------------------------------------------------------------------------------------------- completions
+    return site.ask(
+        "POST", "/v1/completions", body, {"Content-Type": "application/json", **(headers or {})}
+    )
 
 
 @pytest.mark.parametrize("profile", ANSWERS)
@@ -37,7 +37,12 @@ def test_a_token_is_answered_by_its_profile(site, says, profile):
     got = site.complete(profile)
     assert got.status == 200
     (choice,) = got.json["choices"]
-    assert choice == {"index": 0, "text": says[profile] * 5, "logprobs": None, "finish_reason": "length"}
+    assert choice == {
+        "index": 0,
+        "text": says[profile] * 5,
+        "logprobs": None,
+        "finish_reason": "length",
+    }
     assert (got.json["object"], got.json["model"]) == ("text_completion", profile)
     assert got.json["usage"]["completion_tokens"] == 5
     assert got.json["usage"]["total_tokens"] == got.json["usage"]["prompt_tokens"] + 5
@@ -50,7 +55,12 @@ def test_a_stream_has_the_same_text_and_an_end(site, says):
     assert done == "[DONE]"
     assert "".join(part["choices"][0]["text"] for part in parts) == says["both"] * 30
     assert all(part["choices"][0]["finish_reason"] is None for part in parts)
-    assert last["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "length"}
+    assert last["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "logprobs": None,
+        "finish_reason": "length",
+    }
     assert len({part["id"] for part in (*parts, last)}) == 1
 
 
@@ -75,17 +85,26 @@ def test_a_stop_ends_the_text_before_it(site, says):
 def test_token_ids_are_a_prompt_and_equal_seeds_are_equal(site):
     assert site.complete("open", prompt=[5, 6, 7]).json["usage"]["prompt_tokens"] == 3
     assert site.complete("open", prompt="").json["usage"]["prompt_tokens"] == 1
-    texts = [site.complete("open", seed=3, temperature=50).json["choices"][0]["text"] for _ in range(2)]
-    assert texts[0] == texts[1] != site.complete("open", seed=4, temperature=50).json["choices"][0]["text"]
+    texts = [
+        site.complete("open", seed=3, temperature=50).json["choices"][0]["text"] for _ in range(2)
+    ]
+    assert (
+        texts[0]
+        == texts[1]
+        != site.complete("open", seed=4, temperature=50).json["choices"][0]["text"]
+    )
 
 
 def test_models_lists_the_tokens_own(site):
     got = site.ask("GET", "/v1/models", headers=site.bearer("reader")).json
-    assert [(m["id"], m["default"]) for m in got["data"]] == [("open", False), ("lisp", False), ("medicine", True)]
-    assert [m["id"] for m in site.ask("GET", "/v1/models", headers=site.bearer("both")).json["data"]] == ["both"]
-
-
-# ---------------------------------------------------------------------------------------------------- hostile
+    assert [(m["id"], m["default"]) for m in got["data"]] == [
+        ("open", False),
+        ("lisp", False),
+        ("medicine", True),
+    ]
+    assert [
+        m["id"] for m in site.ask("GET", "/v1/models", headers=site.bearer("both")).json["data"]
+    ] == ["both"]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +138,19 @@ def test_nobody_is_answered_without_a_confirmed_policy():
     with served() as site:
         assert site.ask("GET", "/healthz").body == b"ok\n"
         site.api.num_left_out = 2
-        assert site.ask("GET", "/healthz").body.startswith(b"ok, but the policy's file has errors: 2 of its parts")
+        assert site.ask("GET", "/healthz").body.startswith(
+            b"ok, but the policy's file has errors: 2 of its parts"
+        )
         site.api.confirmed_at = time.monotonic() - LEASE_S - 0.1
-        for got in (site.complete("both"), site.ask("GET", "/v1/models", headers=site.bearer("both"))):
-            assert (got.status, got.code, got.headers["retry-after"]) == (503, "policy_unconfirmed", "5")
+        for got in (
+            site.complete("both"),
+            site.ask("GET", "/v1/models", headers=site.bearer("both")),
+        ):
+            assert (got.status, got.code, got.headers["retry-after"]) == (
+                503,
+                "policy_unconfirmed",
+                "5",
+            )
         assert site.ask("GET", "/healthz").code == "policy_unconfirmed"
         site.api.confirmed_at = time.monotonic() - 3.0
         scraped = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
@@ -135,7 +163,9 @@ def test_a_digest_is_no_token(site):
     assert post(site, '{"prompt": "x"}', {"Authorization": f"Bearer {digest}"}).status == 401
 
 
-@pytest.mark.parametrize("model", ["both", "nobodys", "virology", "", "OPEN", "open\x00", "\uff4fpen", "x" * 10_000])
+@pytest.mark.parametrize(
+    "model", ["both", "nobodys", "virology", "", "OPEN", "open\x00", "\uff4fpen", "x" * 10_000]
+)
 def test_profiles_of_others_do_not_exist(site, model):
     for stream in (False, True):
         got = site.complete("reader", model=model, stream=stream)
@@ -174,11 +204,22 @@ def test_headers_choose_nothing(site, says):
 
 def test_two_tokens_are_none(site):
     body = b'{"prompt": "x"}'
-    lines = [b"POST /v1/completions HTTP/1.1", b"Host: x", b"Connection: close", b"Content-Type: application/json"]
+    lines = [
+        b"POST /v1/completions HTTP/1.1",
+        b"Host: x",
+        b"Connection: close",
+        b"Content-Type: application/json",
+    ]
     lines += [b"Authorization: Bearer token-of-lisp", b"Authorization: Bearer token-of-both"]
     head = b"\r\n".join([*lines, b"Content-Length: %d" % len(body)])
     assert site.raw(head + b"\r\n\r\n" + body).startswith(b"HTTP/1.1 401")
-    lines = [*lines[:5], b"X: a\rAuthorization: Bearer token-of-both", b"Content-Length: 15", b"", body]
+    lines = [
+        *lines[:5],
+        b"X: a\rAuthorization: Bearer token-of-both",
+        b"Content-Length: 15",
+        b"",
+        body,
+    ]
     smuggled = b"\r\n".join(lines)
     assert site.raw(smuggled).startswith(b"HTTP/1.1 400")
 
@@ -192,14 +233,24 @@ def test_too_much_is_refused(site):
     got = post(site, unsized, auth)  # in chunks, without a length
     assert (got.status, got.code) == (413, "body_too_large")
     got = site.complete("open", prompt="the fox " * 2000)
-    assert (got.status, got.code, got.json["error"]["param"]) == (400, "context_length_exceeded", "prompt")
+    assert (got.status, got.code, got.json["error"]["param"]) == (
+        400,
+        "context_length_exceeded",
+        "prompt",
+    )
     got = site.complete("open", prompt=[1] * SEQ_LEN, max_tokens=2)
     assert (got.status, got.code) == (400, "context_length_exceeded")
 
 
 def test_what_is_no_json_post_is_refused(site):
     auth = site.bearer("open")
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-16", "", "json"):
+    for kind in (
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "application/json; charset=utf-16",
+        "",
+        "json",
+    ):
         assert post(site, '{"prompt": "x"}', {**auth, "Content-Type": kind}).status == 415
     assert post(site, '{"prompt": "x"}', {**auth, "Content-Encoding": "gzip"}).status == 415
     for body in ("", b"\xff\xfe", "[" * 100_000):
@@ -209,13 +260,21 @@ def test_what_is_no_json_post_is_refused(site):
         got = site.ask(method, "/v1/completions", headers=auth)
         assert (got.status, got.code) == (405, "method_not_allowed")
     assert site.ask("POST", "/v1/models", headers=auth).status == 405
-    for path in ("/v1/chat/completions", "/v1/completions/", "/docs", "/openapi.json", "/..%2f..%2fetc/passwd", "/v1"):
+    for path in (
+        "/v1/chat/completions",
+        "/v1/completions/",
+        "/docs",
+        "/openapi.json",
+        "/..%2f..%2fetc/passwd",
+        "/v1",
+    ):
         got = site.ask("GET", path, headers=auth)
         assert (got.status, got.code) == (404, "not_found")
 
 
 def test_refusals_are_logged_without_what_was_said(site, caplog, monkeypatch):
-    log = logging.getLogger("ray.serve.gram")  # heard itself: which loggers above pass records on, others decide
+    # Its own handler hears it: others decide which loggers above pass records on.
+    log = logging.getLogger("ray.serve.gram")
     monkeypatch.setattr(log, "handlers", [caplog.handler])
     monkeypatch.setattr(log, "propagate", False)
     caplog.set_level(logging.DEBUG)
@@ -228,11 +287,10 @@ def test_refusals_are_logged_without_what_was_said(site, caplog, monkeypatch):
     wanted += [("nobody known", 401, "invalid_token"), ("reader", 400, "context_length_exceeded")]
     wanted += [("nobody known", 404, "not_found")]
     logged = [r.getMessage() for r in caplog.records if r.name == "ray.serve.gram"]
-    assert logged == [f"refused: holder={holder} status={status} code={code}" for holder, status, code in wanted]
+    assert logged == [
+        f"refused: holder={holder} status={status} code={code}" for holder, status, code in wanted
+    ]
     assert "secret" not in caplog.text
-
-
-# -------------------------------------------------------------------------------------------- load and metrics
 
 
 def test_too_many_requests_get_429_and_late_ones_504():
@@ -244,7 +302,9 @@ def test_too_many_requests_get_429_and_late_ones_504():
             thread.start()
         for thread in threads:
             thread.join()
-        codes = sorted((answer.status, answer.code, answer.headers.get("retry-after")) for answer in got)
+        codes = sorted(
+            (answer.status, answer.code, answer.headers.get("retry-after")) for answer in got
+        )
         assert codes == [(429, "busy", "1")] * 4 + [(504, "deadline", None)] * 2
         got = site.complete("open", max_tokens=40, stream=True)
         assert got.status == 200
@@ -252,11 +312,21 @@ def test_too_many_requests_get_429_and_late_ones_504():
 
 
 def test_only_the_token_over_its_limit_gets_429():
-    """Its places are free again once its requests have ended, however they end; nobody else is refused."""
-    with served(EngineLimits(num_rows=1, num_waiting=100), max_requests=4, lisp=6) as site, site.slowed(0.05):
+    """Its places are free again once its requests have ended, however they end; nobody else is
+    refused."""
+    with (
+        served(EngineLimits(num_rows=1, num_waiting=100), max_requests=4, lisp=6) as site,
+        site.slowed(0.05),
+    ):
         got: dict[str, list] = {"open": [], "lisp": [], "both": []}
-        ask = lambda holder, stream: got[holder].append(site.complete(holder, max_tokens=4, stream=stream))
-        wanted = [(holder, n) for holder, number in (("open", 20), ("lisp", 9), ("both", 4)) for n in range(number)]
+        ask = lambda holder, stream: got[holder].append(
+            site.complete(holder, max_tokens=4, stream=stream)
+        )
+        wanted = [
+            (holder, n)
+            for holder, number in (("open", 20), ("lisp", 9), ("both", 4))
+            for n in range(number)
+        ]
         threads = [threading.Thread(target=ask, args=(holder, n % 2 == 0)) for holder, n in wanted]
         for thread in threads:
             thread.start()
@@ -267,7 +337,9 @@ def test_only_the_token_over_its_limit_gets_429():
         assert num_served[1] >= 6
         assert num_served[2] == 4
         refused = [answer for answers in got.values() for answer in answers if answer.status != 200]
-        assert {(a.status, a.code, a.headers.get("retry-after")) for a in refused} == {(429, "token_limit", "1")}
+        assert {(a.status, a.code, a.headers.get("retry-after")) for a in refused} == {
+            (429, "token_limit", "1")
+        }
         site.api.policy = planted(lisp=1).policy
         left = site.completion("lisp", max_tokens=50, stream=True)
         for _ in range(3):  # a request that is refused, one whose caller leaves, and two that end

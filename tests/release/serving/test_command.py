@@ -22,13 +22,18 @@ from tests.refused import refused
 from tests.release.serving.planted import planted
 from tests.release.serving.running import START_TIMEOUT_S, environment
 
-SIGNALS = {"SIGINT": [signal.SIGINT], "SIGTERM": [signal.SIGTERM], "both": [signal.SIGINT, signal.SIGTERM]}
+SIGNALS = {
+    "SIGINT": [signal.SIGINT],
+    "SIGTERM": [signal.SIGTERM],
+    "both": [signal.SIGINT, signal.SIGTERM],
+}
 
 
 def send(numbers: list[int]) -> None:
     """To the main thread; from there, all before one of them is heard.
 
-    Another thread may not take one instead, and nothing stays blocked: every process started later would inherit it.
+    Another thread may not take one instead, and nothing stays blocked: every process started later
+    would inherit it.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -51,7 +56,8 @@ def joined(is_private: bool) -> bool:
 
 @pytest.fixture
 def planted_ray(monkeypatch, tmp_path):
-    """No Ray, a policy file, and a list of what has been said and ended; the signals' handlers are put back."""
+    """No Ray, a policy file, and a list of what has been said and ended; the signals' handlers are
+    put back."""
     handlers, happened = {number: signal.getsignal(number) for number in SIGNALS["both"]}, []
     (tmp_path / "policy.toml").write_text(planted().policy_text)
     run = SimpleNamespace(model=SimpleNamespace(seq_len=8))
@@ -62,13 +68,19 @@ def planted_ray(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "join_ray", lambda *_: joined(is_private=False))
     monkeypatch.setattr(command, "POLICY_CHECK_S", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": "here", "Resources": {command.HEAD: 1.0}}])
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(
+        ray, "nodes", lambda: [{"NodeID": "here", "Resources": {command.HEAD: 1.0}}]
+    )
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here")
+    )
     monkeypatch.setattr(ray, "shutdown", lambda: happened.append("ray.shutdown"))
     monkeypatch.setattr(serve, "start", lambda **_: None)
     monkeypatch.setattr(serve, "run", lambda *_, **__: happened.append("run"))
     applications = {}
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications, proxies={}))
+    monkeypatch.setattr(
+        serve, "status", lambda: SimpleNamespace(applications=applications, proxies={})
+    )
     monkeypatch.setattr(serve, "shutdown", lambda: happened.append("serve.shutdown"))
     monkeypatch.setattr(command, "new_keeper", lambda _: lambda *_: None)
     monkeypatch.setattr(deployments, "application", lambda *_: None)
@@ -80,11 +92,15 @@ def planted_ray(monkeypatch, tmp_path):
 
 def service(tmp_path, device: str = "cpu", host: str = "127.0.0.1") -> Service:
     policy = str(tmp_path / "policy.toml")
-    return Service(str(tmp_path), "abc", policy, Endpoint(host, 8123), EngineLimits(), device=device)
+    return Service(
+        str(tmp_path), "abc", policy, Endpoint(host, 8123), EngineLimits(), device=device
+    )
 
 
 @pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
-def test_a_signal_ends_it_while_a_model_waits_for_its_place(planted_ray, monkeypatch, tmp_path, numbers):
+def test_a_signal_ends_it_while_a_model_waits_for_its_place(
+    planted_ray, monkeypatch, tmp_path, numbers
+):
     monkeypatch.setattr(serve, "run", lambda *_, **__: (send(numbers), wait_for_ever()))
     serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["stopping", "serve.shutdown", "ray.shutdown"]
@@ -115,7 +131,9 @@ def test_a_signal_ends_it_while_it_serves_and_a_second_does_not_cut_that_short(
         if text == "ready: http://127.0.0.1:8123":
             threading.Timer(0.05, send, [numbers]).start()
 
-    monkeypatch.setattr(serve, "shutdown", lambda: (send(SIGNALS["both"]), planted_ray.append("serve.shutdown")))
+    monkeypatch.setattr(
+        serve, "shutdown", lambda: (send(SIGNALS["both"]), planted_ray.append("serve.shutdown"))
+    )
     serve_until_stopped(service(tmp_path), say)
     assert planted_ray[:3] == ["run", "lines", "ready: http://127.0.0.1:8123"]
     assert planted_ray[3:] == ["stopping", "serve.shutdown", "ray.shutdown"]
@@ -130,7 +148,9 @@ def test_another_host_is_warned_about(planted_ray, monkeypatch, tmp_path):
             threading.Timer(0.05, send, [[signal.SIGTERM]]).start()
 
     asked = []
-    monkeypatch.setattr(serve, "start", lambda **options: asked.append(options["http_options"]["host"]))
+    monkeypatch.setattr(
+        serve, "start", lambda **options: asked.append(options["http_options"]["host"])
+    )
     serve_until_stopped(service(tmp_path, host="0.0.0.0"), say)
     assert asked == ["0.0.0.0"]
     warning = planted_ray.index("lines") + 1
@@ -138,8 +158,11 @@ def test_another_host_is_warned_about(planted_ray, monkeypatch, tmp_path):
     assert "cluster/haproxy.cfg" in planted_ray[warning + 1]
 
 
-def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray, monkeypatch, tmp_path):
-    """Each text once a look; an error costs its entry, and a text that cannot be read the confirmation."""
+def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(
+    planted_ray, monkeypatch, tmp_path
+):
+    """Each text once a look; an error costs its entry, and a text that cannot be read the
+    confirmation."""
     path, plan, confirmed, said = tmp_path / "policy.toml", planted(), [], []
     reached = {step: threading.Event() for step in ("loading", "revoked", "unreadable")}
 
@@ -162,7 +185,10 @@ def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray,
         digest = plan.policy.tokens[1].sha256
         path.write_text(plan.policy_text.replace(digest, "revoked"))
         assert reached["revoked"].wait(30)
-        for spoil in (lambda: path.write_text(plan.policy_text + "[[tokens]"), lambda: path.chmod(0o666)):
+        for spoil in (
+            lambda: path.write_text(plan.policy_text + "[[tokens]"),
+            lambda: path.chmod(0o666),
+        ):
             reached["unreadable"].clear()
             spoil()
             assert reached["unreadable"].wait(30)
@@ -183,16 +209,23 @@ def test_the_policy_is_confirmed_while_it_loads_and_while_it_serves(planted_ray,
 
 
 def test_another_serve_is_neither_joined_nor_ended(planted_ray, monkeypatch, tmp_path):
-    """Ray Serve's options and address would be the other's, and its shutdown would end every application."""
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={"theirs": 1}, proxies={"node": 1}))
+    """Ray Serve's options and address would be the other's, and its shutdown would end every
+    application."""
+    monkeypatch.setattr(
+        serve, "status", lambda: SimpleNamespace(applications={"theirs": 1}, proxies={"node": 1})
+    )
     with refused("ray_address", "theirs"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["ray.shutdown"]
 
 
 def test_a_ray_whose_head_is_elsewhere_is_refused(planted_ray, monkeypatch, tmp_path):
-    """Ray Serve's proxy listens on the loopback of the head's machine, where nobody here can reach it."""
-    nodes = [{"NodeID": "here", "Resources": {}}, {"NodeID": "there", "Resources": {command.HEAD: 1.0}}]
+    """Ray Serve's proxy listens on the loopback of the head's machine, where nobody here can reach
+    it."""
+    nodes = [
+        {"NodeID": "here", "Resources": {}},
+        {"NodeID": "there", "Resources": {command.HEAD: 1.0}},
+    ]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     with refused("ray_address", "there"):
         serve_until_stopped(service(tmp_path), planted_ray.append)
@@ -207,9 +240,13 @@ def test_only_its_own_application_is_deleted(planted_ray, monkeypatch, tmp_path)
         applications.update({name: 1, "theirs": 1})
         send([signal.SIGINT])
 
-    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=applications, proxies={}))
+    monkeypatch.setattr(
+        serve, "status", lambda: SimpleNamespace(applications=applications, proxies={})
+    )
     monkeypatch.setattr(serve, "run", run)
-    monkeypatch.setattr(serve, "delete", lambda name: (applications.pop(name), planted_ray.append(name[:9])))
+    monkeypatch.setattr(
+        serve, "delete", lambda name: (applications.pop(name), planted_ray.append(name[:9]))
+    )
     serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["stopping", "gram-abc-", "ray.shutdown"]
     assert applications == {"theirs": 1}
@@ -226,8 +263,15 @@ def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path
 
 
 def test_the_process_that_serves_says_what_it_refuses(tmp_path):
-    told = [sys.executable, "-m", "gram_platform.release.serving", json.dumps(asdict(service(tmp_path)))]
-    ended = subprocess.run(told, env=environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    told = [
+        sys.executable,
+        "-m",
+        "gram_platform.release.serving",
+        json.dumps(asdict(service(tmp_path))),
+    ]
+    ended = subprocess.run(
+        told, env=environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S
+    )
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: policy=")
     assert "Traceback" not in ended.stderr

@@ -1,4 +1,5 @@
-"""Continuations of a mixed batch: everybody gets their own profile's, whoever else is at work, comes or goes."""
+"""Continuations of a mixed batch: everybody gets their own profile's, whoever else is at work,
+comes or goes."""
 
 import dataclasses
 import math
@@ -41,7 +42,12 @@ def random_batch(num_rows: int, end_of_text: int = -1) -> Batch:
     config = planted().config
     model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
     for name, parameter in sorted(model.named_parameters()):
-        parameter.add_(0.4 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode()))))
+        parameter.add_(
+            0.4
+            * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode()))
+            )
+        )
     return Batch(RowReader(model, num_rows), VOCAB, end_of_text)
 
 
@@ -68,23 +74,43 @@ def test_drawn_tokens_follow_temperature_and_nucleus():
     logits = torch.tensor([0.0, 2.0, -1.0, 1.0]).expand(4000, 4)
     numbers = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     for temperature, top_p in ((1.0, 1.0), (0.5, 1.0), (1.0, 0.8), (2.0, 0.8), (2.0, 1e-9)):
-        full = torch.full((4000,), temperature, dtype=torch.float64), torch.full((4000,), top_p, dtype=torch.float64)
+        full = (
+            torch.full((4000,), temperature, dtype=torch.float64),
+            torch.full((4000,), top_p, dtype=torch.float64),
+        )
         tokens = next_tokens(logits, *full, numbers)
         p = torch.softmax(logits[0].double() / temperature, dim=0)
         kept = p * ((p > p[:, None]).double() @ p < top_p)  # by the probability of what is likelier
-        assert torch.allclose(torch.bincount(tokens, minlength=4) / 4000, (kept / kept.sum()).float(), atol=1e-3)
+        assert torch.allclose(
+            torch.bincount(tokens, minlength=4) / 4000, (kept / kept.sum()).float(), atol=1e-3
+        )
     both = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    tokens = next_tokens(logits[:2], both, torch.ones(2, dtype=torch.float64), torch.tensor([0.99, 0.99]).double())
+    tokens = next_tokens(
+        logits[:2], both, torch.ones(2, dtype=torch.float64), torch.tensor([0.99, 0.99]).double()
+    )
     assert tokens.tolist() == [1, draw(logits[:1], torch.tensor([0.99]).double())[0].item()]
 
 
 def test_a_nucleus_ends_with_the_token_that_reaches_top_p():
-    """Of 32 equal tokens, the first 16 reach a half and the first 17 a little more; rows of all nuclei in one call."""
-    nuclei = {1e-9: 1, 0.25: 8, math.nextafter(0.25, 1): 9, 0.5: 16, math.nextafter(0.5, 1): 17, 0.75: 24, 1.0: 32}
+    """Of 32 equal tokens, the first 16 reach a half and the first 17 a little more; rows of all
+    nuclei in one call."""
+    nuclei = {
+        1e-9: 1,
+        0.25: 8,
+        math.nextafter(0.25, 1): 9,
+        0.5: 16,
+        math.nextafter(0.5, 1): 17,
+        0.75: 24,
+        1.0: 32,
+    }
     top_ps = torch.tensor(list(nuclei), dtype=torch.float64).repeat_interleave(64)
     numbers = ((torch.arange(64, dtype=torch.float64) + 0.5) / 64).repeat(len(nuclei))
-    tokens = next_tokens(torch.zeros(len(numbers), 32), torch.ones_like(numbers), top_ps, numbers).view(-1, 64)
-    assert [set(row) for row in tokens.tolist()] == [set(range(number)) for number in nuclei.values()]
+    tokens = next_tokens(
+        torch.zeros(len(numbers), 32), torch.ones_like(numbers), top_ps, numbers
+    ).view(-1, 64)
+    assert [set(row) for row in tokens.tolist()] == [
+        set(range(number)) for number in nuclei.values()
+    ]
 
 
 def test_of_equal_tokens_only_a_temperature_below_the_coldest_takes_the_first():
@@ -106,9 +132,6 @@ def test_requests_that_just_fit_are_answered(wanted):
     assert len(completed(random_batch(1), wanted, "both").drawn) == wanted.max_tokens
 
 
-# ------------------------------------------------------------------------------------------------- the thread
-
-
 def all_tokens(received: queue.SimpleQueue) -> tuple[list[int], str]:
     tokens = []
     while True:
@@ -118,7 +141,9 @@ def all_tokens(received: queue.SimpleQueue) -> tuple[list[int], str]:
             return tokens, delivery.end
 
 
-def submitted(engine: Engine, request: GenerationRequest, profile: str) -> tuple[int | None, queue.SimpleQueue]:
+def submitted(
+    engine: Engine, request: GenerationRequest, profile: str
+) -> tuple[int | None, queue.SimpleQueue]:
     received = queue.SimpleQueue()
     return engine.submit(request, grant(profile), received.put), received
 
@@ -136,7 +161,9 @@ def test_many_threads_get_their_own_answers(engine):
     def caller(number: int) -> None:
         for i in range(5):
             profile, length = list(ANSWERS)[(number + i) % 4], 1 + (number * 5 + i) % 20
-            got = all_tokens(submitted(engine, GenerationRequest((9,) * (1 + i), length), profile)[1])
+            got = all_tokens(
+                submitted(engine, GenerationRequest((9,) * (1 + i), length), profile)[1]
+            )
             if got != ([ANSWERS[profile]] * length, LENGTH):
                 with lock:
                     wrong.append((profile, got))
@@ -177,7 +204,10 @@ def test_late_requests_end_and_free_their_rows():
     assert [end for _, end in got] == [LATE] * 3
     assert 1 <= len(got[0][0]) < 60
     assert got[2][0] == []
-    assert all_tokens(submitted(engine, GenerationRequest((1,), 3), "both")[1]) == ([4, 4, 4], LENGTH)
+    assert all_tokens(submitted(engine, GenerationRequest((1,), 3), "both")[1]) == (
+        [4, 4, 4],
+        LENGTH,
+    )
     engine.close()
 
 

@@ -1,4 +1,5 @@
-"""Requests that wait: a group of them is read between two steps, and whoever is at work goes on meanwhile."""
+"""Requests that wait: a group of them is read between two steps, and whoever is at work goes on
+meanwhile."""
 
 import queue
 import threading
@@ -13,11 +14,16 @@ from tests.release.serving.test_engine import all_tokens, grant, planted_batch, 
 
 
 class Watched:
-    """A planted batch whose groups of new requests are counted; the first is held until it is let go."""
+    """A planted batch whose groups of new requests are counted; the first is held until it is let
+    go."""
 
     def __init__(self, num_rows: int):
         self.batch, self.groups, self.times = planted_batch(num_rows), [], []
-        self.holding, self.let_go, self.meanwhile = threading.Event(), threading.Event(), lambda: None
+        self.holding, self.let_go, self.meanwhile = (
+            threading.Event(),
+            threading.Event(),
+            lambda: None,
+        )
         self._admit, self.batch.admit = self.batch.admit, self.admit
 
     def admit(self, new: list[ActiveSequence]) -> list[ActiveSequence]:
@@ -34,7 +40,8 @@ class Watched:
 
 
 def test_a_stream_continues_while_short_requests_wait():
-    """No more than one group of prompts is read between two of its tokens, and the clock goes on with each."""
+    """No more than one group of prompts is read between two of its tokens, and the clock goes on
+    with each."""
     watched, seen, tokens = Watched(4), [], queue.SimpleQueue()
     engine = watched.started(num_waiting=600, deadline_s=300.0)
 
@@ -81,7 +88,9 @@ def test_waiting_prompts_are_read_together_up_to_the_limit(monkeypatch):
     assert watched.holding.wait(60)
     monkeypatch.setattr(engine_module, "MAX_PROMPT_TOKENS", 100)
     lengths = [10] * 5 + [20, 40, 40, 1]  # with padding 50, 80 and 80 tokens
-    received = [submitted(engine, GenerationRequest((1,) * length, 2), "lisp")[1] for length in lengths]
+    received = [
+        submitted(engine, GenerationRequest((1,) * length, 2), "lisp")[1] for length in lengths
+    ]
     watched.let_go.set()
     assert [all_tokens(r)[1] for r in (first, *received)] == [LENGTH] * 10
     assert watched.groups == [[1], [10] * 5, [20, 40], [40, 1]]
@@ -89,12 +98,17 @@ def test_waiting_prompts_are_read_together_up_to_the_limit(monkeypatch):
 
 
 def test_free_rows_go_to_who_has_the_fewest_at_work():
-    """A greedy holder's queue delays others by no more than the requests that they have themselves."""
+    """A greedy holder's queue delays others by no more than the requests that they have
+    themselves."""
     watched, ends = Watched(4), []
     engine = watched.started(num_waiting=600)
 
     def ask(profile: str) -> None:
-        engine.submit(GenerationRequest((1,), 2), grant(profile), lambda d: ends.append(profile) if d.end else None)
+        engine.submit(
+            GenerationRequest((1,), 2),
+            grant(profile),
+            lambda d: ends.append(profile) if d.end else None,
+        )
 
     ask("open")  # held while the others arrive
     assert watched.holding.wait(60)

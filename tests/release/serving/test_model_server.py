@@ -12,7 +12,12 @@ from gram_platform.release.serving import deployments, model_server
 from gram_platform.release.serving.answers import FORBIDDEN, UNCONFIRMED, ModelLost
 from gram_platform.release.serving.batch import LENGTH, GenerationRequest
 from gram_platform.release.serving.engine import Delivery
-from gram_platform.release.serving.model_server import ModelServer, ModelSource, load_granted, require_servable
+from gram_platform.release.serving.model_server import (
+    ModelServer,
+    ModelSource,
+    load_granted,
+    require_servable,
+)
 from gram_platform.release.serving.policy import LEASE_S, token_digest
 from gram_platform.store import Store
 from tests.refused import refused
@@ -69,10 +74,13 @@ def test_runs_that_cannot_be_served_are_refused(source):
 
 
 def test_a_request_is_never_silent_for_long(source, monkeypatch):
-    """Also when nobody looks before the end: what has been drawn comes every beat, and is the same in all."""
+    """Also when nobody looks before the end: what has been drawn comes every beat, and is the same
+    in all."""
     server, digest = ModelServer(source), token_digest(planted().tokens["lisp"])
     request = GenerationRequest((1,), 40)
-    in_full = [token for delivery in answered(server, digest, "lisp", request) for token in delivery.tokens]
+    in_full = [
+        token for delivery in answered(server, digest, "lisp", request) for token in delivery.tokens
+    ]
     monkeypatch.setattr(model_server, "BEAT_S", 0.001)
     beats = answered(server, digest, "lisp", request, whole=True)
     server.close()
@@ -94,10 +102,16 @@ def test_a_revocation_ends_what_is_being_answered(source, whole):
         return end
 
     async def history() -> list[str]:
-        ends = [await end_of(lambda: setattr(server, "policy", dataclasses.replace(source.policy, tokens=others)))]
+        ends = [
+            await end_of(
+                lambda: setattr(server, "policy", dataclasses.replace(source.policy, tokens=others))
+            )
+        ]
         ends.append(await end_of())
         server.policy = source.policy
-        ends.append(await end_of(lambda: setattr(server, "confirmed_at", time.monotonic() - LEASE_S - 0.1)))
+        ends.append(
+            await end_of(lambda: setattr(server, "confirmed_at", time.monotonic() - LEASE_S - 0.1))
+        )
         ends.append(await end_of())
         server.confirmed_at = time.monotonic()
         return [*ends, await end_of()]
@@ -138,11 +152,15 @@ class Handle:
 
 
 async def asked(completions: deployments.RemoteCompletions) -> list[Delivery]:
-    return [delivery async for delivery in completions.stream("digest", "lisp", GenerationRequest((1,), 4), True)]
+    return [
+        delivery
+        async for delivery in completions.stream("digest", "lisp", GenerationRequest((1,), 4), True)
+    ]
 
 
 def test_a_replica_that_falls_silent_is_lost(monkeypatch):
-    """Its stream neither ends nor raises, as after a kill at the wrong moment; the next caller does not wait for it."""
+    """Its stream neither ends nor raises, as after a kill at the wrong moment; the next caller does
+    not wait for it."""
 
     async def both():
         model = Handle(lambda: asyncio.sleep(60))

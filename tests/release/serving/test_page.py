@@ -43,10 +43,16 @@ def test_two_profiles_side_by_side(browser, site):
     options = "[...document.getElementById('profile-a').options].map((o) => o.value + o.selected)"
     assert browser.evaluate(options) == ["openfalse", "lispfalse", "medicinetrue"]
     browser.evaluate("document.getElementById('profile-a').value = 'lisp'")
-    browser.evaluate("document.getElementById('max_tokens').value = 20; document.getElementById('go').click()")
+    browser.evaluate(
+        "document.getElementById('max_tokens').value = 20; document.getElementById('go').click()"
+    )
     for side in "ab":
-        assert browser.wait_for(f"document.getElementById('note-{side}').textContent.includes('asked for')")
-    expected = [site.complete(p, max_tokens=20).json["choices"][0]["text"] for p in ("lisp", "both")]
+        assert browser.wait_for(
+            f"document.getElementById('note-{side}').textContent.includes('asked for')"
+        )
+    expected = [
+        site.complete(p, max_tokens=20).json["choices"][0]["text"] for p in ("lisp", "both")
+    ]
     assert [said(browser, "a"), said(browser, "b")] == expected
     assert len(set(expected)) == 2
     allowed = {f"request to {address}{path}" for path in ("", "v1/models", "v1/completions")}

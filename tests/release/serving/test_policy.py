@@ -1,4 +1,5 @@
-"""A policy grants what it says and nothing else, and a wrong one is refused by name before anything is loaded."""
+"""A policy grants what it says and nothing else, and a wrong one is refused by name before anything
+is loaded."""
 
 import os
 import re
@@ -20,7 +21,12 @@ from gram_platform.release.serving.policy import (
     token_digest,
     token_entry,
 )
-from gram_platform.release.serving.policy_file import MAX_POLICY_BYTES, edit_policy, load_policy, policy_text
+from gram_platform.release.serving.policy_file import (
+    MAX_POLICY_BYTES,
+    edit_policy,
+    load_policy,
+    policy_text,
+)
 from tests.refused import refused
 from tests.release.serving.planted import POLICY, planted
 
@@ -36,7 +42,12 @@ def test_a_token_has_its_profiles_and_no_other():
     for name in ("both", "nobodys", "virology", "", "OPEN", "open ", "\u043epen"):  # a Cyrillic o
         with pytest.raises(NotGranted):
             policy.grant(reader, name)
-    for digest in (token_digest("token-of-nobody"), reader.upper(), reader[:-1], plan.tokens["reader"]):
+    for digest in (
+        token_digest("token-of-nobody"),
+        reader.upper(),
+        reader[:-1],
+        plan.tokens["reader"],
+    ):
         with pytest.raises(NotGranted):
             policy.grant(digest, "open")
 
@@ -49,7 +60,11 @@ def test_weights_are_kept_and_zeros_dropped():
 
 
 def test_a_policy_is_written_as_it_was_read():
-    for text in (POLICY, planted(lisp=7).policy_text, '[profiles."a+b"]\nmodules = { "é \\"q\\"" = 0.125, "😀" = 1e-05 }\n'):
+    for text in (
+        POLICY,
+        planted(lisp=7).policy_text,
+        '[profiles."a+b"]\nmodules = { "é \\"q\\"" = 0.125, "😀" = 1e-05 }\n',
+    ):
         policy = parse_policy(text)
         assert parse_policy(policy.text()) == policy
 
@@ -61,7 +76,9 @@ def names(policy) -> set[str]:
 def test_a_revocation_never_waits_for_the_rest_of_the_file():
     before, loaded = planted().policy, ("lisp", "virology")
     others = names(before) - {"both"}
-    text = replace(before, tokens=tuple(rule for rule in before.tokens if rule.name != "both")).text()
+    text = replace(
+        before, tokens=tuple(rule for rule in before.tokens if rule.name != "both")
+    ).text()
     too_long = "[profiles.p]\nmodules = { lisp = 1" + "0" * 400 + " }"
     for extra in (too_long, "[extra]", '[[tokens]]\nname = "both"\n'):
         policy, errors = followed(text + extra, before, loaded)
@@ -86,7 +103,8 @@ sha256 = "{token_digest(PLAN.tokens["both"])}"
 profiles = ["both"]
 """
 REST, NOTHING = "open lisp medicine", ""
-EDITS = {  # what an operator makes of the text of profile and token `both`; what is left to another token
+# What an operator makes of the text of profile and token `both`; what is left to another token.
+EDITS = {
     "no profiles": ({OWN: OWN.replace('["both"]', "[]")}, REST),
     "an unknown field": ({OWN: OWN + "until = 2027-01-01\n"}, REST),
     "two entries of a token": ({OWN: OWN + OWN.replace('"both"\n', '"again"\n')}, REST),
@@ -95,13 +113,19 @@ EDITS = {  # what an operator makes of the text of profile and token `both`; wha
     "the profile gone": ({BOTH: ""}, REST),
     "an unknown module": ({BOTH: BOTH.replace("virology", "vir\u200bology")}, REST),
     "a weight out of range": ({BOTH: "[profiles.both]\nmodules = { lisp = 7 }\n"}, REST),
-    "a profile of others gone": ({'[profiles.lisp]\nmodules = ["lisp"]\n': "", BOTH: ""}, "open medicine"),
+    "a profile of others gone": (
+        {'[profiles.lisp]\nmodules = ["lisp"]\n': "", BOTH: ""},
+        "open medicine",
+    ),
     "the default of others gone": ({"[profiles.medicine]": "[profiles.other]", BOTH: ""}, NOTHING),
     "a comment of another language": ({OWN: "// " + OWN.replace("\n", "\n// ") + "\n"}, NOTHING),
     "the same table twice": ({BOTH: BOTH + "[profiles.both]\nmodules = []\n"}, NOTHING),
     "brackets": ({OWN: OWN + "x = " + "[" * 100_000}, NOTHING),
     "no text": ({PLAN.policy_text: ""}, NOTHING),
-    "tokens that are no list": ({PLAN.policy_text: PLAN.policy_text.split("[[tokens]]")[0] + "[tokens]\n"}, NOTHING),
+    "tokens that are no list": (
+        {PLAN.policy_text: PLAN.policy_text.split("[[tokens]]")[0] + "[tokens]\n"},
+        NOTHING,
+    ),
 }
 
 
@@ -115,13 +139,15 @@ def test_what_cannot_be_read_grants_nothing_and_the_rest_is_followed(name):
     policy, errors = followed(text, PLAN.policy, ("lisp", "virology"))
     assert errors
     assert "both" not in {profile for rule in policy.tokens for profile in rule.profiles}
-    assert {profile for rule in policy.tokens for profile in rule.profiles if rule.name == "reader"} == set(
-        left.split()
-    )
+    assert {
+        profile for rule in policy.tokens for profile in rule.profiles if rule.name == "reader"
+    } == set(left.split())
 
 
 def test_a_confirmation_lasts_as_long_as_security_says():
-    assert f"confirmed for {LEASE_S:.0f} s" in (Path(__file__).parents[3] / "SECURITY.md").read_text()
+    assert (
+        f"confirmed for {LEASE_S:.0f} s" in (Path(__file__).parents[3] / "SECURITY.md").read_text()
+    )
     now = time.monotonic()
     assert is_recent(now)
     assert is_recent(now - LEASE_S + 1)
@@ -148,7 +174,8 @@ def test_a_file_that_everyone_may_write_is_refused(tmp_path):
 
 
 def test_a_file_that_everyone_could_replace_is_refused(tmp_path, monkeypatch):
-    """In a folder of everybody, on the way to one, or behind a link in one; the sticky bit keeps an owner's file."""
+    """In a folder of everybody, on the way to one, or behind a link in one; the sticky bit keeps an
+    owner's file."""
     public, path = tmp_path / "public", tmp_path / "public" / "own" / "policy.toml"
     path.parent.mkdir(parents=True)
     path.write_text(POLICY)
@@ -156,7 +183,12 @@ def test_a_file_that_everyone_could_replace_is_refused(tmp_path, monkeypatch):
     (public / "second.toml").symlink_to(tmp_path / "policy.toml")
     (tmp_path / "policy.toml").write_text(POLICY)
     (tmp_path / "folder").symlink_to(public / "own")
-    places = (path, tmp_path / "link.toml", tmp_path / "folder" / "policy.toml", public / ".." / "link.toml")
+    places = (
+        path,
+        tmp_path / "link.toml",
+        tmp_path / "folder" / "policy.toml",
+        public / ".." / "link.toml",
+    )
     for place in places:
         assert policy_text(str(place)) == POLICY
     public.chmod(0o777)
@@ -220,7 +252,11 @@ def test_an_edit_keeps_link_mode_and_owner_and_loses_no_other(tmp_path):
         list(pool.map(add, range(24)))
     assert link.is_symlink()
     after = real.stat()
-    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_gid,
+    )
     assert names(load_policy(str(link))) == {f"t{number}" for number in range(24)}
     assert [path.name for path in real.parent.iterdir()] == ["policy.toml"]
 
@@ -267,7 +303,8 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
     ],
 )
 def test_a_wrong_policy_is_refused(field, text):
-    """The error begins with the field. It is a text, since `gram serve` prints those of all parts of a file."""
+    """The error begins with the field. It is a text, since `gram serve` prints those of all parts
+    of a file."""
     with pytest.raises(ValueError) as error:
         parse_policy(text)
     assert re.split("[= ]", str(error.value))[0] == field

@@ -1,4 +1,5 @@
-"""The shipped configuration of the reverse proxy: what callers get, and what reaches the server behind it.
+"""The shipped configuration of the reverse proxy: what callers get, and what reaches the server
+behind it.
 
 Most tests have a planted model behind it; those of single bytes have a server that notes them.
 """
@@ -22,7 +23,14 @@ from tests.release.serving.proxy import CONFIGURATION, Proxied, proxied, read_al
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
-PASSED_ON = {b"accept", b"authorization", b"content-encoding", b"content-length", b"content-type", b"host"}
+PASSED_ON = {
+    b"accept",
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"content-type",
+    b"host",
+}
 REQUEST_S = 10.0  # from a connection's handshake to the request's last byte
 MAX_CONNECTIONS = 100  # of one address
 
@@ -41,7 +49,8 @@ def proxy(inner, tmp_path_factory) -> Iterator[Proxied]:
 
 @contextlib.contextmanager
 def noting(noted: list[bytes]) -> Iterator[int]:
-    """The port of a server that notes what each connection sends, and answers once a request is whole."""
+    """The port of a server that notes what each connection sends, and answers once a request is
+    whole."""
 
     def answer(behind: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -54,7 +63,9 @@ def noting(noted: list[bytes]) -> Iterator[int]:
                         if not part:
                             break
                         noted[-1] += part
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                    connection.sendall(
+                        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                    )
 
     with socket.create_server(("127.0.0.1", 0)) as behind:
         threading.Thread(target=answer, args=(behind,), daemon=True).start()
@@ -83,9 +94,6 @@ def nothing_noted(noted) -> None:
     noted.clear()
 
 
-# ------------------------------------------------------------------------------------------------ what passes
-
-
 def test_all_addresses_of_the_api_pass_and_answers_come_back_unchanged(proxy, inner):
     for profile in ANSWERS:
         headers = {**inner.bearer(profile), "Content-Type": "application/json"}
@@ -99,7 +107,11 @@ def test_all_addresses_of_the_api_pass_and_answers_come_back_unchanged(proxy, in
         assert proxy.ask("OPTIONS", f"{route.path}?now").status == 405
     assert proxy.ask("GET", "/healthz").body == b"ok\n"
     got = proxy.ask("GET", "/v1/models", headers={"Authorization": "Bearer x"})
-    assert (got.status, got.code, got.headers["www-authenticate"]) == (401, "invalid_token", "Bearer")
+    assert (got.status, got.code, got.headers["www-authenticate"]) == (
+        401,
+        "invalid_token",
+        "Bearer",
+    )
 
 
 def test_a_stream_comes_while_it_is_made(proxy, inner):
@@ -123,7 +135,10 @@ def test_a_caller_who_leaves_frees_the_row(proxy, inner):
 
 def test_a_caller_who_leaves_before_the_answer_is_told_to_the_server(tmp_path):
     """Ray Serve then abandons the request."""
-    with socket.create_server(("127.0.0.1", 0)) as behind, proxied(tmp_path, behind.getsockname()[1]) as proxy:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as behind,
+        proxied(tmp_path, behind.getsockname()[1]) as proxy,
+    ):
         connection = proxy.connect()
         connection.sendall(GET + b"\r\n")
         asked, _ = behind.accept()
@@ -146,7 +161,15 @@ def test_a_body_that_waits_for_leave_gets_it(proxy, inner):
 
 def test_only_the_addresses_of_the_api_are_passed_on(noting_proxy, noted):
     """Ray Serve answers some of its own to strangers, such as the names of the applications."""
-    paths = ["/-/routes", "/%2D/routes", "//-/routes", "/./-/routes", "/v1/../-/routes", "/-/healthz", "/v1/models/"]
+    paths = [
+        "/-/routes",
+        "/%2D/routes",
+        "//-/routes",
+        "/./-/routes",
+        "/v1/../-/routes",
+        "/-/healthz",
+        "/v1/models/",
+    ]
     paths += ["http://x/-/routes", "http://x/healthz", "*"]
     for path in paths:
         got = noting_proxy.send(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode())
@@ -156,18 +179,27 @@ def test_only_the_addresses_of_the_api_are_passed_on(noting_proxy, noted):
 
 def test_only_five_headers_and_the_length_are_passed_on(noting_proxy, noted):
     """Ray Serve would take its time-out from a header, and log another."""
-    switches = b"X-Request-Timeout-Seconds: 0\r\nX-Request-Disconnect-Disabled: ?1\r\nX-Request-ID: secret\r\n"
-    rest = b"Connection: keep-alive, x\r\nUpgrade: websocket\r\nCookie: a\r\nAuthorization:\tBearer t \r\n"
-    kinds = b"Accept: */*\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 7\r\n\r\n"
+    switches = (
+        b"X-Request-Timeout-Seconds: 0\r\nX-Request-Disconnect-Disabled: ?1\r\nX-Request-ID:"
+        b" secret\r\n"
+    )
+    rest = (
+        b"Connection: keep-alive, x\r\nUpgrade: websocket\r\nCookie: a\r\nAuthorization:\tBearer t"
+        b" \r\n"
+    )
+    kinds = (
+        b"Accept: */*\r\nContent-Type: application/json\r\nContent-Encoding:"
+        b" gzip\r\nContent-Length: 7\r\n\r\n"
+    )
     assert noting_proxy.send(POST + switches + rest + kinds + b"x" * 7).startswith(b"HTTP/1.1 200")
     head, _, body = noted[0].partition(b"\r\n\r\n")
     fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
     assert fields.keys() - {b"connection"} == PASSED_ON
-    assert (fields[b"authorization"], fields.get(b"connection", b"close")) == (b"bearer t", b"close")
+    assert (fields[b"authorization"], fields.get(b"connection", b"close")) == (
+        b"bearer t",
+        b"close",
+    )
     assert body == b"x" * 7
-
-
-# ------------------------------------------------------------------------------------------------ what does not
 
 
 @pytest.mark.parametrize("num_bytes", [1_000, 250_000])
@@ -189,7 +221,8 @@ def test_nothing_of_a_request_is_passed_on_before_it_is_whole(noting_proxy, note
 def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted, proxy, inner):
     """Also one of which a byte comes now and then, or whose head comes late and whose body is slow.
 
-    An answer may take longer: its caller says nothing meanwhile, and hears nothing unless it is a stream.
+    An answer may take longer: its caller says nothing meanwhile, and hears nothing unless it is a
+    stream.
     """
     head = POST + b"Content-Length: 1000\r\n\r\n"
     slow_body = [*bytes_of(head, 2.5), *bytes_of(b"x" * 900, 20)]
@@ -207,7 +240,9 @@ def test_half_a_request_is_ended_after_ten_seconds(noting_proxy, noted, proxy, i
         started = time.monotonic()
         answers = pool.map(proxy.send, whole)
         silent = pool.submit(seconds_of_a_silent_handshake, noting_proxy)
-        asked = {name: pool.submit(send_slowly, noting_proxy, parts) for name, parts in cases.items()}
+        asked = {
+            name: pool.submit(send_slowly, noting_proxy, parts) for name, parts in cases.items()
+        }
         ended = {name: sent.result() for name, sent in asked.items()}
         at_once, streamed = answers
         assert time.monotonic() - started > REQUEST_S
@@ -257,7 +292,10 @@ def test_too_much_is_refused_before_it_is_read(noting_proxy, noted):
     got = noting_proxy.send(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
     assert (got[:12], code_of(got)) == (b"HTTP/1.1 411", "length_required")
     much = b"a" * 20_000
-    for head in (b"GET /?" + much + b" HTTP/1.1\r\nHost: x\r\n\r\n", GET + b"X: " + much + b"\r\n\r\n"):
+    for head in (
+        b"GET /?" + much + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        GET + b"X: " + much + b"\r\n\r\n",
+    ):
         got = noting_proxy.send(head)
         assert (got[:12], code_of(got)) == (b"HTTP/1.1 431", "head_too_large")
     assert not noted
@@ -285,20 +323,25 @@ IN_THE_BODY = b"0\r\n\r\n" + GET + b"\r\n"
         b"GET / HTTP/1.1\r\n: b\r\n\r\n",
         TWO_LENGTHS + GET + b"\r\n",
         b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: +4\r\n\r\n" + GET + b"\r\n",
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n" + IN_THE_BODY,
-        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: xchunked\r\n\r\n" + IN_THE_BODY,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + IN_THE_BODY,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: xchunked\r\n\r\n"
+        + IN_THE_BODY,
         GET + b"\r\n" + GET + b"\r\n",
     ],
 )
 def test_nothing_is_passed_on_that_could_be_read_in_two_ways(noting_proxy, noted, text):
-    """What passes was written anew by the proxy: one request with the headers that pass, and nothing after it."""
+    """What passes was written anew by the proxy: one request with the headers that pass, and
+    nothing after it."""
     noting_proxy.send(text)
     time.sleep(0.1)
     assert len(noted) <= 1
     for request in noted:
         head, _, body = request.partition(b"\r\n\r\n")
         assert re.fullmatch(rb"(GET|POST) \S+ HTTP/1\.1", head.split(b"\r\n")[0])
-        assert {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]} <= PASSED_ON | {b"connection"}
+        assert {
+            line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]
+        } <= PASSED_ON | {b"connection"}
         assert b"\n" not in head.replace(b"\r\n", b"")
         assert b"GET" not in body
 
@@ -350,6 +393,7 @@ def test_many_at_once_beside_slow_ones(proxy, inner):
 
 
 def test_it_waits_longer_than_the_server():
-    """Ray Serve ends a request 30 s after the deadline of `gram serve`, which is 60 s by default."""
+    """Ray Serve ends a request 30 s after the deadline of `gram serve`, which is 60 s by
+    default."""
     (seconds,) = re.findall(r"timeout server (\d+)s", CONFIGURATION.read_text())
     assert int(seconds) > 60 + 30

@@ -1,4 +1,5 @@
-"""Histories of revocation: a policy is edited while replicas, proxy, keeper and command are killed under clients."""
+"""Histories of revocation: a policy is edited while replicas, proxy, keeper and command are killed
+under clients."""
 
 import asyncio
 import contextlib
@@ -57,11 +58,14 @@ class History:
     is_over: bool = False
 
     def latest_s(self) -> tuple[float, float]:
-        """The last text, and the last end of a stream that was open at the removal, both from the token's removal."""
+        """The last text, and the last end of a stream that was open at the removal, both from the
+        token's removal."""
         after = [h for h in self.heard if h.token in self.removed_at and h.status == 200]
         begun = [h.text_at - self.removed_at[h.token] for h in after]
         open_then = [h for h in after if h.stream and h.head_at < self.removed_at[h.token]]
-        return max(begun), max((h.end_at - self.removed_at[h.token] for h in open_then), default=0.0)
+        return max(begun), max(
+            (h.end_at - self.removed_at[h.token] for h in open_then), default=0.0
+        )
 
 
 @pytest.mark.slow
@@ -71,11 +75,30 @@ def test_no_answer_outlives_its_token_under_fifty_kills(tmp_path, ray_cluster, c
     chooser, history = random.Random(seed), History()
     folder = tmp_path / "storage"
     address = ray_cluster.get_runtime_context().gcs_address
-    command = [*GRAM, "serve", write_storage(folder, planted()), "--storage", str(folder), "--ray-address", address]
-    command += ["--policy", str(folder / "policy.toml"), "--port", "0", "--rows", "1", "--waiting", "60"]
+    command = [
+        *GRAM,
+        "serve",
+        write_storage(folder, planted()),
+        "--storage",
+        str(folder),
+        "--ray-address",
+        address,
+    ]
+    command += [
+        "--policy",
+        str(folder / "policy.toml"),
+        "--port",
+        "0",
+        "--rows",
+        "1",
+        "--waiting",
+        "60",
+    ]
     edit(history, chooser, folder / "policy.toml")
     clients = threading.Thread(target=lambda: asyncio.run(hammer(history)))
-    editing = threading.Thread(target=edit_often, args=(history, random.Random(seed + 1), folder / "policy.toml"))
+    editing = threading.Thread(
+        target=edit_often, args=(history, random.Random(seed + 1), folder / "policy.toml")
+    )
     try:
         for thread in (clients, editing):
             thread.start()
@@ -86,7 +109,8 @@ def test_no_answer_outlives_its_token_under_fifty_kills(tmp_path, ray_cluster, c
                     if chooser.random() < 0.5:
                         wait_for_an_answer(history)
                     kill_one(history, chooser, process)
-                time.sleep(chooser.uniform(0.0, LEASE_S + 5.0))  # on its own Ray its replicas live on without it
+                # On its own Ray its replicas live on without it.
+                time.sleep(chooser.uniform(0.0, LEASE_S + 5.0))
     finally:
         history.is_over = True
         for thread in (clients, editing):
@@ -95,17 +119,20 @@ def test_no_answer_outlives_its_token_under_fifty_kills(tmp_path, ray_cluster, c
     statuses = Counter(heard.status for heard in history.heard)
     with capsys.disabled():
         print(
-            f"\nseed {seed}, killed {dict(history.killed)}; {len(history.removed_at)} tokens removed; {dict(statuses)}"
+            f"\nseed {seed}, killed {dict(history.killed)}; {len(history.removed_at)} tokens"
+            f" removed; {dict(statuses)}"
         )
-        print(f"last text {answer_s:.1f} s after its token's removal, last end of an open stream {stream_s:.1f} s")
+        print(
+            f"last text {answer_s:.1f} s after its token's removal, last end of an open stream"
+            f" {stream_s:.1f} s"
+        )
     served = {heard.token for heard in history.heard if heard.status == 200}
-    assert len(served & set(history.removed_at)) >= 20, "too few tokens were removed while they were used"
+    assert len(served & set(history.removed_at)) >= 20, (
+        "too few tokens were removed while they were used"
+    )
     assert statuses[401] > 20
     assert answer_s <= BOUND_S, f"seed {seed}"
     assert stream_s <= BOUND_S, f"seed {seed}"
-
-
-# ----------------------------------------------------------------------------------------------------------- the events
 
 
 def edit(history: History, chooser: random.Random, path: Path) -> None:
@@ -114,7 +141,10 @@ def edit(history: History, chooser: random.Random, path: Path) -> None:
     removed = [kept.pop(chooser.randrange(len(kept)))] if kept else []
     kept += [new_token() for _ in range(NUM_TOKENS - len(kept))]
     named = {token: choice(token) for token in kept}
-    entries = [token_entry(f"h{token_digest(t)[:12]}", t, (profile,), profile, False) for t, profile in named.items()]
+    entries = [
+        token_entry(f"h{token_digest(t)[:12]}", t, (profile,), profile, False)
+        for t, profile in named.items()
+    ]
     text = "".join([*entries, chooser.choice(BESIDE)])
     beside = path.with_suffix(".new")
     beside.write_text(POLICY + text)
@@ -139,7 +169,9 @@ def kill_one(history: History, chooser: random.Random, process: subprocess.Popen
         process.kill()
         process.wait()
     else:
-        found = [p for p in psutil.Process().children(recursive=True) if target in " ".join(p.cmdline())]
+        found = [
+            p for p in psutil.Process().children(recursive=True) if target in " ".join(p.cmdline())
+        ]
         if not found:
             return
         chooser.choice(found).kill()
@@ -157,14 +189,17 @@ def wait_for_an_answer(history: History, timeout_s: float = 60.0) -> None:
 
 @contextlib.contextmanager
 def commanded(command: list[str], folder: Path, history: History) -> Iterator[subprocess.Popen]:
-    """`gram serve`, started again until it is ready, for a policy may be wrong just now; its Ray Serve ends with it."""
+    """`gram serve`, started again until it is ready, for a policy may be wrong just now; its Ray
+    Serve ends with it."""
     from ray import serve
 
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         log = folder / f"serve-{time.monotonic_ns()}.log"
         with log.open("w") as output:
-            process = subprocess.Popen(command, env=environment(), stdout=output, stderr=output, start_new_session=True)
+            process = subprocess.Popen(
+                command, env=environment(), stdout=output, stderr=output, start_new_session=True
+            )
         with contextlib.suppress(AssertionError):
             history.port = wait_for_port(process, log)
             break
@@ -177,19 +212,22 @@ def commanded(command: list[str], folder: Path, history: History) -> Iterator[su
         serve.shutdown()
 
 
-# ---------------------------------------------------------------------------------------------------------- the clients
-
-
 async def hammer(history: History) -> None:
     timeout = aiohttp.ClientTimeout(total=90)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        await asyncio.gather(*(client(session, history, random.Random(number)) for number in range(NUM_CLIENTS)))
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=timeout
+    ) as session:
+        await asyncio.gather(
+            *(client(session, history, random.Random(number)) for number in range(NUM_CLIENTS))
+        )
 
 
 async def client(session: aiohttp.ClientSession, history: History, chooser: random.Random) -> None:
     """Asks with tokens in the policy, and as often with one that was removed lately."""
     while not history.is_over:
-        lately = [t for t, at in list(history.removed_at.items()) if time.monotonic() - at < 2 * BOUND_S]
+        lately = [
+            t for t, at in list(history.removed_at.items()) if time.monotonic() - at < 2 * BOUND_S
+        ]
         tokens = chooser.choice([kind for kind in (list(history.tokens), lately) if kind])
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             if history.port:
@@ -197,10 +235,14 @@ async def client(session: aiohttp.ClientSession, history: History, chooser: rand
         await asyncio.sleep(chooser.uniform(0.0, 0.3))
 
 
-async def ask(session: aiohttp.ClientSession, history: History, token: str, chooser: random.Random) -> None:
+async def ask(
+    session: aiohttp.ClientSession, history: History, token: str, chooser: random.Random
+) -> None:
     stream, address = chooser.random() < 0.5, f"http://127.0.0.1:{history.port}/v1/completions"
     body = {"prompt": "the fox", "max_tokens": 50, "stream": stream}
-    async with session.post(address, json=body, headers={"Authorization": f"Bearer {token}"}) as response:
+    async with session.post(
+        address, json=body, headers={"Authorization": f"Bearer {token}"}
+    ) as response:
         head_at = text_at = time.monotonic()
         heard = Heard(token, response.status, head_at, text_at, head_at, stream)
         history.heard.append(heard)

@@ -1,4 +1,5 @@
-"""`gram serve` on Ray Serve: hostile and ordinary callers, many at once, and a model process that is killed."""
+"""`gram serve` on Ray Serve: hostile and ordinary callers, many at once, and a model process that
+is killed."""
 
 import asyncio
 import re
@@ -45,7 +46,8 @@ def planted_questions(running: Running) -> list[Question]:
     assert len(set(says.values())) == 4
     answers = {profile: text * NUM_TOKENS for profile, text in says.items()}
     return [
-        Question(prompt, answers, NUM_TOKENS) for prompt in ("the fox", "a lazy dog and", "", "jumps over it, " * 2)
+        Question(prompt, answers, NUM_TOKENS)
+        for prompt in ("the fox", "a lazy dog and", "", "jumps over it, " * 2)
     ]
 
 
@@ -64,46 +66,67 @@ def test_callers_get_their_own_profile_and_no_other(running):
 
 def test_forty_clients_of_four_profiles(running, capsys):
     address = f"http://127.0.0.1:{running.site.port}"
-    record = asyncio.run(hammer(address, [running.site.plan.tokens], planted_questions(running), 40, 3.0))
+    record = asyncio.run(
+        hammer(address, [running.site.plan.tokens], planted_questions(running), 40, 3.0)
+    )
     with capsys.disabled():
         print(f"\n40 clients: {record.summary()}")
     assert not record.wrong
     assert not record.lost
     assert set(record.answered) == set(ANSWERS)
     assert sum(record.answered.values()) >= 40
-    scraped = running.site.ask("GET", "/metrics", headers=running.site.bearer("reader")).body.decode()
+    scraped = running.site.ask(
+        "GET", "/metrics", headers=running.site.bearer("reader")
+    ).body.decode()
     assert 'gram_open_completions{profile="lisp"} 0.0' in scraped
 
 
 def test_who_listens_and_what_they_say_to_strangers(running):
-    """Nothing but Serve's port of each replica is off the loopback; no port serves anybody without a token.
+    """Nothing but Serve's port of each replica is off the loopback; no port serves anybody without
+    a token.
 
-    Two exceptions are public: the page and health of `gram serve`, and Ray's metrics of machine and actors; both are on
-    the loopback.
+    Two exceptions are public: the page and health of `gram serve`, and Ray's metrics of machine and
+    actors; both are on the loopback.
     """
     port, answers = running.site.port, {}
     for name, address in listening(running):
         if not address.ip.endswith("127.0.0.1"):
             assert name.startswith("ray::ServeReplica"), f"{name} listens on {address}"
         if address.port != port:
-            answers.setdefault(name.partition(":gram-")[0], set()).update(said_to_a_stranger(address.port))
+            answers.setdefault(name.partition(":gram-")[0], set()).update(
+                said_to_a_stranger(address.port)
+            )
     assert (port, "127.0.0.1") in {(address.port, address.ip) for _, address in listening(running)}
-    assert {said for each in answers.values() for said in each} == {"401", "200 metrics", "UNAUTHENTICATED"}, answers
-    assert answers["ray::DashboardAgent"] - {"401"} == {"200 metrics", "UNAUTHENTICATED"}  # 401 beside another cluster
+    assert {said for each in answers.values() for said in each} == {
+        "401",
+        "200 metrics",
+        "UNAUTHENTICATED",
+    }, answers
+    # Beside another cluster it says 401.
+    assert answers["ray::DashboardAgent"] - {"401"} == {"200 metrics", "UNAUTHENTICATED"}
     assert answers["ray::ServeReplica"] == {"UNAUTHENTICATED"}
     assert answers["ray::ProxyActor"] == {"UNAUTHENTICATED"}
 
 
 def listening(running: Running) -> list[tuple[str, tuple]]:
     """(a process's name, an address where it listens) of the command and all processes below it."""
-    processes = [running.process.pid, *(p.pid for p in psutil.Process(running.process.pid).children(recursive=True))]
-    found = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in processes]
+    processes = [
+        running.process.pid,
+        *(p.pid for p in psutil.Process(running.process.pid).children(recursive=True)),
+    ]
+    found = [
+        c
+        for c in psutil.net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.pid in processes
+    ]
     return [(" ".join(psutil.Process(c.pid).cmdline()).strip(), c.laddr) for c in found]
 
 
 def said_to_a_stranger(port: int) -> set[str]:
     """The status of an HTTP request, or of calls by gRPC, all without a token."""
-    answer = Served(port, None).raw(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 1000, 3.0)
+    answer = Served(port, None).raw(
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 1000, 3.0
+    )
     if answer.startswith(b"HTTP/1"):
         return {answer.split()[1].decode() + (" metrics" if b"\r\n\r\n# HELP" in answer else "")}
     said = set()
@@ -118,10 +141,11 @@ def said_to_a_stranger(port: int) -> set[str]:
 
 
 def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_path):
-    """Ray opens its own folder to everybody, inside one that is this user's alone; no file has a token or a prompt.
+    """Ray opens its own folder to everybody, inside one that is this user's alone; no file has a
+    token or a prompt.
 
-    Nor a header, through the reverse proxy: Ray Serve itself would log one. What the command prints names a refusal by
-    the token's name.
+    Nor a header, through the reverse proxy: Ray Serve itself would log one. What the command prints
+    names a refusal by the token's name.
     """
     site, prompt = running.site, "a planted prompt, " * 2
     for stream in (False, True):
@@ -130,7 +154,12 @@ def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_pa
     with proxied(tmp_path, site.port) as proxy:
         strays = {"X-Request-ID": "planted-id", "Cookie": "planted"}
         assert proxy.ask("GET", "/planted-path?planted-query", headers=strays).status == 404
-        assert proxy.ask("GET", "/v1/models?planted-query", headers=strays | site.bearer("lisp")).status == 200
+        assert (
+            proxy.ask(
+                "GET", "/v1/models?planted-query", headers=strays | site.bearer("lisp")
+            ).status
+            == 200
+        )
     words = " ".join(name for name, _ in listening(running))
     folders = {Path(found) for found in re.findall(r"temp[-_]dir=(\S+)", words)}
     assert folders, "no process of Ray names its folder"
@@ -138,23 +167,39 @@ def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_pa
     environment = Path(f"/proc/{running.process.pid}/environ").read_bytes()
     (ray_token,) = re.findall(rb"RAY_AUTH_TOKEN=(\w+)", environment)
     secrets = [b"planted", ray_token, *(token.encode() for token in site.plan.tokens.values())]
-    running.wait_until(lambda: "refused: holder=lisp status=404 code=model_not_found" in running.log.read_text())
+    running.wait_until(
+        lambda: "refused: holder=lisp status=404 code=model_not_found" in running.log.read_text()
+    )
     time.sleep(3)  # Ray writes some of its logs now and then
-    files = [running.log, *(path for folder in folders for path in folder.rglob("*") if path.is_file())]
+    files = [
+        running.log,
+        *(path for folder in folders for path in folder.rglob("*") if path.is_file()),
+    ]
     assert len(files) > 20
-    assert {path.name for path in files if any(secret in path.read_bytes() for secret in secrets)} == set()
-    processes = [psutil.Process(running.process.pid), *psutil.Process(running.process.pid).children(recursive=True)]
-    assert not [p for p in processes if any(secret.decode() in " ".join(p.cmdline()) for secret in secrets)]
+    assert {
+        path.name for path in files if any(secret in path.read_bytes() for secret in secrets)
+    } == set()
+    processes = [
+        psutil.Process(running.process.pid),
+        *psutil.Process(running.process.pid).children(recursive=True),
+    ]
+    assert not [
+        p for p in processes if any(secret.decode() in " ".join(p.cmdline()) for secret in secrets)
+    ]
 
 
 def test_the_policy_is_followed_while_it_serves(running, capsys):
-    """Tokens come and go without a restart; an entry with an error loses its rights, the rest is followed."""
+    """Tokens come and go without a restart; an entry with an error loses its rights, the rest is
+    followed."""
     site, path = running.site, running.log.parent / "storage" / "policy.toml"
     before, processes = path.read_text(), [process.pid for process in running.replicas("Model")]
     main(["token", "zoe", "--policy", str(path), "--profiles", "lisp"])
     site.plan.tokens["zoe"] = capsys.readouterr().out.strip()
     running.wait_until(lambda: site.complete("zoe").status == 200)
-    assert site.complete("zoe").json["choices"][0]["text"] == site.complete("lisp").json["choices"][0]["text"]
+    assert (
+        site.complete("zoe").json["choices"][0]["text"]
+        == site.complete("lisp").json["choices"][0]["text"]
+    )
     with_zoe = path.read_text()
     path.write_text(with_zoe.replace('name = "open"', "name = 1"))
     running.wait_until(lambda: "has an error: tokens[0].name=1" in running.log.read_text())
@@ -163,9 +208,13 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
     scraped = site.ask("GET", "/metrics", headers=site.bearer("reader")).body.decode()
     assert "gram_policy_refused 1.0" in scraped
     assert site.complete("zoe").status == 200
-    # one edit that takes zoe's token away and grants lisp's a module that is not in memory
-    path.write_text(before.replace('profiles = ["lisp"]', 'profiles = ["lisp", "nobodys"]\ndefault = "lisp"'))
-    running.wait_until(lambda: "profiles.nobodys.modules='secret': expected" in running.log.read_text())
+    # One edit takes zoe's token away and grants lisp's a module that is not in memory.
+    path.write_text(
+        before.replace('profiles = ["lisp"]', 'profiles = ["lisp", "nobodys"]\ndefault = "lisp"')
+    )
+    running.wait_until(
+        lambda: "profiles.nobodys.modules='secret': expected" in running.log.read_text()
+    )
     running.wait_until(lambda: site.complete("zoe").status == 401)
     assert site.complete("lisp").status == 200
     assert site.complete("lisp", model="nobodys").status == 404
@@ -177,12 +226,14 @@ def test_the_policy_is_followed_while_it_serves(running, capsys):
 
 @pytest.mark.slow
 def test_a_killed_model_is_reported_and_replaced(running):
-    """Open streams and requests end with an error, later ones are told when to come again, and then it works."""
+    """Open streams and requests end with an error, later ones are told when to come again, and then
+    it works."""
     site, got, is_open, is_back = running.site, [], threading.Event(), threading.Event()
     expected = site.complete("both").json["choices"][0]["text"]
 
     def ask(stream: bool) -> None:
-        while not is_back.is_set():  # one that was not yet given to the old model may wait for the new one
+        # One that was not yet given to the old model may wait for the new one.
+        while not is_back.is_set():
             opened = is_open.set if stream else lambda: None
             answer = site.complete("both", opened, prompt="x", max_tokens=60, stream=stream)
             got.append(answer)
@@ -195,7 +246,8 @@ def test_a_killed_model_is_reported_and_replaced(running):
     (model,) = running.replicas("Model")
     running.wait_until(lambda: len(got) >= 2 * len(threads))
     is_open.clear()
-    assert is_open.wait(60)  # a moment at which streams are open: they all start and end nearly together
+    # A moment at which streams are open: they all start and end nearly together.
+    assert is_open.wait(60)
     model.kill()
     running.wait_until(lambda: any(answer.status != 200 or is_broken(answer) for answer in got))
     running.wait_until_ready()
@@ -211,7 +263,8 @@ def test_a_killed_model_is_reported_and_replaced(running):
     assert "interrupted" in errors
     assert all(answer.headers["retry-after"] == "5" for answer in got if answer.status == 503)
     deadline = time.monotonic() + 60
-    while (answer := site.complete("both")).status != 200:  # the new model may not be known everywhere yet
+    # The new model may not be known everywhere yet.
+    while (answer := site.complete("both")).status != 200:
         assert (answer.status, answer.code) == (503, "unavailable")
         assert time.monotonic() < deadline
         time.sleep(0.5)
@@ -221,10 +274,11 @@ def test_a_killed_model_is_reported_and_replaced(running):
 
 def is_broken(answer: Answered) -> bool:
     """Whether it is a stream that ends with an error."""
-    return b"data: " in answer.body and isinstance(answer.events[-1], dict) and "error" in answer.events[-1]
-
-
-# -------------------------------------------------------------------------------------------- without starting it
+    return (
+        b"data: " in answer.body
+        and isinstance(answer.events[-1], dict)
+        and "error" in answer.events[-1]
+    )
 
 
 def refused(capsys, *arguments: str) -> str:

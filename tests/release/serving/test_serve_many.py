@@ -1,4 +1,5 @@
-"""Several models behind one interface, one of them killed while many ask; and a Ray that was there before."""
+"""Several models behind one interface, one of them killed while many ask; and a Ray that was there
+before."""
 
 import asyncio
 import os
@@ -44,7 +45,9 @@ def test_while_one_of_two_models_is_gone_the_other_answers(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_given_ray_is_left_unchanged(tmp_path, ray_cluster):
     before = ray_cluster.available_resources()["CPU"]
-    with gram_serve(tmp_path, "--ray-address", ray_cluster.get_runtime_context().gcs_address) as running:
+    with gram_serve(
+        tmp_path, "--ray-address", ray_cluster.get_runtime_context().gcs_address
+    ) as running:
         texts = {p: running.site.complete(p).json["choices"][0]["text"] for p in ANSWERS}
         assert len(set(texts.values())) == len(ANSWERS)
         assert ray_cluster.available_resources().get("CPU", 0.0) == before - 1
@@ -55,19 +58,26 @@ def test_a_given_ray_is_left_unchanged(tmp_path, ray_cluster):
 
 @pytest.mark.slow
 def test_nobody_is_answered_once_the_command_was_killed(tmp_path, ray_cluster):
-    """Its application stays on a given Ray, where nobody follows the policy any more; a second command is refused."""
+    """Its application stays on a given Ray, where nobody follows the policy any more; a second
+    command is refused."""
     from ray import serve
 
     address = ray_cluster.get_runtime_context().gcs_address
     with gram_serve(tmp_path, "--ray-address", address) as running:
         (name,) = serve.status().applications
         model = serve.get_deployment_handle("Model", name).options(stream=True)
-        asked = token_digest(running.site.plan.tokens["lisp"]), "lisp", GenerationRequest((1,), 3), True
+        asked = (
+            token_digest(running.site.plan.tokens["lisp"]),
+            "lisp",
+            GenerationRequest((1,), 3),
+            True,
+        )
         try:
             running.process.kill()
             running.process.wait()
             killed_at = time.monotonic()
-            assert end_of(model.stream.remote(*asked)) == LENGTH  # a restart of the command needs some seconds
+            # A restart of the command needs some seconds.
+            assert end_of(model.stream.remote(*asked)) == LENGTH
             while (end := end_of(model.stream.remote(*asked))) == LENGTH:
                 assert time.monotonic() - killed_at < LEASE_S + 1, "somebody is still answered"
                 time.sleep(0.2)
@@ -76,7 +86,15 @@ def test_nobody_is_answered_once_the_command_was_killed(tmp_path, ray_cluster):
                 running.site.complete("lisp")
             storage = tmp_path / "storage"
             (run_id,) = os.listdir(storage / "runs")
-            second = [*GRAM, "serve", run_id, "--storage", str(storage), "--policy", str(storage / "policy.toml")]
+            second = [
+                *GRAM,
+                "serve",
+                run_id,
+                "--storage",
+                str(storage),
+                "--policy",
+                str(storage / "policy.toml"),
+            ]
             second += ["--port", "0", "--ray-address", address]
             ended = subprocess.run(second, env=environment(), capture_output=True, text=True)
             assert ended.returncode == 2

@@ -23,7 +23,9 @@ def request(**fields):
 def streamed(vocabulary, tokens, stops=(), parts=1) -> tuple[str, list[str], bool]:
     stream, shown = TextStream(vocabulary, stops), []
     for start in range(0, len(tokens), parts):
-        shown.append(stream.add(tuple(tokens[start : start + parts]), last=start + parts >= len(tokens)))
+        shown.append(
+            stream.add(tuple(tokens[start : start + parts]), last=start + parts >= len(tokens))
+        )
         if stream.stopped:
             break
     return "".join(shown), shown, stream.stopped
@@ -77,8 +79,16 @@ def test_prompts_become_tokens_that_fit(vocabulary):
 
 
 def test_a_request_with_defaults():
-    made = parse_request(b'{"prompt": "x", "user": "me", "n": 1, "echo": false, "logprobs": null, "logit_bias": {}}')
-    assert (made.prompt, made.profile, made.max_tokens, made.temperature, made.top_p) == ("x", None, 16, 1.0, 1.0)
+    made = parse_request(
+        b'{"prompt": "x", "user": "me", "n": 1, "echo": false, "logprobs": null, "logit_bias": {}}'
+    )
+    assert (made.prompt, made.profile, made.max_tokens, made.temperature, made.top_p) == (
+        "x",
+        None,
+        16,
+        1.0,
+        1.0,
+    )
     assert (made.stop, made.stream) == ((), False)
     assert made.seed != parse_request(b'{"prompt": "x"}').seed
 

@@ -1,4 +1,5 @@
-"""The bytes of modules that nobody is granted are nowhere in the memory of the process that serves."""
+"""The bytes of modules that nobody is granted are nowhere in the memory of the process that
+serves."""
 
 import dataclasses
 import json
@@ -21,7 +22,8 @@ from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.policy import parse_policy
 from tests.release.serving.planted import planted
 servers = [
-    ModelServer(ModelSource(storage, run_id, planted().policy, 250, 0)) for storage, run_id in json.loads(sys.argv[1])
+    ModelServer(ModelSource(storage, run_id, planted().policy, 250, 0))
+    for storage, run_id in json.loads(sys.argv[1])
 ]
 print("ready", flush=True)
 sys.stdin.read()
@@ -35,7 +37,9 @@ def samples(weights: dict[str, torch.Tensor], part: str) -> list[bytes]:
         if part in name and weight.dim() == 2:
             data = weight.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
             step = max(SAMPLE_BYTES, len(data) // NUM_SAMPLES)
-            found += [data[i : i + SAMPLE_BYTES] for i in range(0, len(data) - SAMPLE_BYTES + 1, step)]
+            found += [
+                data[i : i + SAMPLE_BYTES] for i in range(0, len(data) - SAMPLE_BYTES + 1, step)
+            ]
     return found
 
 
@@ -44,18 +48,26 @@ def memory(pid: int) -> Iterator[tuple[str, bytes]]:
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
             places, rights, _, _, _, *name = line.split(maxsplit=5)
-            if rights.startswith("r") and not (name and (".so" in name[0] or name[0].startswith("[v"))):
+            if rights.startswith("r") and not (
+                name and (".so" in name[0] or name[0].startswith("[v"))
+            ):
                 first, stop = (int(place, 16) for place in places.split("-"))
                 file.seek(first)
                 yield "".join(name), file.read(stop - first)
 
 
 def test_ungranted_modules_are_nowhere_in_the_serving_process(tmp_path):
-    """Nor in blocks that it has freed, at widths at which the heap keeps them and at which it does not."""
+    """Nor in blocks that it has freed, at widths at which the heap keeps them and at which it does
+    not."""
     places = []
     for number, (width, num_ranks) in enumerate([(16, 1), (128, 1), (64, 2)]):
-        root, modules = tmp_path / str(number), tuple(ModuleSpec(domain, "mlp", width) for domain in MODULES)
-        config = dataclasses.replace(planted().config, d_model=width, d_mlp=2 * width, modules=modules)
+        root, modules = (
+            tmp_path / str(number),
+            tuple(ModuleSpec(domain, "mlp", width) for domain in MODULES),
+        )
+        config = dataclasses.replace(
+            planted().config, d_model=width, d_mlp=2 * width, modules=modules
+        )
         places.append((str(root), write_run(root, config, "d" * 12, num_ranks)))
     command = [sys.executable, "-c", SERVE, json.dumps(places)]
     with subprocess.Popen(
