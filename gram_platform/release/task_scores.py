@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
 # A line of YAML that includes files, with those that continue it.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
-NAMES = re.compile(r"[^\s\[\],\"']+")
+# The names of files in such a line.
+INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
 # The standard errors on each side of a 90% interval.
 LEVEL = 1.645
 # The harness's names. The first one that a task has is judged.
@@ -134,7 +135,7 @@ def _included(folder: Path) -> list[Path]:
     while pending:
         path = pending.pop()
         for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
-            named = [(path.parent / name).resolve() for name in NAMES.findall(names)]
+            named = [(path.parent / name).resolve() for name in INCLUDED_NAMES.findall(names)]
             new = [
                 each
                 for each in named
