@@ -34,7 +34,7 @@ LOCALIZATION_COLUMNS = [
 # The number of points of a curve.
 NUM_POINTS = 101
 # The shares of the tokens at a curve's points, the largest increases first.
-SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
+TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
 
 # The method, size, seed and profile.
 View = tuple[str, str, str, str]
@@ -83,13 +83,13 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the parts of the sum that the largest SHARES of the values >= 0 hold [NUM_POINTS].
+    """Returns the parts of the sum that the largest TOKEN_SHARES of the values >= 0 hold [NUM_POINTS].
 
     NaN if all are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
-        return np.interp(SHARES, np.linspace(0.0, 1.0, len(held)), held / held[-1])
+        return np.interp(TOKEN_SHARES, np.linspace(0.0, 1.0, len(held)), held / held[-1])
 
 
 def localize(
@@ -139,7 +139,7 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     curve = concentration_curve(positive)
     return {
         "gini": gini(positive[positive > 0.0]) if positive.any() else np.nan,
-        "top_share": float(np.interp(TOP, SHARES, curve)),
+        "top_share": float(np.interp(TOP, TOKEN_SHARES, curve)),
         "positive": float((positive > 0.0).mean()),
         "increase": float(increases.mean()),
         "num_tokens": increases.size,
@@ -185,7 +185,7 @@ def _curves(few: pd.DataFrame) -> pd.DataFrame:
     keys, parts = ["method", "size", "class"], []
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
-        points = {"tokens": SHARES, "share": share, "runs": run_names(group["runs"])}
+        points = {"tokens": TOKEN_SHARES, "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
     return (
         pd.concat(parts, ignore_index=True)
