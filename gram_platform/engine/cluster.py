@@ -73,7 +73,7 @@ def connect(is_verbose: bool = False) -> None:
     elif address := "" if given else _found():
         _join(address, None, **quiet)
     else:
-        start(**quiet)
+        start(num_cpus=num_cpus(), **quiet)
 
 
 def join(given: str, **options: object) -> None:
@@ -117,9 +117,7 @@ def start(**options: object) -> None:
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
     try:
         with _time_limit(START_S, what, folder.keep), _temporary_files_in(folder.path.parent):
-            _initialise(
-                what, address="local", num_cpus=num_cpus(), _temp_dir=str(folder.path), **options
-            )
+            _initialise(what, address="local", _temp_dir=str(folder.path), **options)
     except ClusterLost:
         folder.keep()
         raise

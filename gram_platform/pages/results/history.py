@@ -42,7 +42,9 @@ def begin_record(store: Store, record: StudyRecord) -> None:
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
     # The record in the folder may be the next one already, of a submission that was killed while it
     # moved the page.
-    records = [place.read_spare(STUDY_FILE, ChosenRuns) for place in (folder, kept.get(copied, folder))]
+    records = [
+        place.read_spare(STUDY_FILE, ChosenRuns) for place in (folder, kept.get(copied, folder))
+    ]
     moves = report is not None and any(
         one and _choice(one) != _choice(vars(record)) for one in records
     )
