@@ -83,7 +83,7 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the parts of the sum that the largest TOKEN_SHARES of the values >= 0 hold [NUM_POINTS].
+    """Returns the parts of the sum that the largest shares of the values >= 0 hold [NUM_POINTS].
 
     NaN if all are 0.
     """
