@@ -11,7 +11,14 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-BESIDE = ("*.md", "cluster/*.md", "benchmarks/*.md", "LICENSE", "CITATION.cff")
+BESIDE = (
+    "*.md",
+    "cluster/*.md",
+    "cluster/haproxy.cfg",
+    "benchmarks/*.md",
+    "LICENSE",
+    "CITATION.cff",
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
