@@ -148,7 +148,8 @@ def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConf
 ACCUMULATIONS = ("heterogeneous", "uniform")
 COMPANIONS = ("one", "subset")
 MISDIRECTION = "misdirection"
-OBJECTIVES = ("cross_entropy", "maxent_kl", "maxent_entropy", MISDIRECTION, "gradient_difference")
+MAXENT_KINDS = ("maxent_kl", "maxent_entropy")
+OBJECTIVES = ("cross_entropy", *MAXENT_KINDS, MISDIRECTION, "gradient_difference")
 
 
 @dataclass(frozen=True)
@@ -332,8 +333,8 @@ class Objective:
     """The loss to minimise: cross entropy (CE), or one to unlearn `forget` domains.
 
     The latter is a term on these + `retain_weight` x CE on others. To unlearn, half of each
-    window's micro-batches are of forget domains. MaxEnt's term is ME: KL(uniform || p) with
-    `maxent_kl` (the cited method's code), -H(p) with `maxent_entropy` (the paper's words). The term
+    window's micro-batches are of forget domains. MaxEnt's term is ME: KL(p || uniform) with
+    `maxent_entropy` (the paper), KL(uniform || p) with `maxent_kl` (the cited method). The term
     is -CE with `gradient_difference`. With `misdirection` both terms are squared distances of a
     layer's activations: from a fixed random vector on forget domains, from the activations of the
     run's start on others. With `responses_after` CE counts the tokens of responses alone: those
@@ -356,10 +357,8 @@ class Objective:
         require_fields(
             "objective", self, 0, "stop_below", "retain_weight", "steered_layers", "steering"
         )
-        if self.stop_below and self.kind != "maxent_kl":
-            raise invalid(
-                "objective.stop_below", self.stop_below, "0 unless the objective is maxent_kl"
-            )
+        if self.stop_below and self.kind not in MAXENT_KINDS:
+            raise invalid("objective.stop_below", self.stop_below, "0 unless MaxEnt is minimised")
         if self.responses_after and self.kind != "cross_entropy":
             raise invalid(
                 "objective.responses_after",

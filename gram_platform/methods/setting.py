@@ -96,7 +96,7 @@ class Unlearning:
     peak_lr: float = 1e-4
     retain_weight: float = 200.0
     # The kind of the objective.
-    kind: str = "maxent_kl"
+    kind: str = "maxent_entropy"
     # Then constant [ours].
     warmup_fraction: float = 0.02
     # The forget sequences in a step, and as many retain sequences; 0: the size's batch of each

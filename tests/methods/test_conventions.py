@@ -154,7 +154,7 @@ def test_maxent_can_take_few_sequences_and_a_fixed_share_of_core():
     assert draws[CORE] == 600
     assert draws["virology"] == 200
     assert sum(draws.values()) == 1600
-    assert run.objective.stop_below == 2.0
+    assert (run.objective.kind, run.objective.stop_below) == ("maxent_entropy", 2.0)
     assert run.optimizer.clip_norm == 0.0
 
 

@@ -11,6 +11,7 @@ from gram_platform.train.data import PlanReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import (
+    MAXENT,
     activation_distance,
     cross_entropy,
     maxent_entropy,
@@ -29,13 +30,22 @@ LOGITS = torch.tensor([[[2.0, 1.0, 0.0, -1.0]]])
 
 def test_maxent_golden_values():
     assert float(maxent_kl(LOGITS)) == pytest.approx(0.553895, abs=1e-6)
-    assert float(maxent_entropy(LOGITS)) == pytest.approx(-0.947537, abs=1e-6)
+    assert float(maxent_entropy(LOGITS)) == pytest.approx(0.438757, abs=1e-6)
 
 
 def test_maxent_gradient_is_p_minus_uniform():
     logits = torch.randn(1, 1, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
     maxent_kl(logits).backward()
     assert torch.allclose(logits.grad, logits.detach().softmax(-1) - 1 / 7, atol=1e-6)
+
+
+def test_maxents_gradients_differ_most_on_rare_tokens():
+    """That of the entropy is p (log p + H): it vanishes where p does, and p - 1/V does not."""
+    logits = torch.randn(1, 1, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    maxent_entropy(logits).backward()
+    p = logits.detach().softmax(-1)
+    entropy = -(p * p.log()).sum(-1, keepdim=True)
+    assert torch.allclose(logits.grad, p * (p.log() + entropy), atol=1e-6)
 
 
 def test_losses_of_sequences_are_their_cross_entropies_from_few_operations():
@@ -79,7 +89,14 @@ def test_a_window_is_me_of_forget_plus_w_times_ce_of_retain():
     entropy = training_loss(
         Objective("maxent_entropy", ("virology",), 50.0), "virology", ce, LOGITS
     )
-    assert float(entropy) == pytest.approx(2 * -0.947537, abs=1e-5)
+    assert float(entropy) == pytest.approx(2 * 0.438757, abs=1e-5)
+
+
+def test_only_maxent_stops_early():
+    for kind in MAXENT:
+        assert Objective(kind, ("virology",), stop_below=2.0).stop_below == 2.0
+    with refused("objective.stop_below", 2.0):
+        Objective("gradient_difference", ("virology",), stop_below=2.0)
 
 
 def test_gradient_difference_ascends_on_forget_and_descends_on_retain():
@@ -103,12 +120,11 @@ def test_misdirection_is_a_squared_distance_on_both_halves():
     assert [float(loss) / 2 for loss in (forget, retain)] == pytest.approx([1.0, 50.0])
 
 
-def test_a_record_has_the_forget_term_and_the_cross_entropies():
+@pytest.mark.parametrize("kind", ["maxent_entropy", "maxent_kl"])
+def test_a_record_has_the_forget_term_and_the_cross_entropies(kind):
     """The forget term is the mean over forget batches alone, without the factor 2; other runs have
     none."""
-    config = tiny.run_config(
-        False, draws=(160, 160, 0), objective=Objective("maxent_kl", ("lisp",), 50.0)
-    )
+    config = tiny.run_config(False, draws=(160, 160, 0), objective=Objective(kind, ("lisp",), 50.0))
     learner, plan, reader = Learner(config), Plan(config), PlanReader(config, tiny.arrays())
     losses, terms = [], []
     with torch.no_grad():
@@ -116,7 +132,7 @@ def test_a_record_has_the_forget_term_and_the_cross_entropies():
             tokens = reader.tokens(micro_batch)
             logits = learner.forward(tokens[:, :-1], {})
             losses.append(cross_entropy(logits, tokens[:, 1:]).item())
-            terms += [maxent_kl(logits).item()] if micro_batch.domain == "lisp" else []
+            terms += [MAXENT[kind](logits).item()] if micro_batch.domain == "lisp" else []
     record = next(training_steps(learner, plan, reader))
     assert record.domains == ("lisp", "core", "lisp", "core")
     assert record.losses == pytest.approx(losses, rel=1e-5)
