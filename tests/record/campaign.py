@@ -1,5 +1,5 @@
-"""Trains the smoke presets of a study and of a search at two commits on this machine, and compares
-bytes.
+"""Trains smoke presets of studies and searches at two commits on this machine, and compares bytes:
+a study in this process, a grid, and a campaign of studies with the other searches.
 
 No hash is committed: other kinds of processors round differently.
 """
@@ -18,12 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     ("experiments/scaling.py", "--preset", "smoke", "--in-process"),
     ("experiments/lr_bs_grid.py", "--preset", "smoke"),
+    (
+        *("experiments/all.py", "--preset", "smoke"),
+        *("--studies", "stories", "titration", "--searches", "hyperparams", "maxent_search"),
+    ),
 )
 COMPARED = (
     "runs/*/result.json",
     "runs/*/attempts/*/weights.safetensors",
     "evaluations/*/result.json",
     "studies/*/*.csv",  # tables, and a search's trials
+    "studies/*/law.json",
+    "studies/*/best.json",
 )
 TIMES = ("elapsed_s",)  # columns that no two executions share
 SURROUNDINGS = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "MLFLOW_TRACKING_URI", "GRAM_STORAGE")
