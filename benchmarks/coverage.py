@@ -25,12 +25,13 @@ import tyro
 
 from gram_platform.analysis.compute_ratio import LearningCurve, fit_learning_curve
 from gram_platform.analysis.intervals import Interval, t_interval
-from gram_platform.analysis.ratios import ALL, BASELINE, PREFIX, baseline_references
+from gram_platform.analysis.ratios import ALL, PREFIX, baseline_references
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config import CORE
 from gram_platform.config.endings import exit_with
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
+from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import read_results
 from gram_platform.paper.claims import CLAIMS, LAST, Claim, Side

@@ -6,6 +6,8 @@ import time
 from unittest import mock
 
 import ray
+from gram_platform.engine.graph import run_graph
+from gram_platform.studies.session import connect
 
 from benchmarks.many_runs import DOMAINS, run_config
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
@@ -13,12 +15,10 @@ from gram_platform.config import Evaluation, View
 from gram_platform.engine import slots
 from gram_platform.engine.devices import ProbeReport, probe_here
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
-from gram_platform.engine.graph import run_graph
 from gram_platform.engine.life import Progress
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.studies.live import LiveView
-from gram_platform.studies.session import connect
 
 # The full form has 10,000. A tenth as many run first.
 NUM_NODES = 2_000

@@ -23,9 +23,9 @@ from benchmarks.results import Aim, BenchmarkResult
 from benchmarks.workloads import GRAM, Workload, compared_runs, random_tokens
 from gram_platform.config import RunConfig
 from gram_platform.config.identity import invalid, require_int
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.model.pieces import Piece
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.sharding import ShardedLearner
@@ -197,8 +197,8 @@ def _losses(
 
 def _train(learner: Learner, first: int, stop: int) -> list[float]:
     """Trains steps [first, stop); returns the losses of their micro-batches."""
-    reader = PlanReader(learner.config, random_tokens(learner.config))
-    steps = training_steps(learner, Plan(learner.config), reader, first)
+    reader = ScheduleReader(learner.config, random_tokens(learner.config))
+    steps = training_steps(learner, Schedule(learner.config), reader, first)
     return [loss for record in itertools.islice(steps, stop - first) for loss in record.losses]
 
 

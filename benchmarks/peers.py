@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gram_platform.config import ModelConfig, RunConfig
-from gram_platform.config.routing import Plan
-from gram_platform.train.data import PlanReader
+from gram_platform.config.routing import Schedule
+from gram_platform.train.data import ScheduleReader
 
 # The weights are float32 and computed with in bfloat16, or are bfloat16.
 AUTOCAST, COPY = "autocast", "bfloat16 weights"
@@ -61,8 +61,8 @@ def peer_loss(peer: nn.Module, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 def peer_steps(
     run: RunConfig,
-    plan: Plan,
-    reader: PlanReader,
+    plan: Schedule,
+    reader: ScheduleReader,
     precision: str,
     device: torch.device | str,
     compiled: bool = False,

@@ -4,17 +4,18 @@ writing."""
 import dataclasses
 import time
 
+from gram_platform.engine.graph import run_graph
+from gram_platform.studies.session import connect
+
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.corpora import PackedCorpus, prepare, resolve
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
-from gram_platform.engine.graph import run_graph
 from gram_platform.engine.life import Progress
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.scaling import SMOKE
-from gram_platform.studies.session import connect
 
 # The full form has 72.
 NUM_RUNS = 24

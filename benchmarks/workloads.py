@@ -23,8 +23,8 @@ from gram_platform.config import (
     RunConfig,
 )
 from gram_platform.config.ladder import STORIES_SIZES, Size
-from gram_platform.config.routing import Plan
-from gram_platform.train.data import PlanReader
+from gram_platform.config.routing import Schedule
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 
 NUM_SEQUENCES = 1024
@@ -96,13 +96,13 @@ def random_tokens(run: RunConfig) -> dict[str, np.ndarray]:
     }
 
 
-def loop_arguments(run: RunConfig, workload: Workload) -> tuple[Learner, Plan, PlanReader]:
+def loop_arguments(run: RunConfig, workload: Workload) -> tuple[Learner, Schedule, ScheduleReader]:
     """Builds the training loop's arguments."""
-    plan = Plan(run)
+    plan = Schedule(run)
     learner = Learner(
         run, workload.device, compiled=workload.compiled, num_merged=workload.num_merged
     )
-    return learner, plan, PlanReader(run, random_tokens(run))
+    return learner, plan, ScheduleReader(run, random_tokens(run))
 
 
 def stories_26m() -> Size:

@@ -26,9 +26,9 @@ from tyro.conf import Positional
 
 from gram_platform.analysis.compute_ratio import compute_ratio, fit_learning_curve
 from gram_platform.config import CORE, RunConfig
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.corpora import PackedCorpus, prepare, resolve
-from gram_platform.engine.execution import plan_reader
+from gram_platform.engine.execution import schedule_reader
 from gram_platform.engine.node import evaluation_steps
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.studies.library.scaling import STUDY
@@ -103,7 +103,7 @@ def train(node: Node, corpus: PackedCorpus) -> tuple[Learner, dict[int, dict[str
         Learner(run),
         {domain: corpus.validation(domain) for domain in run.eval_points.domains},
     )
-    for record in training_steps(learner, Plan(run), plan_reader(run, corpus)):
+    for record in training_steps(learner, Schedule(run), schedule_reader(run, corpus)):
         if record.step * 10 // run.num_steps > (record.step - 1) * 10 // run.num_steps:
             print(
                 f"  step {record.step} of {run.num_steps}: loss"
@@ -137,7 +137,7 @@ def print_routes(run: RunConfig) -> None:
     """Counts the routes of all micro-batches: the domain, the modules that are active, the
     parameters that train."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    for batch in Plan(run):
+    for batch in Schedule(run):
         active = ", ".join(dict(batch.route.active)) or CORE
         counts[batch.domain, active, ", ".join(sorted(batch.route.trained))] += 1
     for (domain, active, trained), count in sorted(counts.items()):

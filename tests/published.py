@@ -15,8 +15,9 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import CURVE_FIXED
-from gram_platform.analysis.ratios import ROW, VARIANT, ordered
+from gram_platform.analysis.ratios import ROW, ordered
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, Analysis, analyse, per_seed_frame
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE
 
 FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "published"

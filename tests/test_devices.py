@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from gram_platform.config import CORE, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.engine.process import BackgroundJob
 from gram_platform.engine.ranks import VotingLearner
 from gram_platform.methods import METHODS
@@ -33,7 +33,7 @@ from gram_platform.model.rows import RowReader
 from gram_platform.model.transformer import Transformer
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
-from gram_platform.train.data import PlanReader, start_thread
+from gram_platform.train.data import ScheduleReader, start_thread
 from gram_platform.train.evaluate import (
     domain_losses,
     profile_losses,
@@ -177,7 +177,9 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
 
 def train_a_step(learner, run, arrays, first_step):
     record = next(
-        training_steps(learner, Plan(run), PlanReader(run, arrays), first_step, norms_every=1)
+        training_steps(
+            learner, Schedule(run), ScheduleReader(run, arrays), first_step, norms_every=1
+        )
     )
     assert (record.step, len(record.losses)) == (first_step + 1, run.micro_batches_per_step)
 

@@ -6,6 +6,7 @@ import runpy
 import sys
 
 import pytest
+from gram_platform.studies.session import cordons_noted
 
 from gram_platform.cli import main
 from gram_platform.cli.run import OURS, find_study
@@ -17,7 +18,6 @@ from gram_platform.store.machines import write_cordoned
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.session import cordons_noted
 from tests.conftest import ROOT
 from tests.store.training import run_config
 

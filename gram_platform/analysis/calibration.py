@@ -23,15 +23,9 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, interval_columns
-from gram_platform.analysis.ratios import (
-    ALL,
-    BASELINE,
-    ELICITED,
-    PREFIX,
-    VARIANT,
-    baseline_references,
-)
+from gram_platform.analysis.ratios import ALL, ELICITED, PREFIX, baseline_references
 from gram_platform.config import CORE
+from gram_platform.methods.nodes import BASELINE, VARIANT
 
 FIT, UNIT = "fit", "unit"
 AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"

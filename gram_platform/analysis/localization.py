@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS
-from gram_platform.analysis.ratios import BASELINE, MEAN, method_key, profile_key
+from gram_platform.analysis.ratios import MEAN, method_key, profile_key
 from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
+from gram_platform.methods.nodes import BASELINE
 
 # The share of the tokens whose part of the increases is `top_share`.
 TOP = 0.1

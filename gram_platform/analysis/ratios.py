@@ -22,9 +22,10 @@ from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 from gram_platform.methods import method_key, seed_key, size_key
+from gram_platform.methods.nodes import BASELINE
 
-# The method and the profile of the reference.
-BASELINE, ALL = "baseline", "all"
+# The profile of the reference.
+ALL = "all"
 # The profile of the rows that average over profiles.
 MEAN = "mean"
 ELICITED = "elicited"
@@ -32,8 +33,6 @@ ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
 # The jackknife's column, beside compute_ratio.
 PSEUDO = "pseudo_value"
-# The column of what a study varies beside these, if anything.
-VARIANT = "variant"
 PREFIX = "loss/"
 # `elicited`: the attacked domain; `loss`: NaN before there is a result.
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]

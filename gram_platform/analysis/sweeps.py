@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, with_pseudo_values
-from gram_platform.analysis.ratios import BASELINE, MEAN
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
     TABLE_COLUMNS,
@@ -23,6 +23,7 @@ from gram_platform.analysis.tables import (
     over_seeds,
     pair_means,
 )
+from gram_platform.methods.nodes import BASELINE
 
 POINT = ["knob", "value", "method", "size"]
 SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elicited")

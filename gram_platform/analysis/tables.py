@@ -33,7 +33,6 @@ from gram_platform.analysis.ratios import (
     NO_BASELINE,
     PSEUDO,
     ROW,
-    VARIANT,
     VIEW,
     Notes,
     baseline_references,
@@ -48,6 +47,7 @@ from gram_platform.analysis.ratios import (
 )
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
+from gram_platform.methods.nodes import VARIANT
 
 CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns of how many domains of a class a view has.

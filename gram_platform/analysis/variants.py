@@ -15,10 +15,11 @@ from gram_platform.analysis.intervals import (
     t_interval,
     with_pseudo_values,
 )
-from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
+from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
+from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.store.checkpoints import PROBE
 
 # The classes: a forgotten domain's module is off, whichever others are on.

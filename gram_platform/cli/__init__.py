@@ -74,7 +74,7 @@ def _run(arguments: list[str]) -> None:
         # Each study has flags of its own.
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])
     elif name in COMMANDS:
-        from gram_platform.studies.flag_groups import CHOICES
+        from gram_platform.studies.flags import CHOICES
 
         config = (tyro.conf.FlagCreatePairsOff,)
         tyro.cli(

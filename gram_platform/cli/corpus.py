@@ -7,7 +7,7 @@ import tyro
 from gram_platform.cli.flags import Positional, make_folder, report_progress
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.studies.flag_groups import Amount, Number, Place, Switch, Text
+from gram_platform.studies.flags import Amount, Number, Place, Switch, Text
 
 
 def prepare_command(

@@ -11,7 +11,7 @@ from gram_platform.config.terminal import say_progress
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flag_groups import Place, Switch, shown
+from gram_platform.studies.flags import Place, Switch, shown
 
 STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
 Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]

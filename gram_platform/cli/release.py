@@ -23,7 +23,7 @@ from gram_platform.release.selection import available_modules, parse_modules, pa
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flag_groups import Number, Place, Switch, Text, shown
+from gram_platform.studies.flags import Number, Place, Switch, Text, shown
 
 
 def eval_command(

@@ -31,7 +31,7 @@ from gram_platform.pages.results.replication import (
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.studies.live import show_results
-from gram_platform.studies.session import machine_text
+from gram_platform.studies.workplace import machine_text
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import mlflow_frames
 

@@ -23,9 +23,8 @@ from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
 from gram_platform.studies import Study, library
-from gram_platform.studies.flag_groups import Text
-from gram_platform.studies.flags import boxes_of
-from gram_platform.studies.searches.command import flags_of, main
+from gram_platform.studies.flags import Text, boxes_of
+from gram_platform.studies.searches.command import main, own_flags
 from gram_platform.studies.searches.definition import Search
 
 OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
@@ -58,7 +57,7 @@ def run_with_studies() -> Any:
 
     Every study and search is a command with its own flags.
     """
-    named = {name: boxes_of(flags_of(find_study(name))) for name in study_names()}
+    named = {name: boxes_of(own_flags(find_study(name))) for name in study_names()}
     return Union[
         *(
             Annotated[boxes, tyro.conf.subcommand(name, prefix_name=False)]

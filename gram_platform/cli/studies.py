@@ -3,7 +3,7 @@
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.studies.flag_groups import Place, Switch, Text
+from gram_platform.studies.flags import Place, Switch, Text
 
 
 def sync_command(

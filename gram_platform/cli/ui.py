@@ -22,7 +22,7 @@ from gram_platform.config.terminal import say
 from gram_platform.engine.machine import free_port
 from gram_platform.pages.link_page import HOST, MLFLOW_PORT, leave_link_page, write_link_page
 from gram_platform.store import Store
-from gram_platform.studies.flag_groups import Number
+from gram_platform.studies.flags import Number
 
 RECORDS = ("study.json", "search.json")
 # Without it MLflow opens on traces of language models.

@@ -1,9 +1,9 @@
 """Plans a run: the domain, route and sequences of every micro-batch.
 
-The config alone determines the plan: counter-based hashes of the seed replace a random generator's
-state, so the plan is the same on every rank and after every interruption. Memory holds one small
-array, the domain of each route unit; a keyed permutation maps a micro-batch's cursor to its
-sequences, so no array grows with the data.
+The config alone determines the schedule: counter-based hashes of the seed replace a random
+generator's state, so the schedule is the same on every rank and after every interruption. Memory
+holds one small array, the domain of each route unit; a keyed permutation maps a micro-batch's
+cursor to its sequences, so no array grows with the data.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of the plan. `cursor`: number of the domain's sequences drawn before it."""
+    """One micro-batch of a schedule. `cursor`: number of its domain's sequences drawn before."""
 
     index: int
     domain: str
@@ -125,8 +125,8 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool
     return (right << shift) | left if inverse else (left << shift) | right
 
 
-class Plan:
-    """The micro-batches of a run: `plan[t]` is micro-batch t, `len(plan)` their number.
+class Schedule:
+    """The micro-batches of a run: `schedule[t]` is micro-batch t, `len(schedule)` their number.
 
     A route unit has one route: it is a micro-batch (heterogeneous accumulation) or a window
     (uniform).
@@ -209,7 +209,7 @@ class Plan:
 
     def __getitem__(self, index: int) -> MicroBatch:
         if not 0 <= index < len(self):
-            raise IndexError(f"micro-batch {index}: the plan has {len(self)}")
+            raise IndexError(f"micro-batch {index}: the schedule has {len(self)}")
         unit, within = divmod(index, self._per_unit)
         domain = self.domains[self._domain_of_unit[unit]]
         cursor = (int(self._unit_rank[unit]) * self._per_unit + within) * self.config.micro_batch
@@ -280,19 +280,19 @@ class Plan:
         return digest.hexdigest()[:16]
 
 
-_plan = lru_cache(maxsize=4)(Plan)
+_schedule = lru_cache(maxsize=4)(Schedule)
 
 
 @lru_cache(maxsize=4096)
 def route_counts(
     config: RunConfig, num_steps: int | None = None
 ) -> Mapping[tuple[str, Route], int]:
-    """Counts the micro-batches of a run's plan by domain and route.
+    """Counts the micro-batches of a run's schedule by domain and route.
 
     `num_steps`: only those of its first steps.
     """
     num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
-    return _plan(config).route_counts(num_micro_batches)
+    return _schedule(config).route_counts(num_micro_batches)
 
 
 def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> np.ndarray:

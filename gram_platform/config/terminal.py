@@ -5,8 +5,9 @@ Text of corpora, models and storages may hold anything.
 
 import re
 import sys
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from gram_platform.config.identity import printable
@@ -33,6 +34,20 @@ def say_progress(text: str) -> None:
     """Replaces the line of standard error where it is a terminal; prints nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
+
+
+def say_bytes() -> Callable[[str, int, int | None], None]:
+    """Returns a function that prints how much of something is read or packed, every few seconds."""
+    last = time.monotonic()
+
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5.0:
+            last = time.monotonic()
+            share = f" {done / total:.0%}" if total else ""
+            say(f"{what}:{share} {done / 1e6:,.1f} MB")
+
+    return report
 
 
 def warn(text: str, stacklevel: int = 1) -> None:

@@ -14,7 +14,7 @@ from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.store import Store
 from gram_platform.store.data import NOTHING_AHEAD, open_corpus
 from gram_platform.store.folders import RemoteFolder, open_folder
-from gram_platform.train.data import PlanReader, Separator
+from gram_platform.train.data import ScheduleReader, Separator
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -202,11 +202,11 @@ def owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def plan_reader(run: RunConfig, corpus: PackedCorpus) -> PlanReader:
+def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
     """Opens the sequences that a run draws, with the separator of responses if they alone count."""
     drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
-    return PlanReader(
+    return ScheduleReader(
         run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator
     )

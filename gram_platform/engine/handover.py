@@ -8,10 +8,11 @@ study's storage.
 
 import argparse
 import json
+import math
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -31,7 +32,8 @@ from gram_platform.config.terminal import say
 from gram_platform.config.written import read_json
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.in_process import has_gpu, run_in_process
+from gram_platform.engine.executor import ENDED, ListedNodes
+from gram_platform.engine.in_process import LocalExecutor, has_gpu
 from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -210,30 +212,28 @@ def unpack_archive(path: Path, store: Store) -> int:
         ) from error
 
 
-def _printer(store: Store) -> Callable[[Progress, Node | None], None]:
-    """Returns what prints every ended node, and the running step every `SAY_EVERY_S`."""
-    next_s = 0.0
+def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
+    """Executes nodes; prints each that ends, and the running step every `SAY_EVERY_S`."""
+    progress, store, next_s = executor.progress, executor.store, 0.0
+    count = lambda: f"[{len(progress.done) + len(progress.failed)}/{len(nodes)}]"  # noqa: E731
 
-    def report(progress: Progress, ended: Node | None) -> None:
+    def look() -> None:
         nonlocal next_s
-        count = f"[{len(progress.done) + len(progress.failed)}/{len(progress.nodes)}]"
-        if ended is not None:
-            message, timing = (
-                progress.failed.get(ended.id),
-                store.node(ended.kind, ended.id).timing(),
-            )
-            how = f"FAILED: {message}" if message else f"{timing.get('elapsed_s', 0.0):.1f} s"
-            say(f"{count} {ended.kind} {ended.id} {ended.name}: {how}")
-        elif time.monotonic() >= next_s:
-            next_s = time.monotonic() + SAY_EVERY_S
-            for node in (
-                node for node in progress.nodes if node.id in progress.running and node.is_run
-            ):
-                beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
-                rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
-                say(f"{count} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
+        if time.monotonic() < next_s:
+            return
+        next_s = time.monotonic() + SAY_EVERY_S
+        for node in (node for node in nodes if node.id in progress.running and node.is_run):
+            beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
+            rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
+            say(f"{count()} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
 
-    return report
+    executor.look = look
+    for event in executor.events(ListedNodes(nodes)):
+        if event.kind == ENDED and (node := event.node):
+            elapsed_s = store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
+            how = f"FAILED: {event.text}" if event.text else f"{elapsed_s:.1f} s"
+            say(f"{count()} {node.kind} {node.id} {node.name}: {how}")
+    return progress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -301,15 +301,11 @@ def _run(flags: argparse.Namespace, started: float) -> int:
         store.root, num_threads=flags.threads, device=device, code=str(code_of_process())
     )
     begin_work()
-    limits = (
-        {"limit_s": 60 * flags.max_minutes - (time.monotonic() - started)}
-        if flags.max_minutes
-        else {}
-    )
+    limit_s = 60 * flags.max_minutes - (time.monotonic() - started)
+    limit_s = limit_s if flags.max_minutes else math.inf
     try:
-        progress = run_in_process(
-            with_stored_tags(nodes, store), execution, _printer(store), **limits
-        )
+        with LocalExecutor(execution, limit_s=limit_s) as executor:
+            progress = _execute(executor, with_stored_tags(nodes, store))
     finally:
         if flags.archive:
             num_ended = write_archive(local_path("archive", flags.archive), nodes, store)

@@ -3,122 +3,117 @@
 The latter is to debug, and for machines without Ray.
 """
 
+import contextlib
 import math
 import signal
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.config.endings import SUBMIT_AGAIN, TIME_IS_UP, Stopped
 from gram_platform.engine.devices import DeviceError, device_errors_probed
-from gram_platform.engine.evaluation import execute_evaluation, execute_profiles
-from gram_platform.engine.execution import (
-    ALL_ON_ONE_RANK,
-    ON_ONE_RANK,
-    Execution,
-    Placement,
-    Resources,
-)
-from gram_platform.engine.life import (
-    HELD_RETRY_S,
-    NodeLifecycle,
-    Progress,
-    WaitingNodes,
-    failure_message,
-)
+from gram_platform.engine.evaluation import Task, execute_evaluation, execute_profiles
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.executor import Executor
+from gram_platform.engine.life import HELD_RETRY_S, failure_message
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.process import StopRequest, is_out_of_memory, stop_on_signal
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
+LOOK_EVERY_S = 1.0
 
-def run_in_process(
-    nodes: Sequence[Node],
-    execution: Execution,
-    on_change: Callable[[Progress, Node | None], None] = lambda progress, node: None,
-    poll_s: float = 1.0,
-    retry_diverged: bool = False,
-    may_start: Callable[[], bool] = lambda: True,
-    done: Collection[str] = (),
-    limit_s: float = math.inf,
-    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
-) -> Progress:
-    """Executes all nodes that are not done and returns the final progress: `run_graph` without Ray.
+
+class LocalExecutor(Executor):
+    """Executes nodes one after another in this process, without Ray.
 
     A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An
     error of the device becomes Stopped, with the outcome of a probe; any other error rises, so that
     a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` end the process
-    (the last with code `TIME_IS_UP`) after the current step, with a checkpoint. `on_change`,
-    `may_start`, `done`, `placements`: as in `run_graph`.
+    (the last with code `TIME_IS_UP`) after the current step, with a checkpoint.
     """
-    progress = Progress(nodes, {node.id for node in nodes} & set(done))
-    waiting = WaitingNodes(progress, NodeLifecycle(execution.store(), retry_diverged))
-    deadline, next_poll = time.monotonic() + limit_s, -math.inf
 
-    def look(request: StopRequest) -> None:
-        nonlocal next_poll
+    def __init__(
+        self,
+        execution: Execution,
+        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+        limit_s: float = math.inf,
+        **known: Any,
+    ):
+        """`known`: `retry_diverged` and `done`, as in `Executor`."""
+        super().__init__(execution, placements, **known)
+        self._deadline, self._next_look_s = time.monotonic() + limit_s, 0.0
+        self._signals = contextlib.ExitStack()
+        # The task that is executed next.
+        self._chosen: Task = ()
+
+    def __enter__(self) -> "LocalExecutor":
+        request = StopRequest(look=self._look)
+        self._stop = self._signals.enter_context(stop_on_signal(request, _signals()))
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._signals.close()
+
+    def _look(self, request: StopRequest) -> None:
         now = time.monotonic()
-        if now >= deadline:
+        if now >= self._deadline:
             request.receive(TIME_IS_UP)
-        if now >= next_poll:
-            next_poll = now + poll_s
-            on_change(progress, None)
+        if now >= self._next_look_s:
+            self._next_look_s = now + LOOK_EVERY_S
+            self.look()
 
-    with stop_on_signal(StopRequest(look=look), _signals()) as stop_request:
-        while waiting and may_start():
-            if stop_request.received:
-                stop_request.exit()
-            for node in _execute_next(waiting, progress, execution, placements, stop_request):
-                on_change(progress, node)
-    return progress
+    def advance(self) -> bool:
+        """Chooses the next task, or executes the chosen one. Waits while other drivers hold all."""
+        if self._chosen:
+            task, self._chosen = self._chosen, ()
+            self._execute(task)
+            return True
+        if self.is_stopping or not self.waiting:
+            return False
+        if self._stop.received:
+            self._stop.exit()
+        for node in (ended := self.waiting.look_again()):
+            self.note_end(node)
+        if not ended:
+            self._chosen = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
+            if self._chosen:
+                self.note_start(self._chosen)
+            else:
+                time.sleep(HELD_RETRY_S / 2)
+        return True
 
-
-def _execute_next(
-    waiting: WaitingNodes,
-    progress: Progress,
-    execution: Execution,
-    placements: Mapping[str, Placement],
-    stop_request: StopRequest,
-) -> Sequence[Node]:
-    """Executes the next task, and records its end or how it is tried again.
-
-    Returns the nodes that ended. Waits while other drivers hold all.
-    """
-    if ended := waiting.look_again():
-        return ended
-    task = next((task for _, tasks in waiting.tasks() for task in tasks), ())
-    if not task:
-        time.sleep(HELD_RETRY_S / 2)
-        return ()
-    waiting.start(task)
-    progress.running = dict.fromkeys((node.id for node in task), time.time())
-    execution = execution.placed(placements.get(task[0].id, ON_ONE_RANK))
-    try:
-        with device_errors_probed(execution.device):
-            progress.warn(task[0], execute_task(task, execution, stop_request=stop_request))
-    except DeviceError as error:
-        raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
-    except LeaseHeld:
-        waiting.again(task[0], held=True)
-        return ()
-    except Exception as error:
-        if not (isinstance(error, ValueError | TrainingDiverged) or is_out_of_memory(error)):
-            raise
-        if len(task) == 1:
-            waiting.failed(task[0], failure_message(error))
-            return task
+    def _execute(self, task: Task) -> None:
+        """Executes a task, and notes its end or how it is tried again."""
+        execution = self.execution.placed(self.placement(task))
+        try:
+            with device_errors_probed(execution.device):
+                self.warn(task[0], execute_task(task, execution, stop_request=self._stop))
+        except DeviceError as error:
+            raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
+        except LeaseHeld:
+            self.waiting.again(task[0], held=True)
+            return
+        except Exception as error:
+            if not (isinstance(error, ValueError | TrainingDiverged) or is_out_of_memory(error)):
+                raise
+            if len(task) == 1:
+                self.waiting.failed(task[0], failure_message(error))
+                self.note_end(task[0])
+            else:
+                for node in task:
+                    self.waiting.again(node, 0.0, alone=True)
+            return
+        finally:
+            self.progress.running.clear()
         for node in task:
-            waiting.again(node, 0.0, alone=True)
-        return ()
-    finally:
-        progress.running = {}
-    for node in task:
-        waiting.done(node)
-    return task
+            self.waiting.done(node)
+            self.note_end(node)
 
 
 def execute_task(

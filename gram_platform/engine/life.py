@@ -38,9 +38,8 @@ DIVERGENCE = {"kind": State.DIVERGED}
 
 @dataclass
 class Progress:
-    """The progress of a study, for its live view."""
+    """What has become of the nodes of one driver."""
 
-    nodes: Sequence[Node]
     done: set[str] = field(default_factory=set)
     # When a node was submitted (Unix time), by node id.
     running: dict[str, float] = field(default_factory=dict)
@@ -50,20 +49,14 @@ class Progress:
     blocked: dict[str, list[str]] = field(default_factory=dict)
     # Nodes that were complete before.
     reused: int = 0
-    # By node id: warnings of the nodes' processes, and of starting again, that nobody has shown
-    # yet.
-    warnings: dict[str, list[str]] = field(default_factory=dict)
+    # The nodes that need a node, by its id.
+    dependants: dict[str, list[Node]] = field(default_factory=lambda: defaultdict(list))
 
-    def __post_init__(self):
-        self.dependants: dict[str, list[Node]] = defaultdict(list)
-        for node in self.nodes:
+    def add(self, nodes: Iterable[Node]) -> None:
+        """Adds nodes that are executed from now on."""
+        for node in nodes:
             for needed in node.needs:
                 self.dependants[needed].append(node)
-
-    def warn(self, node: Node, texts: Sequence[str]) -> None:
-        """Adds warnings of a node to those that nobody has shown yet."""
-        if texts:
-            self.warnings.setdefault(node.id, []).extend(texts)
 
     def fail(self, node_id: str, message: str) -> list[str]:
         """Records a failed node.
@@ -206,10 +199,6 @@ class WaitingNodes:
         lifecycle: NodeLifecycle,
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
-        """Records in `progress` what has ended already.
-
-        What it has as done is not looked at again.
-        """
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
         # The lowest number of a node that waits again.
         self._first = 0
@@ -225,24 +214,25 @@ class WaitingNodes:
         self._held: set[str] = set()
         # Evaluations whose common task failed: each is a task now.
         self._alone: set[str] = set()
-        ends = dict.fromkeys(progress.done, "") | lifecycle.ends(
-            n for n in progress.nodes if n.id not in progress.done
-        )
+        self._place: dict[str, Place] = {}
+
+    def add(self, nodes: Sequence[Node]) -> None:
+        """Adds nodes; records which of them have ended already.
+
+        The storage is not asked about those that are done in `progress`.
+        """
+        progress = self._progress
+        progress.add(nodes)
+        ends = self._lifecycle.ends(n for n in nodes if n.id not in progress.done)
         progress.done.update(node_id for node_id, end in ends.items() if end == "")
-        progress.reused = len(progress.done)
+        progress.reused += len({node.id for node in nodes} & progress.done)
         for node_id, message in ends.items():
             if message:
                 progress.fail(node_id, message)
-        left = [
-            node
-            for node in progress.nodes
-            if ends[node.id] is None and node.id not in progress.blocked
-        ]
+        left = [n for n in nodes if ends.get(n.id, "") is None and n.id not in progress.blocked]
         hours = {node.id: self._placement(node).hours for node in left}
         paths = longest_paths({node.id: node.needs for node in left}, hours)
-        self._place: dict[str, Place] = {
-            node.id: (-paths[node.id], number) for number, node in enumerate(left)
-        }
+        self._place |= {node.id: (-paths[node.id], number) for number, node in enumerate(left)}
         for node in left:
             self._open[node.id] = len(node.needs - progress.done)
             self._make_ready_if_open(node, 0)
@@ -370,9 +360,8 @@ def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False)
     """
     nodes = list(nodes)
     found = store.finished((node.kind, node.id) for node in nodes)
-    progress = Progress(
-        nodes, {node_id for node_id, finished in found.items() if finished is not None}
-    )
+    progress = Progress({node_id for node_id, finished in found.items() if finished is not None})
+    progress.add(nodes)
     begun = (
         []
         if retry_diverged

@@ -13,12 +13,12 @@ from gram_platform.config import RunConfig
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.evaluation import evaluation_steps, probe_steps, progress_of
-from gram_platform.engine.execution import Execution, owner, plan_reader
+from gram_platform.engine.execution import Execution, owner, schedule_reader
 from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
     BackgroundJob,
@@ -198,8 +198,8 @@ class RunExecution:
     ):
         """`attempt`: None on ranks other than 0."""
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
-        self.plan = Plan(run)
-        self.reader = plan_reader(run, corpus)
+        self.schedule = Schedule(run)
+        self.reader = schedule_reader(run, corpus)
         points = run.eval_points
         self.validation = {d: corpus.validation(d) for d in points.domains}
         if points.num_points or points.num_probes:
@@ -221,7 +221,10 @@ class RunExecution:
     @property
     def identity(self) -> dict:
         """Hashes that a checkpoint must share to be continued."""
-        return {"data_fingerprint": self.corpus.fingerprint, "plan_sha256": self.plan.fingerprint}
+        return {
+            "data_fingerprint": self.corpus.fingerprint,
+            "plan_sha256": self.schedule.fingerprint,
+        }
 
     def finish(self) -> dict:
         """Trains the remaining steps and returns the result."""
@@ -269,7 +272,7 @@ class RunExecution:
         eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
         heartbeat = (lambda *progress: None) if self.attempt is None else self.attempt.heartbeat
         steps = training_steps(
-            self.learner, self.plan, self.reader, first_step, self.summary.interval
+            self.learner, self.schedule, self.reader, first_step, self.summary.interval
         )
         for record in steps:
             metrics = self.summary.add(record)

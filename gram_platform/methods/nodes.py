@@ -18,13 +18,15 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
 from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
 
+# The method that is the unit of all, and the tag of what a study varies beside method and size.
+BASELINE, VARIANT = "baseline", "variant"
 # The tags of every study; a search adds the parameters of its trials.
 NOT_OF_TRIALS = (
     "method",
     "size",
     "profile",
     "retained",
-    "variant",
+    VARIANT,
     "seed",
     "kind",
     "measure",
@@ -116,7 +118,7 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     """
     parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    name = [" ".join(parts) or node_id, *([tags["variant"]] if tags.get("variant") else [])]
+    name = [" ".join(parts) or node_id, *([tags[VARIANT]] if tags.get(VARIANT) else [])]
     name += [f"{key} {value}" for key, value in sorted(tags.items()) if key not in NOT_OF_TRIALS]
     if tags.get("elicited"):
         name.append(f"attacked for {tags['elicited']}")
@@ -138,7 +140,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
     plans, stage = plan(method, setting), setting.options.finetuning
     plans = finetuned(setting, stage, plans) if stage else plans
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
-    common |= {"variant": setting.variant} if setting.variant else {}
+    common |= {VARIANT: setting.variant} if setting.variant else {}
     nodes = [
         Node.of(run, common | {"profile": label, "kind": "run"})
         for label, run in plans.runs.items()
@@ -221,7 +223,7 @@ def method_costs(
     wanted = tuple(dict.fromkeys(profile for profiles in served.values() for profile in profiles))
     shown = next((profile for profile in setting.profiles if profile), setting.profiles[0])
     alone = replace(setting, profiles=(shown,), every_subset=False)
-    base = next(iter(plan("baseline", setting).runs.values()))
+    base = next(iter(plan(BASELINE, setting).runs.values()))
     rows = []
     for method in methods:
         plans = planned[method]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE, MEAN, ROW, VARIANT, ordered
+from gram_platform.analysis.ratios import MEAN, ROW, ordered
 from gram_platform.analysis.tables import (
     CLASSES,
     interval_cell,
@@ -23,6 +23,7 @@ from gram_platform.analysis.tables import (
     interval_texts,
     over_seeds,
 )
+from gram_platform.methods.nodes import BASELINE, VARIANT
 
 # Our studies with such numbers.
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"

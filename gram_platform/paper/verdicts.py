@@ -29,7 +29,7 @@ from gram_platform.analysis.intervals import (
     widened,
 )
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
-from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VARIANT
+from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
     NUM_DOMAINS,
@@ -38,6 +38,7 @@ from gram_platform.analysis.tables import (
     pair_means,
 )
 from gram_platform.config.identity import invalid
+from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.paper.claims import (
     CLAIMS,
     COMPARED,

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import ROW, VARIANT
+from gram_platform.analysis.ratios import ROW
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text
 from gram_platform.config import LOSSES, View, evaluation_from_plain
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.pages.results.results import Results, read_results
 from gram_platform.store import Store

@@ -19,9 +19,10 @@ def main(study: Study, arguments: list[str] | None = None) -> None:
 
 
 def _run(study: Study, arguments: list[str] | None) -> int:
-    from gram_platform.studies.flags import parse
+    from gram_platform.studies.flags import StudyFlags, parse_flags
+    from gram_platform.studies.make_plan import make_plan
 
-    flags = parse(study, arguments)
-    from gram_platform.studies.run import run_study
+    plan = make_plan(study, parse_flags(StudyFlags, study.about, arguments))
+    from gram_platform.studies.drive import drive
 
-    return run_study(study, flags)
+    return drive(plan)

@@ -1,25 +1,24 @@
-"""Builds a study's graph from its flags: the corpora, the settings, and all nodes."""
+"""Adds corpora, settings and nodes to the plan of a study."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from gram_platform.analysis.ratios import BASELINE, VARIANT
 from gram_platform.config import CORE, IMPORTED
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
-from gram_platform.config.ladder import imported_size, load_law, require_evidence
+from gram_platform.config.ladder import imported_size
 from gram_platform.config.plain import from_plain
+from gram_platform.config.terminal import say_bytes
 from gram_platform.corpora import resolve
 from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.nodes import Node, method_costs, method_nodes, require_closed, unique
+from gram_platform.methods.nodes import require_closed
 from gram_platform.methods.setting import Unlearning, profile_name
-from gram_platform.store import Folder, Store
-from gram_platform.studies.definition import Preset, Study, Variant, with_changes
-from gram_platform.studies.flag_values import Choice
-from gram_platform.studies.flags import Flags
+from gram_platform.store import Store
+from gram_platform.studies.definition import Preset, Variant
+from gram_platform.studies.plan import Choice, StudyPlan
 
 # A file in the folder of a MaxEnt search.
 BEST = "best.json"
@@ -30,147 +29,34 @@ SAFE_SHARE = 0.9
 EPOCH_TOLERANCE = 0.05
 
 
-@dataclass(frozen=True)
-class Graph:
-    """A study or a search on a corpus.
-
-    `entries` has every node under each method's names, `nodes` each id once. Of a search they are
-    the nodes that all trials need, and those of its trials as far as they are known.
-    """
-
-    study: Study
-    preset: Preset
-    # Of a search they are SearchFlags.
-    flags: Flags
-    # The recipes of each size: one, or one for every way to divide the labels.
-    recipes: Mapping[str, tuple[CorpusRecipe, ...]]
-    settings: tuple[Setting, ...]
-    entries: tuple[Node, ...] = ()
-    # Why the law that --trust-law lets set rates and batches should not set them.
-    law_doubts: tuple[str, ...] = ()
-
-    @property
-    def corpora(self) -> tuple[CorpusRecipe, ...]:
-        """The distinct recipes."""
-        return tuple(
-            {
-                recipe.data_id: recipe for of_size in self.recipes.values() for recipe in of_size
-            }.values()
-        )
-
-    @property
-    def recipe(self) -> CorpusRecipe:
-        """The corpus of the first size; those of other sizes have the same domains."""
-        return self.corpora[0]
-
-    @property
-    def data_id(self) -> str:
-        """The data of all sizes and variants, joined by commas."""
-        return ", ".join(recipe.data_id for recipe in self.corpora)
-
-    @property
-    def nodes(self) -> list[Node]:
-        return unique(self.entries)
-
-    @property
-    def num_seeds(self) -> int:
-        """The most seeds that a size has."""
-        return len({setting.seed for setting in self.settings})
-
-    @property
-    def baselines(self) -> list[Node]:
-        """The baseline of every setting, and its evaluation."""
-        return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
-
-    def folder(self, store: Store) -> Folder:
-        return store.study_dir(self.study.name)
-
-    def share_left(self) -> float:
-        """Returns the share of the missing nodes that will be executed: fewer where Optuna chose
-        others."""
-        return 1.0
-
-    def of_size(self, size: str) -> list[Node]:
-        return [node for node in self.entries if node.size == size]
-
-    @property
-    def parameters(self) -> dict[str, int]:
-        """The parameters of each size's dense model."""
-        return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
-
-    def methods_of(self, setting: Setting) -> list[str]:
-        variant = next(v for v in self.preset.variants if v.name == setting.variant)
-        return [method for method in self.flags.methods if variant.serves(method)]
-
-    @property
-    def costs(self) -> tuple[dict, ...]:
-        """The cost of every method at every size, one row for all variants of equal cost; seeds
-        cost the same."""
-        settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
-        # Variants by size and cost.
-        variants_of: dict[tuple, list[str]] = {}
-        for (size, name), setting in settings.items():
-            for cost in method_costs(setting, self.methods_of(setting), self.flags.methods):
-                variants_of.setdefault((("size", size), *cost.items()), []).append(name)
-        named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
-        sizes, methods = self.flags.sizes, self.flags.methods
-        named.sort(
-            key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"]))
-        )
-        return tuple({**row, VARIANT: names} if names else row for row, names in named)
-
-
-def build_graph(study: Study, flags: Flags, progress=None) -> Graph:
-    """Returns the study's graph, before any data is packed.
+def with_nodes(part: StudyPlan) -> StudyPlan:
+    """Returns the study with its corpora, settings and nodes, before any data is packed.
 
     ValueError if the corpus cannot serve it.
     """
-    preset, flags, doubts = preset_of(study, flags)
-    named = resolve_corpora(preset, flags.choice, progress)
-    if flags.maxent:
-        data_id = named[flags.sizes[0]].data_id
-        best = load_best(Store(flags.storage), flags.maxent, data_id)
+    preset, choice = part.preset, part.choice
+    named = resolve_corpora(preset, choice)
+    if search_id := part.sources.get("maxent"):
+        best = load_best(Store(choice.storage), search_id, named[choice.sizes[0]].data_id)
         preset = preset.with_options(maxent_profiles=best)
-    recipes = recipes_of(preset, flags.choice, named, progress)
+    recipes = recipes_of(preset, choice, named)
     settings = tuple(
         s
         for variant, of_size in recipes.items()
-        for s in _of_variant(variant, preset, flags.choice, of_size)
+        for s in _of_variant(variant, preset, choice, of_size)
     )
-    if flags.maxent:
-        _require_searched(flags.maxent, settings[0])
+    if search_id:
+        _require_searched(search_id, settings[0])
     recipes_of_size = {
         size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named
     }
-    graph = Graph(study, preset, flags, recipes_of_size, settings, law_doubts=doubts)
+    part = replace(part, preset=preset, recipes=recipes_of_size, settings=settings)
     nodes_of = preset.measurement.nodes
     entries = tuple(
-        n for s in settings for method in graph.methods_of(s) for n in nodes_of(method, s)
+        n for s in settings for method in part.methods_of(s) for n in nodes_of(method, s)
     )
     require_closed(entries)
-    return replace(graph, entries=entries)
-
-
-def preset_of(study: Study, flags: Flags) -> tuple[Preset, Flags, tuple[str, ...]]:
-    """Returns the preset as --start and --law change it, the flags with the size of the imported
-    model, and doubts.
-
-    The doubts say why the law should not set rates and batches, where --trust-law lets it do so all
-    the same. ValueError for a law whose evidence does not cover the sizes, without --trust-law.
-    """
-    preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
-    if flags.start:
-        preset = from_import(preset, flags.sizes[0], Store(flags.storage), flags.start)
-        flags = replace(flags, sizes=tuple(preset.sizes))
-    if not flags.law:
-        return preset, flags, ()
-    law, parameters = (
-        load_law(flags.law),
-        {s: total_parameters(preset.sizes[s].dense()) for s in flags.sizes},
-    )
-    if not flags.trust_law:
-        require_evidence(law, flags.law, parameters)
-    return preset.by_law(law), flags, law.doubts(parameters) if flags.trust_law else ()
+    return replace(part, entries=entries)
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
@@ -192,7 +78,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 
 
 def recipes_of(
-    preset: Preset, choice: Choice, named: dict[str, CorpusRecipe], progress=None
+    preset: Preset, choice: Choice, named: dict[str, CorpusRecipe]
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
@@ -209,7 +95,7 @@ def recipes_of(
         ):
             found[variant] = named
         elif variant.num_auxiliary <= len(labels) and pooled:
-            found[variant] = resolve_corpora(preset, choice, progress, pooled)
+            found[variant] = resolve_corpora(preset, choice, pooled)
     if not found:
         fewest = min(variant.num_auxiliary for variant in preset.variants)
         raise invalid(
@@ -276,7 +162,7 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 
 
 def resolve_corpora(
-    preset: Preset, choice: Choice, progress=None, core_labels: tuple[str, ...] = ()
+    preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
     """Returns the recipe of the named corpus in the preset's shape, for each chosen size.
 
@@ -285,14 +171,12 @@ def resolve_corpora(
     is left.
     """
     if grows_with_size(choice.corpus):
-        return {
-            name: _resolved(preset, choice, progress, core_labels, name) for name in choice.sizes
-        }
-    return dict.fromkeys(choice.sizes, _resolved(preset, choice, progress, core_labels))
+        return {name: _resolved(preset, choice, core_labels, name) for name in choice.sizes}
+    return dict.fromkeys(choice.sizes, _resolved(preset, choice, core_labels))
 
 
 def _resolved(
-    preset: Preset, choice: Choice, progress, core_labels: tuple[str, ...], size: str = ""
+    preset: Preset, choice: Choice, core_labels: tuple[str, ...], size: str = ""
 ) -> CorpusRecipe:
     recipe = resolve(
         choice.corpus,
@@ -307,7 +191,7 @@ def _resolved(
         core_tokenizer=choice.core_tokenizer,
         instructions=choice.instructions,
         cache_dir=Store(choice.storage).data_root,
-        progress=progress,
+        progress=say_bytes(),
     )
     if not any(d != CORE for d in recipe.domains):
         raise invalid(

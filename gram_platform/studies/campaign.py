@@ -1,245 +1,184 @@
-"""Runs studies after the MaxEnt searches that set their parameters, and all of them at once.
+"""Runs the MaxEnt searches that set a study's parameters before it, and all studies together.
 
 Each node is trained once: the trials of a search start from the baselines of its study, and the
 best trials are the study's runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
-from gram_platform.config.endings import FAILED, worst
-from gram_platform.config.identity import invalid, require_choice
+from gram_platform.config.endings import DONE, FAILED, worst
+from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.methods.nodes import unique
-from gram_platform.planner import expected_hours
 from gram_platform.store import Store
-from gram_platform.studies import Study
-from gram_platform.studies.build import Graph, build_graph, preset_of
-from gram_platform.studies.device import price_line, settled
-from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.flags import CampaignFlags, CommonFlags, Flags, checked, with_device
+from gram_platform.studies.build import with_nodes
+from gram_platform.studies.device import choose_device, ended_of, known_device
+from gram_platform.studies.drive import approve_cost, drive
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
-from gram_platform.studies.mirror import open_tracker
-from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.run import lead_studies, run_study
-from gram_platform.studies.searches.definition import (
-    OptunaFlags,
-    Search,
-    SearchFlags,
-    checked_flags,
-)
+from gram_platform.studies.packing import pack_corpora, require_supply
+from gram_platform.studies.plan import Plan, StudyPlan
+from gram_platform.studies.price import predicted, sharing, work_left
+from gram_platform.studies.searches.definition import OptunaFlags, optuna_place, work_of
 from gram_platform.studies.searches.maxent_trials import METHOD, MaxEntWork
-from gram_platform.studies.searches.run import build_search, run_search
-
-NONE = "none"
+from gram_platform.studies.searches.run import drive_search
 
 
-def run_searched(study: Study, flags: Flags) -> int:
-    """Runs the search that the preset needs, if it does, then the study; returns the exit code.
+def drive_searched(plan: Plan) -> int:
+    """Runs the search that the study's preset needs, if it does, then the study; returns the exit
+    code.
 
     ValueError for bad input, before anything trains.
     """
-    needed = needed_search(study, flags)
+    needed = needed_search(plan, plan.studies[0])
     if needed is None:
-        return run_study(study, flags)
-    if not (flags.dry_run or needed.is_complete()):
-        _require_ray(flags, needed.named)
-    if not (flags.dry_run or flags.export_nodes):
+        return drive(plan)
+    is_complete, everything = needed.is_complete(), _with_searches(plan, (needed,))
+    if not (plan.dry_run or is_complete):
+        _require_ray(plan, needed)
+    if not (plan.dry_run or plan.export_nodes):
         # Errors of the study must come before the search, and the price of both.
-        store = Store(flags.storage).open_for_writing()
-        graph, *_ = settled(_with_search(build_graph(study, flags, reporter()), needed), store)
-        flags = with_device(flags, graph.flags.device)
-        provide_data((graph,), store)
-    ready, _, code = after_searches([(study, flags)])
-    code = worst(code, *(run_study(*each) for each in ready))
-    if flags.dry_run and not needed.is_complete():
-        say("\nof both " + price_line(_with_search(build_graph(study, flags), needed)))
+        plan = _prepared(plan, everything)
+    plan, _, code = after_searches(plan)
+    code = worst(code, drive(plan)) if plan.studies else code
+    if plan.dry_run and not is_complete:
+        say(f"\nof both {price_line(everything)}")
     return code
 
 
-def _with_search(graph: Graph, needed: MaxEntWork) -> tuple[Graph, ...]:
-    """Returns a study with the search that it begins with, unless that is complete."""
-    return (graph,) if needed.is_complete() else (graph, needed.planned())
+def drive_campaign(plan: Plan, searches: Sequence[Plan]) -> int:
+    """Runs whatever is not done of studies and searches, or describes it; returns the exit code.
+
+    ValueError for bad input, before anything trains.
+    """
+    needed = filter(None, (needed_search(plan, part) for part in plan.studies))
+    everything = _with_searches(plan, tuple(needed))
+    others = tuple(part for one in searches for part in one.studies)
+    everything = replace(everything, studies=(*everything.studies, *others))
+    codes, ids = [DONE], set[str]()
+    if everything.studies and not plan.dry_run:
+        plan = _prepared(plan, everything)
+    if plan.studies:
+        plan, ids, code = after_searches(plan)
+        codes += [code, drive(plan)] if plan.studies else [code]
+        if plan.dry_run:
+            say(sharing(plan.studies))
+    for search in searches:
+        # A study may have begun with it.
+        if search.studies[0].search_id not in ids:
+            say(f"\n{search.studies[0].study.title}")
+            codes.append(drive_search(search.on(plan.device)))
+    if everything.studies and plan.dry_run:
+        say(f"\nof all {price_line(everything)}")
+    return worst(*codes)
 
 
-def needed_search(study: Study, flags: Flags) -> MaxEntWork | None:
+def _with_searches(plan: Plan, needed: Sequence[MaxEntWork]) -> Plan:
+    """Returns the plan with the searches that its studies begin with and that are not complete."""
+    left = {work.search_id: work.planned() for work in needed if not work.is_complete()}
+    return replace(plan, studies=(*plan.studies, *left.values()))
+
+
+def _prepared(plan: Plan, everything: Plan) -> Plan:
+    """Chooses the device and asks for the price of everything, and packs the studies' corpora;
+    returns the plan on that device."""
+    require_supply(everything.studies)
+    store = Store(plan.storage).open_for_writing()
+    device = choose_device(everything, store)
+    approve_cost(everything.on(device), store)
+    plan = plan.on(device)
+    pack_corpora(plan, store)
+    return plan
+
+
+def needed_search(plan: Plan, part: StudyPlan) -> MaxEntWork | None:
     """Returns the search that a study needs first.
 
     None if its preset has none, --maxent names one, or no method is MaxEnt. ValueError for several
     sizes, since each has its own best parameters.
     """
-    preset, flags, _ = preset_of(study, flags)
-    if preset.maxent_search is None or flags.maxent or METHOD not in flags.methods:
+    preset = part.preset
+    if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
         return None
-    search = replace(SEARCH, presets={flags.preset: searched(preset)})
-    common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
-    search_flags = checked_flags(
-        search, OptunaFlags(**{**common, "seeds": NUM_SEEDS, "changes": ()})
+    search = replace(SEARCH, presets={part.preset_name: searched(preset)})
+    choice = replace(part.choice, seeds=NUM_SEEDS, instructions="")
+    of_search = StudyPlan(
+        search,
+        part.preset_name,
+        (),
+        search.presets[part.preset_name],
+        choice,
+        part.machine,
+        part.ranks,
+        part.planned_ranks,
     )
-    return build_search(search, search_flags)
+    flags = search.checked(OptunaFlags(), of_search)
+    uri = optuna_place(plan.optuna_uri, plan.storage)
+    return work_of(of_search, flags, uri, plan.dry_run)
 
 
-def after_searches(
-    submitted: Sequence[tuple[Study, Flags]],
-) -> tuple[list[tuple[Study, Flags]], set[str], int]:
-    """Runs the searches that presets need; returns the studies with the best trials, the searches'
-    ids, the exit code.
+def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
+    """Runs the searches that studies begin with; returns the plan with the best trials, the
+    searches' ids, the exit code.
 
     Leaves out a study whose search is not complete, since its runs depend on it. A dry run only
     describes the search, and keeps the preset's parameters.
     """
-    ready, ids, code = [], set(), 0
-    for study, flags in submitted:
-        needed = needed_search(study, flags)
+    ready, ids, code = [], set(), DONE
+    for part in plan.studies:
+        needed = needed_search(plan, part)
         if needed is None:
-            ready.append((study, flags))
+            ready.append(part)
             continue
         if not needed.is_complete() and needed.search_id not in ids:
             seeds = ", ".join(str(setting.seed) for setting in needed.settings)
             trials = (
                 f"{needed.target} trials of each of {len(needed.groups())} profiles on seed {seeds}"
             )
-            say(f"{study.name} begins with the search {needed.named}: {trials}\n")
-            code = worst(code, run_search(needed.study, needed.flags))
+            say(f"{part.name} begins with the search {needed.named}: {trials}\n")
+            code = worst(code, drive_search(replace(plan, studies=(needed.planned(),))))
         ids.add(needed.search_id)
         if needed.is_complete():
             say(
-                f"MaxEnt's parameters in {study.name}: the best trials of {needed.named}, which is"
+                f"MaxEnt's parameters in {part.name}: the best trials of {needed.named}, which is"
                 " complete\n"
             )
-            ready.append((study, replace(flags, maxent=needed.search_id)))
-        elif flags.dry_run:
+            sources = {**part.sources, "maxent": needed.search_id}
+            ready.append(with_nodes(replace(part, sources=sources)))
+        elif plan.dry_run:
             preset = needed.settings[0].options.maxent
             stand_ins = (
                 f"learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g}"
             )
             say(f"\nbelow, the preset's {stand_ins} stand in for what the search will find")
             say("what both list, such as baselines, is trained once\n")
-            ready.append((study, flags))
+            ready.append(part)
         else:
             say(
-                f"{study.name} waits for the search {needed.named}: some profile lacks trials;"
+                f"{part.name} waits for the search {needed.named}: some profile lacks trials;"
                 " submit again to go on"
             )
             code = code or FAILED
-    return ready, ids, code
+    return replace(plan, studies=tuple(ready)), ids, code
 
 
-def _require_ray(flags: Flags, named: str) -> None:
-    """ValueError for flags that keep a study from Ray, on which the named search has to run
-    first."""
-    for name, value in (("in_process", flags.in_process), ("export_nodes", flags.export_nodes)):
+def _require_ray(plan: Plan, needed: MaxEntWork) -> None:
+    """ValueError for a plan that keeps a study from Ray, on which its search has to run first."""
+    given = (("in_process", plan.options.in_process), ("export_nodes", plan.export_nodes))
+    for name, value in given:
         if value:
             expected = (
-                f"a storage with the complete search {named} (searches need Ray), --maxent, or"
-                " other --methods"
+                f"a storage with the complete search {needed.named} (searches need Ray), --maxent,"
+                " or other --methods"
             )
             raise invalid(name, value, expected)
 
 
-def run_campaign(studies: Sequence[Study], searches: Sequence[Search], flags: CampaignFlags) -> int:
-    """Runs whatever is not done, or describes it; returns the exit code.
-
-    ValueError for bad input, before all else.
-    """
-    if split_list(flags.sizes):
-        raise invalid(
-            "sizes",
-            flags.sizes,
-            "no value: each study has its own sizes; give --sizes to one study",
-        )
-    chosen = _chosen("studies", flags.studies, studies)
-    common = {field.name: getattr(flags, field.name) for field in fields(CommonFlags)}
-    of_search = [
-        (s, checked_flags(s, s.flags_type(**common)))
-        for s in _chosen("searches", flags.searches, searches)
-    ]
-    of_study = [(study, checked(study, Flags(**common))) for study in chosen]
-    report = None if flags.dry_run else reporter()
-    graphs = [build_graph(study, flags_of_study, report) for study, flags_of_study in of_study]
-    planned = _planned(of_study, of_search, graphs)
-    if planned and not flags.dry_run:
-        device = settled(planned, Store(planned[0].flags.storage).open_for_writing())[
-            0
-        ].flags.device
-        of_study, of_search = (
-            [(one, with_device(its, device)) for one, its in some] for some in (of_study, of_search)
-        )
-        graphs = [replace(graph, flags=with_device(graph.flags, device)) for graph in graphs]
-    codes, ids = [], set()
-    if of_study:
-        code, ids = (_describe_studies if flags.dry_run else _run_studies)(of_study, graphs)
-        codes.append(code)
-    for search, search_flags in of_search:
-        # A study may have begun with it.
-        if build_search(search, search_flags).search_id in ids:
-            continue
-        say(f"\n{search.title}")
-        codes.append(run_search(search, search_flags))
-    if planned and flags.dry_run:
-        say("\nof all " + price_line(planned))
-    return worst(*codes)
-
-
-def _planned(
-    of_study: Sequence[tuple[Study, Flags]],
-    of_search: Sequence[tuple[Search, SearchFlags]],
-    graphs: Sequence[Graph],
-) -> tuple[Graph, ...]:
-    """Returns all that is submitted: the studies' graphs, the searches that they begin with, and
-    the other searches."""
-    needed = [
-        found
-        for study, flags in of_study
-        if (found := needed_search(study, flags)) and not found.is_complete()
-    ]
-    submitted = {work.search_id: work for work in needed}
-    searches = (*submitted.values(), *(build_search(*each) for each in of_search))
-    return (*graphs, *(work.planned() for work in searches))
-
-
-def _describe_studies(
-    of_study: list[tuple[Study, Flags]], graphs: list[Graph]
-) -> tuple[int, set[str]]:
-    """Describes needed searches, then all studies; returns 0 and the searches' ids."""
-    ready, ids, _ = after_searches(of_study)
-    graphs = graphs if ready == of_study else [build_graph(*each) for each in ready]
-    say("\n\n".join([*map(describe, graphs), sharing(graphs)]))
-    return 0, ids
-
-
-def _run_studies(of_study: list[tuple[Study, Flags]], graphs: list[Graph]) -> tuple[int, set[str]]:
-    """Runs needed searches, then all studies as one graph; returns the exit code and the searches'
-    ids."""
-    store = Store(graphs[0].flags.storage).open_for_writing()
-    provide_data(graphs, store)
-    ready, ids, code = after_searches(of_study)
-    if ready != of_study:
-        graphs = [build_graph(*each) for each in ready]
-    say(f"storage {store.root}")
-    if graphs:
-        say(sharing(graphs))
-        code = worst(code, lead_studies(graphs, store, open_tracker(graphs[0].flags.tracking_uri)))
-    return code, ids
-
-
-def sharing(graphs: Sequence[Graph]) -> str:
-    """Returns the number of runs of all studies, and the saving by training each run once."""
-    runs = [node for graph in graphs for node in graph.nodes if node.is_run]
-    machine, union = graphs[0].flags.hardware, unique(runs)
-    alone, together = (sum(expected_hours(node, machine) for node in of) for of in (runs, union))
-    saved = (
-        f"{len(runs) - len(union)} saved by sharing ({alone - together:,.2f} {machine.name} hours)"
+def price_line(plan: Plan) -> str:
+    """Returns what a submission has left to execute, as `predicted`, without asking Ray."""
+    store = Store(plan.storage)
+    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    known = (
+        replace(plan, studies=(part,)).on(plan.device or known_device(part, store, ended))
+        for part in plan.studies
     )
-    return f"all studies: {len(union)} runs, {saved}"
-
-
-def _chosen(field: str, names: tuple[str, ...], known: Sequence) -> list:
-    names = split_list(names)
-    if names == (NONE,):
-        return []
-    by_name = {one.name: one for one in known}
-    for name in names:
-        require_choice(field, name, (*by_name, NONE))
-    return [by_name[name] for name in names or by_name]
+    return predicted(work_left((one.studies[0] for one in known), ended))

@@ -1,7 +1,6 @@
-"""Settles on which device a study's nodes are executed: on the one that it began on."""
+"""Chooses the device on which a submission executes nodes: the one that its studies began on."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 import ray
@@ -14,164 +13,123 @@ from gram_platform.engine.life import ended_ids
 from gram_platform.methods.nodes import unique
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
-from gram_platform.studies.flags import CommonFlags, with_device
-from gram_platform.studies.packing import require_supply
-from gram_platform.studies.price import Work, predicted, price, require_approval, work_left
+from gram_platform.studies.plan import CPU, Plan, StudyPlan
+from gram_platform.studies.price import Left, price, work_left
 
-CPU, CUDA = "cpu", "cuda"
+CUDA = "cuda"
 # A file beside the record of a study or a search: the device of each preset on each corpus.
 FILE = "devices.json"
 Devices = dict[str, Literal["cpu", "cuda"]]
 
 
-def settled(graphs: Sequence[Graph], store: Store) -> tuple[Graph, ...]:
-    """Returns the graphs with the device that executes what is left of them, after printing its
-    predicted price.
-
-    Without a device Ray decides when it starts. ValueError as `require_supply`, `_settled_device`,
-    `require_approval`.
-    """
-    require_supply(graphs)
-    ended = ended_of(graphs, store)
-    device = _settled_device(graphs, store, work_left(graphs, ended), ended)
-    graphs = tuple(replace(graph, flags=with_device(graph.flags, device)) for graph in graphs)
-    if graphs:
-        require_approval(work_left(graphs, ended), graphs[0].flags.limits)
-    return graphs
-
-
-def ended_of(graphs: Sequence[Graph], store: Store) -> set[str]:
-    """Returns the ids of the nodes that a submission of the graphs leaves as they are."""
-    nodes = unique(node for graph in graphs for node in graph.nodes)
-    return ended_ids(nodes, store, any(graph.flags.retry_failed for graph in graphs))
-
-
-def _settled_device(
-    graphs: Sequence[Graph], store: Store, work: Sequence[Work], ended: Collection[str]
-) -> str:
+def choose_device(plan: Plan, store: Store) -> str:
     """Returns --device, else the device that the studies began on or that has trained runs of
     theirs.
 
-    Else, if a preset plans for a GPU, what Ray has; "" where none of these applies. ValueError for
-    another device than a study began on, where none is given and machines start on demand, and for
-    a GPU that this process lacks.
+    Else it is what this process has, or what Ray has: then it connects to Ray. "" if nothing is
+    left to execute. ValueError for another device than a study began on, where none is given and
+    machines start on demand, and for a GPU that this process lacks.
     """
-    device = graphs[0].flags.device if graphs else ""
-    for graph in graphs:
-        device = device or began_on(graph, store)
-        _require_same(graph, store, device)
-    device = device or next(
-        filter(None, (_trained_on(graph, store, ended) for graph in graphs)), ""
-    )
-    if not work:
+    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    known = (known_device(part, store, ended) for part in plan.studies)
+    device = plan.device or next(filter(None, known), "")
+    for part in plan.studies:
+        _require_same(part, store, device)
+    left = work_left(plan.studies, ended)
+    if not left:
         return device
-    flags = graphs[0].flags
-    if not flags.needs_ray:
+    if not plan.needs_ray:
         device = device or (CUDA if has_gpu() else CPU)
         if device == CUDA and not has_gpu():
-            raise invalid(
-                "device", device, "cpu beside --in-process: torch finds no GPU on this machine"
-            )
-    elif not device and any(one.graph.flags.hardware.device == CUDA for one in work):
-        connect(flags.verbose)
-        if has_fixed_size() and ray.cluster_resources().get("GPU"):
-            return CUDA
+            expected = "cpu beside --in-process: torch finds no GPU on this machine"
+            raise invalid("device", device, expected)
+    if device:
+        return device
+    connect(plan.options.verbose)
+    plans_for_gpu = any(one.part.machine.device == CUDA for one in left)
+    if ray.cluster_resources().get("GPU") and (has_fixed_size() or not plans_for_gpu):
+        return CUDA
+    if plans_for_gpu:
         # Waits for an autoscaler that has just started.
         await_report()
         if not has_fixed_size():
-            raise _undecided(work)
-        device = CPU
-    return device
+            raise _undecided(left)
+    return CPU
 
 
-def _undecided(work: Sequence[Work]) -> ValueError:
+def _undecided(left: Collection[Left]) -> ValueError:
     """Makes the error that asks for --device: what is up now says nothing about machines that start
     on demand."""
-    presets = ", ".join(dict.fromkeys(one.graph.flags.preset for one in work))
-    on_gpus, on_cpus = price(work)[0], price(work, MACHINES[CPU])[0]
+    presets = ", ".join(dict.fromkeys(one.part.preset_name for one in left))
+    on_gpus, on_cpus = price(left)[0], price(left, MACHINES[CPU])[0]
     expected = (
         f"--device cuda or --device cpu: the preset {presets} plans for GPUs, and this cluster"
-        " starts machines "
+        f" starts machines on demand. cuda asks it for machines with GPUs ({on_gpus}); cpu trains"
+        f" on CPU cores and asks for no GPU ({on_cpus})"
     )
-    expected += (
-        f"on demand. cuda asks it for machines with GPUs ({on_gpus}); cpu trains on CPU cores and"
-        " asks for no "
-    )
-    return invalid("device", "", f"{expected}GPU ({on_cpus})")
+    return invalid("device", "", expected)
 
 
-def began_on(graph: Graph, store: Store) -> str:
-    """Reads the device on which the study or search began with this preset and corpus; "" if it has
-    not begun."""
-    return graph.folder(store).read_or_set_aside(FILE, Devices).get(_key(graph.flags), "")
+def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
+    """Returns the ids of the nodes that a submission of the studies leaves as they are."""
+    return ended_ids(unique(node for part in studies for node in part.nodes), store, retry_failed)
 
 
-def _require_same(graph: Graph, store: Store, device: str) -> None:
-    """ValueError for another device than the study or search began on."""
-    if not (began := began_on(graph, store)) or began == device:
-        return
-    place = f"{graph.folder(store).path}/{FILE}"
-    expected = (
-        f"{began}, on which {graph.study.name} ({_key(graph.flags)}) began: results of two devices"
-        " are "
-    )
-    expected += (
-        f"not comparable. For {device} give another --storage, or remove {place} to mix them"
-    )
-    raise invalid("device", device, expected)
+def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
+    """Reads the device on which the study or search began with this preset and corpus.
 
-
-def _trained_on(graph: Graph, store: Store, ended: Collection[str]) -> str:
-    """Reads the device of one finished run, which a handover may have brought; "" without any."""
-    runs = (store.run(node.id) for node in graph.nodes if node.is_run and node.id in ended)
+    Else that of one finished run, which a handover may have brought; "" without any.
+    """
+    if began := began_on(part, store):
+        return began
+    runs = (store.run(node.id) for node in part.nodes if node.is_run and node.id in ended)
     name = next(filter(None, (run.timing().get("device", "") for run in runs)), "")
     return CUDA if name not in ("", CPU) else name
 
 
-def note_device(graph: Graph, store: Store, device: str) -> None:
-    """Stores the device on which a study or search begins.
-
-    ValueError if another driver has begun it on another one.
-    """
-    if began_on(graph, store) == device:
-        return
-    folder = graph.folder(store)
-    with folder.lock("devices"):
-        _require_same(graph, store, device)
-        folder.write_json(
-            FILE, {**folder.read_or_set_aside(FILE, Devices), _key(graph.flags): device}
-        )
-
-
-def on_known_device(graph: Graph, store: Store, ended: Collection[str]) -> tuple[Graph, str]:
-    """Returns the graph as a submission would plan it, without asking Ray, and on which device in
-    words.
-
-    `ended`: ids of nodes that a submission leaves as they are.
-    """
-    if graph.flags.device:
-        return graph, graph.flags.device
-    if began := began_on(graph, store) or _trained_on(graph, store, ended):
-        return replace(graph, flags=with_device(graph.flags, began)), f"{began}, on which it began"
+def device_rule(plan: Plan, part: StudyPlan, device: str) -> str:
+    """Returns in words on which device a submission would execute the study."""
+    if device:
+        return device if device == plan.device else f"{device}, on which it began"
     rule = "cuda if Ray has a GPU at the start, else cpu"
-    if graph.flags.hardware.device == CUDA:
+    if part.machine.device == CUDA:
         rule += (
             "; on a cluster that starts machines on demand --device cuda or --device cpu must be"
             " given"
         )
-    return graph, rule
+    return rule
 
 
-def price_line(graphs: Sequence[Graph]) -> str:
-    """Returns what a submission of one or more graphs has left to execute, as `predicted`, without
-    asking Ray."""
-    store = Store(graphs[0].flags.storage)
-    ended = ended_of(graphs, store)
-    return predicted(
-        work_left((on_known_device(graph, store, ended)[0] for graph in graphs), ended)
+def began_on(part: StudyPlan, store: Store) -> str:
+    return part.folder(store).read_or_set_aside(FILE, Devices).get(_key(part), "")
+
+
+def _require_same(part: StudyPlan, store: Store, device: str) -> None:
+    """ValueError for another device than the study or search began on."""
+    if not (began := began_on(part, store)) or began == device:
+        return
+    expected = (
+        f"{began}, on which {part.name} ({_key(part)}) began: results of two devices are not"
+        f" comparable. For {device} give another --storage, or remove"
+        f" {part.folder(store).path}/{FILE} to mix them"
     )
+    raise invalid("device", device, expected)
 
 
-def _key(flags: CommonFlags) -> str:
-    return ", ".join([f"preset {flags.preset}", *flags.changes, f"corpus {flags.corpus}"])
+def note_device(plan: Plan, store: Store, device: str) -> None:
+    """Stores the device on which studies or a search begin.
+
+    ValueError if another driver has begun one on another device.
+    """
+    for part in plan.studies:
+        if began_on(part, store) == device:
+            continue
+        folder = part.folder(store)
+        with folder.lock("devices"):
+            _require_same(part, store, device)
+            devices = folder.read_or_set_aside(FILE, Devices)
+            folder.write_json(FILE, {**devices, _key(part): device})
+
+
+def _key(part: StudyPlan) -> str:
+    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.choice.corpus}"])

@@ -2,15 +2,16 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from gram_platform.analysis.ratios import BASELINE
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
 from gram_platform.config.layout import model_kernel
-from gram_platform.config.routing import Plan, same_routes
+from gram_platform.config.routing import Schedule, same_routes
 from gram_platform.config.terminal import aligned
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import (
     AUTO,
     MOST_FOR_TIME,
@@ -25,9 +26,9 @@ from gram_platform.planner import (
 )
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
-from gram_platform.studies.build import Graph
-from gram_platform.studies.device import ended_of, on_known_device
+from gram_platform.studies.device import device_rule, ended_of, known_device
 from gram_platform.studies.packing import supply_lines
+from gram_platform.studies.plan import Plan, StudyPlan
 from gram_platform.studies.price import amount, predicted, work_left
 
 # The table of the baselines.
@@ -51,31 +52,36 @@ LITTLE_MEMORY = GIB // 10
 WINDOWS_LOOKED_AT = 200
 
 
-def describe(graph: Graph) -> str:
-    """Returns the dry run's text: bytes to fetch and shortages; compute, hours and cost; memory;
-    totals."""
-    store = Store(graph.flags.storage)
-    ended = ended_of((graph,), store)
-    graph, device = on_known_device(graph, store, ended)
-    machine = graph.flags.hardware
-    runs = {node.id: node for node in graph.nodes if node.is_run}
-    all_done = done_ids(graph.nodes, store)
+def describe(plan: Plan) -> str:
+    """Returns the dry run's text: of each study the bytes to fetch and shortages; compute, hours
+    and cost; memory; totals."""
+    return "\n\n".join(_describe(plan, part) for part in plan.studies)
+
+
+def _describe(plan: Plan, part: StudyPlan) -> str:
+    store = Store(plan.storage)
+    ended = ended_of((part,), store, plan.options.retry_failed)
+    device = plan.device or known_device(part, store, ended)
+    (part,) = replace(plan, studies=(part,)).on(device).studies
+    machine = part.machine
+    runs = {node.id: node for node in part.nodes if node.is_run}
+    all_done = done_ids(part.nodes, store)
     done = all_done & set(runs)
     groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
     needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
-    evaluations = [node for node in graph.nodes if not node.is_run]
+    evaluations = [node for node in part.nodes if not node.is_run]
     lines = [
-        f"study {graph.study.name}, preset {graph.flags.preset}",
-        *(f"changed: {change}" for change in graph.flags.changes),
-        f"corpus {graph.flags.corpus} (data {graph.data_id})",
-        f"storage {graph.flags.storage}",
-        f"device {device}",
-        *supply_lines(graph),
-        *(f"law {graph.flags.law}, against its evidence: {doubt}" for doubt in graph.law_doubts),
+        f"study {part.study.name}, preset {part.preset_name}",
+        *(f"changed: {change}" for change in part.changes),
+        f"corpus {part.choice.corpus} (data {part.data_id})",
+        f"storage {plan.storage}",
+        f"device {device_rule(plan, part, device)}",
+        *supply_lines(part),
+        *(f"law {part.sources['law']}, against its evidence: {doubt}" for doubt in part.law_doubts),
         "",
-        aligned([SIZE_HEADER, *_size_rows(graph)], 1),
+        aligned([SIZE_HEADER, *_size_rows(part)], 1),
         "",
         aligned(
             [
@@ -85,7 +91,7 @@ def describe(graph: Graph) -> str:
             2,
         ),
         "",
-        *_memory_lines(groups, machine, graph.flags.planned_ranks),
+        *_memory_lines(groups, machine, part.planned_ranks),
         "",
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
@@ -93,19 +99,19 @@ def describe(graph: Graph) -> str:
             f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
             f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all"
         ),
-        predicted(work_left((graph,), ended)),
+        predicted(work_left((part,), ended)),
         *_legend(machine, [node.config for node in runs.values()]),
     ]
     return "\n".join(lines)
 
 
-def _size_rows(graph: Graph) -> Iterable[tuple]:
+def _size_rows(part: StudyPlan) -> Iterable[tuple]:
     """Yields the rates and batches with which every size's baselines are trained; of a grid the
     lowest and highest."""
-    for name in graph.flags.sizes:
-        size = graph.preset.sizes[name]
+    for name in part.choice.sizes:
+        size = part.preset.sizes[name]
         runs = [
-            n.config for n in graph.nodes if n.is_run and n.size == name and n.method == BASELINE
+            n.config for n in part.nodes if n.is_run and n.size == name and n.method == BASELINE
         ]
         rates = {run.optimizer.peak_lr for run in runs} or {size.peak_lr}
         batches = {run.batch_size for run in runs} or {size.batch_size}
@@ -217,8 +223,11 @@ def _groups_of_a_window(run: RunConfig, num_merged: int) -> float:
     falls on average."""
     if num_merged == 1:
         return run.micro_batches_per_step
-    plan, steps = Plan(run), range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT))
-    return sum(len(same_routes(plan.window(step), num_merged)) for step in steps) / len(steps)
+    schedule, steps = (
+        Schedule(run),
+        range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT)),
+    )
+    return sum(len(same_routes(schedule.window(step), num_merged)) for step in steps) / len(steps)
 
 
 def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:

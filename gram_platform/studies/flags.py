@@ -1,191 +1,326 @@
-"""Defines the flags of studies, and checks them before any work starts."""
+"""Declares the flags of studies and searches, in the boxes of `--help`, and parses them.
+
+A box is a dataclass with a title. The flags of a command are one box of its own beside those that
+all share. `studies/plan.py` alone reads them.
+"""
 
 import shutil
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from gram_platform.config.identity import (
-    absolute_place,
-    invalid,
-    require_choice,
-    require_fields,
-    require_real,
-)
-from gram_platform.config.ladder import load_law
-from gram_platform.methods import METHODS
-from gram_platform.planner import AUTO, MACHINES, Budget, Machine, Ranks
-from gram_platform.store.root import storage_place
-from gram_platform.studies.definition import Study, on_responses, read_preset, with_changes
-from gram_platform.studies.flag_groups import (
-    CHOICES,
-    CostFlags,
-    DeviceFlags,
-    ExecutionFlags,
-    FlagGroup,
-    MemberFlags,
-    SizeFlags,
-    StorageFlags,
-    StudyFlags,
-    SubjectFlags,
-)
-from gram_platform.studies.flag_values import (
-    Choice,
-    Limits,
-    corpus_place,
-    read_ranks,
-    split_list,
-    tracking_place,
-)
-from gram_platform.studies.webhook import require_webhook
+from gram_platform.config.identity import one_of
+from gram_platform.planner import MACHINES
 
-AUTO_INTERVAL = "auto"
 # How tyro reads flags: without the names of their boxes, and without --no- twins.
 FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-# Eleven days; torch's clock in nanoseconds can hold it.
-MAX_TIMEOUT_S = 1e6
+
+
+def shown(kind: Any, metavar: str) -> Any:
+    """Returns the type of a flag that `--help` shows as `metavar`, without its default: the help
+    says it in words."""
+    return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
+
+
+def choice(*values: str) -> Any:
+    """Returns the type of a flag with one of these values, or "" for its default."""
+    return shown(Literal["", *values], f"{{{','.join(values)}}}")
+
+
+SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
+Text, Texts = shown(str, "TEXT"), shown(tuple[str, ...], "TEXT ...")
+Place, Names = shown(str, "FOLDER|URL"), shown(tuple[str, ...], "NAME ...")
+Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
+# Off unless it is given.
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+
+
+# For `tyro.cli`, which by itself suggests flags but no values. The shell's completion is written
+# without it: it needs the values that tyro itself would check.
+CHOICES = ConstructorRegistry()
+
+
+@CHOICES.primitive_rule
+def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Constructs a Literal of texts; "" is a default that nobody types."""
+    if info.type_origin is not Literal:
+        return None
+    values = get_args(info.type)
+    named = tuple(filter(None, values))
+
+    def read(texts: Sequence[str]) -> str:
+        [text] = texts
+        if text not in values:
+            raise ValueError(f"{text!r}: expected {one_of(text, named)}")
+        return text
+
+    metavar = f"{{{','.join(named)}}}"
+    return PrimitiveConstructorSpec(1, metavar, read, values.__contains__, lambda value: [value])
 
 
 @dataclass(frozen=True)
-class CommonFlags(SubjectFlags, SizeFlags, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags):
-    """The flags that studies and searches share. Lists take values separated by blanks or commas.
+class FlagGroup:
+    """A box of `--help`."""
 
-    The properties say what checked flags mean; each is resolved once.
+    title = ""
+
+
+@dataclass(frozen=True)
+class SubjectFlags(FlagGroup):
+    """What is trained, and on which text.
+
+    Args:
+        preset: one of those above; paper is as the paper's text prints it, as_run as the authors'
+            settings have it; or a file with `base`, the name of a preset, and the fields that it
+            changes (docs/studies.md)
+        changes: fields of the preset to change, as routing.p_aux_spread=0.1
+            'sizes[0.6M].peak_lr=2e-3'
+        corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
+            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
+            (docs/studies.md)
+        core_label: the label (or labels, with commas between) that is core, default core or the
+            catalog's own; every other label is an auxiliary domain
+        core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of
+            removed domains
+        retain: auxiliary domains: each is compared in the profile core + that domain
     """
 
-    @cached_property
-    def hardware(self) -> Machine:
-        return MACHINES[self.machine]
+    title = "subject"
 
-    @cached_property
-    def limits(self) -> Limits:
-        budget = Budget(self.max_hours, self.max_cost, self.hardware.dollars_per_hour)
-        return Limits(budget, self.confirm_above, self.yes)
-
-    @property
-    def choice(self) -> Choice:
-        return Choice(
-            sizes=self.sizes,
-            seeds=self.seeds,
-            first_seed=self.first_seed,
-            retain=self.retain,
-            corpus=self.corpus,
-            core_label=self.core_label,
-            core_tokenizer=self.core_tokenizer,
-            storage=self.storage,
-        )
-
-    @property
-    def needs_ray(self) -> bool:
-        return True
-
-    @cached_property
-    def ranks(self) -> Ranks:
-        """The ranks of --num-workers, by default 1; ValueError for another form."""
-        found = read_ranks(self.num_workers)
-        most = tuple((size, most) for size, (fewest, most) in found.items() if most > fewest)
-        number, _ = found.pop("", (1, 1))
-        of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
-        return Ranks(number, of_size, self.hardware, self.activation_checkpointing, most)
-
-    @cached_property
-    def planned_ranks(self) -> Ranks:
-        """The ranks of --num-workers; without it, the planner chooses."""
-        return self.ranks if split_list(self.num_workers) else replace(self.ranks, number=AUTO)
-
-    @cached_property
-    def checkpoint_interval(self) -> tuple[float, float]:
-        """Seconds between checkpoints, and the share of the time that they may take (0: any).
-
-        ValueError for others.
-        """
-        if self.checkpoint_every == AUTO_INTERVAL:
-            return 30.0, 0.02
-        try:
-            seconds = float(self.checkpoint_every)
-            require_real("checkpoint_every", seconds, 0.0, open_low=True)
-        except ValueError as error:
-            raise invalid(
-                "checkpoint_every", self.checkpoint_every, f"seconds above 0, or {AUTO_INTERVAL}"
-            ) from error
-        return seconds, 0.0
+    preset: shown(str, "NAME|FILE.toml") = ""
+    changes: Annotated[tuple[str, ...], SET] = ()
+    corpus: shown(str, "NAME|FOLDER|FILE|hf://...") = ""
+    core_label: Text = ""
+    core_tokenizer: Switch = False
+    retain: Names = ()
 
 
 @dataclass(frozen=True)
-class Flags(StudyFlags, CommonFlags):
-    """The flags of a study."""
+class SizeFlags(FlagGroup):
+    """How many runs.
 
-    @property
-    def needs_ray(self) -> bool:
-        return not self.in_process
+    Args:
+        sizes: names of sizes (default: all of the preset)
+        seeds: number of seeds of every size (default: the preset's, which may have fewer at large
+            sizes)
+        first_seed: the first seed, the others follow it (default: the preset's)
+    """
 
-    @property
-    def choice(self) -> Choice:
-        return replace(super().choice, instructions=self.instructions)
+    title = "size and seed"
 
-    @property
-    def sources(self) -> dict[str, str]:
-        """Where numbers of the study are from, by the flag that names it."""
-        named = {"law": self.law, "maxent": self.maxent, "start": self.start}
-        return {flag: source for flag, source in named.items() if source}
+    sizes: Names = ()
+    seeds: Number = 0
+    first_seed: Number = -1
 
 
 @dataclass(frozen=True)
-class CampaignFlags(MemberFlags, CommonFlags):
-    """The flags of all studies and searches together."""
+class StorageFlags(FlagGroup):
+    """Where results go.
+
+    Args:
+        storage: folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram
+        tracking_uri: MLflow server or database; default SQLite in the storage
+        optuna_uri: Optuna's database of searches; default SQLite in the storage
+    """
+
+    title = "storage"
+
+    storage: Place = ""
+    tracking_uri: shown(str, "URL") = ""
+    optuna_uri: shown(str, "URL") = ""
 
 
-AnyFlags = TypeVar("AnyFlags", bound=CommonFlags)
+@dataclass(frozen=True)
+class DeviceFlags(FlagGroup):
+    """On which devices a run trains, and how.
+
+    Args:
+        device: kept when the study is submitted again (default at first: cuda if Ray has a GPU;
+            must be given where the preset plans for GPUs and the cluster starts machines on demand)
+        num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
+            as many as can be placed at each start, or auto for the fewest whose memory suffices on
+            --machine; 1 trains in the Ray task itself (default: 1; a dry run without the flag plans
+            for auto, with a range for the fewest)
+        threads: CPU threads of a rank: part of what makes a run repeat bit for bit
+        max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler
+            start); CPU slots on CPUs
+        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight
+            small runs share one
+        gpus_per_machine: GPUs of the machines that an autoscaler starts for several ranks: so many
+            ranks stay on one machine
+        activation_checkpointing: compute every block again in the backward pass: less memory, a
+            third more time (a dry run shows both)
+        compile: compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has
+            the number of graphs
+        deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same
+            bytes on the same kind of GPU
+    """
+
+    title = "device"
+
+    device: choice("cpu", "cuda") = ""
+    num_workers: Texts = ()
+    threads: int = 1
+    max_gpus: Number = 0
+    gpus_per_run: float = 1.0
+    gpus_per_machine: int = 8
+    activation_checkpointing: Switch = False
+    compile: Switch = False
+    deterministic: Switch = False
 
 
-def parse(study: Study, arguments: list[str] | None = None, prog: str | None = None) -> Flags:
-    """Returns the checked flags of a study; ValueError as `checked`."""
-    return checked(study, parse_flags(Flags, study.about, arguments, prog))
+@dataclass(frozen=True)
+class CostFlags(FlagGroup):
+    """What it costs, and what it may cost.
+
+    Args:
+        dry_run: print what would run, what it costs and what is done already; start nothing
+        machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu
+            beside --device cpu)
+        max_hours: stop starting runs or trials after this many machine hours (a slot's, or a
+            GPU's), summed over all submissions (default: no limit)
+        max_cost: the same in dollars, at the price of --machine (default: no limit)
+        confirm_above: dollars, predicted of what is not done, above which a submission needs --yes
+            or --max-cost
+        yes: start whatever is predicted: nobody is ever asked, so a job that restarts needs it too
+    """
+
+    title = "cost"
+
+    dry_run: Switch = False
+    machine: choice(*MACHINES) = ""
+    max_hours: Amount = 0.0
+    max_cost: Amount = 0.0
+    confirm_above: float = 500.0
+    yes: Switch = False
+
+
+@dataclass(frozen=True)
+class ExecutionFlags(FlagGroup):
+    """How processes work.
+
+    Args:
+        checkpoint_every: seconds between checkpoints; auto: 30, or as many more as keep writing
+            them below two percent of the time
+        stall_timeout: seconds without a training step after which a run of one rank starts again;
+            also of an evaluation as a whole
+        collective_timeout: seconds after which ranks that wait for one another give up and start
+            again from the last checkpoint
+        retry_failed: train runs again that ended with a non-finite loss
+        notify: a webhook, of Slack or another, that gets a message when the submission ends: done,
+            failed or limit reached (docs/cluster.md)
+        verbose: print what the workers print, into `ray job logs` too
+    """
+
+    title = "execution"
+
+    checkpoint_every: Annotated[str, tyro.conf.arg(metavar="SECONDS|auto")] = "auto"
+    stall_timeout: float = 7200.0
+    collective_timeout: float = 600.0
+    retry_failed: Switch = False
+    notify: shown(str, "URL") = ""
+    verbose: Switch = False
+
+
+@dataclass(frozen=True)
+class StudyFlags(FlagGroup):
+    """Of this study.
+
+    Args:
+        methods: names of those above (default: the preset's, else the study's); the baseline is
+            always there, it is the unit
+        through: train sizes one after another, up to this one, with a line of predicted against
+            spent hours after each
+        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default:
+            each size's own
+        trust_law: use a law against its evidence: one that is none, or more than ten times beyond
+            the sizes that it is fitted to
+        start: id of an imported model (gram import) that training begins with: its shape and
+            tokenizer, the batch, data, rate and module width of the one size in --sizes
+        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every
+            profile; default: the preset's, which may be those of a search that runs first
+        instructions: lines with `prompt` and `response` beside a corpus of local text, for the
+            study finetuning: counts the loss of responses alone
+        in_process: run the nodes one after another in this process, without Ray; to stop in a
+            debugger at an unexpected error: python -m pdb -c continue experiments/scaling.py
+            --in-process
+        export_nodes: write the missing nodes to this file, for a machine without Ray
+            (docs/cluster.md), and start nothing
+    """
+
+    title = "study"
+
+    methods: Names = ()
+    through: Text = ""
+    law: Text = ""
+    trust_law: Switch = False
+    start: Text = ""
+    maxent: Text = ""
+    instructions: shown(str, "FILE.jsonl") = ""
+    in_process: Switch = False
+    export_nodes: Text = ""
+
+
+@dataclass(frozen=True)
+class MemberFlags(FlagGroup):
+    """Which studies and searches.
+
+    Args:
+        studies: names of studies (default: all), or none
+        searches: names of searches that follow the studies (default: all), or none
+    """
+
+    title = "campaign"
+
+    studies: Names = ()
+    searches: Names = ()
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The flags of a command: `own` are those of its kind alone, the others are shared.
+
+    Lists take values separated by blanks or commas.
+    """
+
+    own: FlagGroup = StudyFlags()
+    subject: SubjectFlags = SubjectFlags()
+    size: SizeFlags = SizeFlags()
+    storage: StorageFlags = StorageFlags()
+    device: DeviceFlags = DeviceFlags()
+    cost: CostFlags = CostFlags()
+    execution: ExecutionFlags = ExecutionFlags()
 
 
 def parse_flags(
-    kind: type[AnyFlags],
+    own: type[FlagGroup],
     description: str,
     arguments: list[str] | None = None,
     prog: str | None = None,
-) -> AnyFlags:
+) -> Flags:
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown
     flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
-    found = tyro.cli(
-        boxes_of(kind),
+    subject, its_own, *others = tyro.cli(
+        boxes_of(own),
         prog=prog,
         args=arguments,
         description=description,
         config=FLAG_STYLE,
         registry=CHOICES,
     )
-    return kind(
-        **{field.name: getattr(group, field.name) for group in found for field in fields(group)}
-    )
+    return Flags(its_own, subject, *others)
 
 
-def boxes_of(kind: type[CommonFlags]) -> Any:
-    """Returns the groups of flags as the type that tyro parses: a box of `--help` for each."""
-    return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups_of(kind))]
-
-
-def groups_of(kind: type[CommonFlags]) -> list[type[FlagGroup]]:
-    """Returns the groups from which flags inherit every field: the subject, those of the kind, the
-    others."""
-    groups = [
-        one
-        for one in kind.__mro__
-        if issubclass(one, FlagGroup) and not issubclass(one, CommonFlags)
-    ]
-    broader = {base for one in groups for base in one.__mro__[1:]}
-    return sorted(
-        (one for one in groups if one not in broader), key=lambda group: group is not SubjectFlags
-    )
+def boxes_of(own: type[FlagGroup]) -> Any:
+    """Returns the boxes of a command as the type that tyro parses: the subject and the command's
+    own come first."""
+    groups = (SubjectFlags, own, SizeFlags, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
+    return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups)]
 
 
 def _folded(paragraph: str) -> str:
@@ -193,113 +328,3 @@ def _folded(paragraph: str) -> str:
     with a blank."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
-
-
-def checked(study: Study, flags: Flags) -> Flags:
-    """Returns the flags with defaults and lists filled in.
-
-    ValueError naming the flag, the value and the expected.
-    """
-    # Before any place is looked at: a misspelt name needs no MLflow.
-    _require_methods(given := split_list(flags.methods))
-    if flags.instructions:
-        place = absolute_place("instructions", flags.instructions)
-        flags = replace(flags, instructions=place, changes=on_responses(study, flags.changes))
-    flags = checked_common(study, flags)
-    preset = with_changes(study, flags.preset, flags.changes).presets[flags.preset]
-    if flags.through:
-        require_choice("through", flags.through, flags.sizes)
-        flags = replace(flags, sizes=flags.sizes[: flags.sizes.index(flags.through) + 1])
-    methods = given or preset.methods or study.methods
-    _require_methods(methods)
-    if flags.start and len(flags.sizes) > 1:
-        raise invalid(
-            "sizes",
-            ", ".join(flags.sizes),
-            "one size beside --start, whose batch, data and rate are taken",
-        )
-    if flags.start and flags.ranks.of_size:
-        raise invalid(
-            "num_workers",
-            ", ".join(flags.num_workers),
-            "one number of ranks, or auto, beside --start",
-        )
-    for size in flags.sizes if flags.in_process else ():
-        if (wanted := flags.ranks.wanted(size)) != 1:
-            raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
-    if flags.export_nodes and flags.start:
-        raise invalid(
-            "export_nodes",
-            flags.export_nodes,
-            "a study without --start: imported weights are not exported",
-        )
-    if flags.trust_law and not flags.law:
-        raise invalid("trust_law", True, "--law beside it, the law to trust")
-    if flags.law:
-        preset.by_law(load_law(flags.law)).require_ranks(flags.sizes, flags.ranks)
-    return replace(
-        flags, methods=("baseline", *(m for m in METHODS if m in methods and m != "baseline"))
-    )
-
-
-def _require_methods(methods: Iterable[str]) -> None:
-    for method in methods:
-        require_choice("methods", method, METHODS)
-
-
-def checked_common(study: Study, flags: AnyFlags) -> AnyFlags:
-    """Returns the common flags with defaults and lists filled in; ValueError as `checked`."""
-    name, changes = read_preset(study.presets, flags.preset or study.default_preset, flags.changes)
-    preset = with_changes(study, name, changes).presets[name]
-    sizes = split_list(flags.sizes) or tuple(preset.sizes)
-    for size in sizes:
-        require_choice("sizes", size, tuple(preset.sizes))
-    if flags.device == "cpu" and flags.machine not in ("", "cpu"):
-        raise invalid(
-            "machine", flags.machine, "no value or cpu beside --device cpu, which plans for CPUs"
-        )
-    storage = storage_place(flags.storage)
-    flags = replace(
-        flags,
-        preset=name,
-        changes=changes,
-        storage=storage,
-        tracking_uri=tracking_place(flags.tracking_uri, storage),
-        corpus=corpus_place(flags.corpus, preset),
-        retain=split_list(flags.retain),
-        sizes=tuple(size for size in preset.sizes if size in sizes),
-        machine=flags.machine or preset.machine,
-    )
-    flags = with_device(flags, flags.device)
-    _require_common(flags)
-    preset.require_ranks(flags.sizes, flags.ranks)
-    return flags
-
-
-def with_device(flags: AnyFlags, device: str) -> AnyFlags:
-    """Returns the flags of a submission whose nodes are executed on a device; on CPUs all plans are
-    for CPUs."""
-    return replace(flags, device=device, machine="cpu" if device == "cpu" else flags.machine)
-
-
-def _require_common(flags: CommonFlags) -> None:
-    """ValueError for a number, a choice or a form that neither studies nor searches take."""
-    require_fields("", flags, 0, "seeds", high=1000)
-    require_fields("", flags, -1, "first_seed", high=2**31)
-    require_fields("", flags, 0, "max_hours", "max_cost", "confirm_above", "max_gpus")
-    require_fields("", flags, 1, "threads", "gpus_per_machine")
-    require_fields("", flags, 0, "gpus_per_run", high=1, open_low=True)
-    require_fields(
-        "", flags, 0, "collective_timeout", "stall_timeout", high=MAX_TIMEOUT_S, open_low=True
-    )
-    require_choice("device", flags.device or "cpu", ("cpu", "cuda"))
-    require_choice("machine", flags.machine, tuple(MACHINES))
-    require_webhook(flags.notify)
-    if flags.max_gpus and flags.ranks.most:
-        raise invalid(
-            "num_workers",
-            " ".join(flags.num_workers),
-            "one number: a range cannot be combined with --max-gpus",
-        )
-    # Raises ValueError unless it can be resolved.
-    _ = flags.checkpoint_interval

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config.identity import printable
+from gram_platform.engine.executor import ENDED, WARNED, Event
 from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
@@ -32,6 +33,7 @@ class LiveView:
 
     def __init__(self, nodes: Sequence[Node], store: Store, name: str, in_process: bool = False):
         self.nodes, self.store, self.name = {node.id: node for node in nodes}, store, name
+        self.progress = Progress()
         self.flops = {node.id: run_flops(node.config) for node in nodes if node.is_run}
         # The names of the running trials.
         self.trials: set[str] = set()
@@ -47,44 +49,48 @@ class LiveView:
         self.bars = Bars(text, BarColumn(bar_width=12), TimeRemainingColumn(), **how)
         self.bar = self.bars.add_task("", total=None)
 
-    def __enter__(self) -> "LiveView":
+    def start(self, nodes: Sequence[Node], progress: Progress) -> None:
+        """Begins to show the progress of nodes, under their names in the storage."""
+        self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self.bars.start()
         if not self.in_process:
             self.gauges = ProgressGauges(self.name)
-        return self
 
-    def __exit__(self, *_) -> None:
+    def stop(self) -> None:
         self.bars.stop()
 
     def say(self, text: str, style: str = "") -> None:
         """Prints a line that stays, in a style where the output has one."""
         self.console.print(Text(printable(text), style), soft_wrap=True)
 
-    def update(self, progress: Progress, ended: Node | None) -> None:
-        """Shows the progress; called when a node ends and about once a second."""
-        if ended is not None:
-            self._say_ended(progress, ended)
-        for node_id, texts in progress.warnings.items():
-            for text in texts:
-                self.say(f"warning: {self.nodes[node_id].name}: {text}", "yellow")
-        progress.warnings.clear()
-        # What reads all nodes is not done at every end of a node: many may end in a second.
+    def see(self, event: Event) -> None:
+        """Says how a node ended, and warnings."""
+        if event.node is not None:
+            # The name that the storage's readers use.
+            node = self.nodes.get(event.node.id, event.node)
+            if event.kind == ENDED:
+                self._say_ended(node, event.text)
+            elif event.kind == WARNED:
+                self.say(f"warning: {node.name}: {event.text}", "yellow")
+
+    def look(self) -> None:
+        """Shows the progress, every few seconds; called more often."""
         if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
-            self._show_nodes(progress)
+            self._show_nodes()
 
-    def _say_ended(self, progress: Progress, node: Node) -> None:
+    def _say_ended(self, node: Node, failure: str) -> None:
         """Says how a node ended. Evaluations and attacks are many and short: they are counted."""
-        count = f"[{len(progress.done) + len(progress.failed):>3}/{len(self.nodes)}]"
-        if node.id in progress.failed:
-            self.say(f"{count} {node.name} FAILED: {progress.failed[node.id]}", "red")
+        count = f"[{len(self.progress.done) + len(self.progress.failed):>3}/{len(self.nodes)}]"
+        if failure:
+            self.say(f"{count} {node.name} FAILED: {failure}", "red")
         elif node.is_run and not node.is_attack:
             timing = self.store.run(node.id).timing()
             seconds, rate = timing.get("elapsed_s", 0.0), timing.get("tokens_per_second", 0.0)
             self.say(f"{count} {node.name} trained in {seconds:.0f} s, {rate:,.0f} tokens/s")
 
-    def _show_nodes(self, progress: Progress) -> None:
-        running = self._running(progress)
+    def _show_nodes(self) -> None:
+        progress, running = self.progress, self._running()
         done, failed, blocked = map(len, (progress.done, progress.failed, progress.blocked))
         states = {"done": done, "failed": failed, "blocked": blocked, "training": len(running)}
         states["waiting"] = len(self.nodes) - sum(states.values())
@@ -104,9 +110,9 @@ class LiveView:
         if not self.has_bar:
             self.say(f"{text} | {TimeRemainingColumn().render(self.bars.tasks[0])} left")
 
-    def _running(self, progress: Progress) -> list[tuple[Node, Mapping]]:
+    def _running(self) -> list[tuple[Node, Mapping]]:
         """Returns running runs with their heartbeat, without those that wait for a process."""
-        at = progress.running
+        at = self.progress.running
         found = [(self.nodes[i], self.store.run(i).progress()) for i in at if i in self.flops]
         return [(n, b) for n, b in found if b and b["time"] >= at[n.id] and not b.get("released")]
 

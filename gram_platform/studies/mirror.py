@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from gram_platform.config.terminal import say
+from gram_platform.engine.executor import ENDED, STARTED, Event
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
@@ -33,7 +34,7 @@ class Mirror:
         self.tracker, self.store, self.say = tracker, store, say
         self.is_away = False
         self._queue: queue.Queue[Node | None] = queue.Queue()
-        self._running: tuple[Node, ...] = ()
+        self._running: dict[str, Node] = {}
         self._threads = [
             threading.Thread(
                 target=self._work, args=(number == 0,), name="mlflow mirror", daemon=True
@@ -41,12 +42,11 @@ class Mirror:
             for number in range(tracker.num_senders)
         ]
 
-    def __enter__(self) -> "Mirror":
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
+    def stop(self, kind: type[BaseException] | None) -> None:
         """Marks the running nodes as killed when the driver is asked to stop.
 
         Submitted again, it continues them.
@@ -54,15 +54,24 @@ class Mirror:
         # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
             with contextlib.suppress(TrackingUnavailable):
-                self.tracker.mark_killed(node.id for node in self._running if node.is_run)
+                self.tracker.mark_killed(
+                    node.id for node in list(self._running.values()) if node.is_run
+                )
+
+    def see(self, event: Event) -> None:
+        """Sends a node that is done or failed, and keeps the running ones."""
+        if event.node is not None and event.kind == STARTED:
+            self._running[event.node.id] = event.node
+        elif event.node is not None and event.kind == ENDED:
+            self.ended(event.node)
 
     def ended(self, node: Node) -> None:
-        """Sends a node that is done or failed."""
+        self._running.pop(node.id, None)
         self._queue.put(node)
 
     def watch(self, running: Iterable[Node]) -> None:
         """Sets the running nodes whose committed metrics are sent."""
-        self._running = tuple(running)
+        self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
         """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is
@@ -84,7 +93,7 @@ class Mirror:
             try:
                 node = self._queue.get(timeout=LIVE_EVERY_S)
             except queue.Empty:
-                for node in self._running if sends_running else ():
+                for node in list(self._running.values()) if sends_running else ():
                     self._send(node)
                 continue
             if node is None:

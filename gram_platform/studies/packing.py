@@ -1,12 +1,11 @@
 """Packs the corpora that a storage lacks, and compares their text with what the runs need."""
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from gram_platform.config.identity import invalid
-from gram_platform.config.terminal import say
+from gram_platform.config.terminal import say, say_bytes
 from gram_platform.corpora.packed import SPLITS, PackedCorpus
 from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource, HubSource
@@ -16,11 +15,11 @@ from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
-from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import Preset
+from gram_platform.studies.plan import Plan, StudyPlan
 
 
-def provide_data(graphs: Sequence[Graph], store: Store) -> None:
+def pack_corpora(plan: Plan, store: Store) -> None:
     """Packs the corpora that are not packed yet, by tasks of Ray unless the study runs in process.
 
     The tasks run on this machine, unless all machines see the text and the parts: a storage that
@@ -28,38 +27,24 @@ def provide_data(graphs: Sequence[Graph], store: Store) -> None:
     it, where it has or starts some. ValueError for a run that fits no number of ranks, before
     packing, and for a label with too little packed text.
     """
-    for graph in graphs:
-        for run in (node for node in graph.nodes if node.is_run):
+    for part in plan.studies:
+        for run in (node for node in part.nodes if node.is_run):
             # Raises where --num-workers auto finds no number of ranks.
-            graph.flags.ranks.of(run.config, run.size)
-    for graph in graphs:
-        for recipe in graph.corpora:
+            part.ranks.of(run.config, run.size)
+    for part in plan.studies:
+        for recipe in part.corpora:
             anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
-            workers = ray_workers(anywhere, graph.flags.verbose) if graph.flags.needs_ray else None
-            corpus = provide_corpus(recipe, store, reporter(), workers)
+            workers = ray_workers(anywhere, plan.options.verbose) if plan.needs_ray else None
+            corpus = provide_corpus(recipe, store, say_bytes(), workers)
             for line in corpus.skipped:
                 say(line)
-            require_enough_data(graph, corpus)
-            require_document_end(graph.nodes, corpus)
+            require_enough_data(part, corpus)
+            require_document_end(part.nodes, corpus)
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
     """Returns `part_workers` that connect to Ray, or start it, once there is work for two."""
     return part_workers(partial(connect, is_verbose), anywhere)
-
-
-def reporter() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints the progress of reading and packing every few seconds."""
-    last = time.monotonic()
-
-    def report(what: str, done: int, total: int | None) -> None:
-        nonlocal last
-        if time.monotonic() - last > 5.0:
-            last = time.monotonic()
-            share = f" {done / total:.0%}" if total else ""
-            say(f"{what}:{share} {done / 1e6:,.1f} MB")
-
-    return report
 
 
 @dataclass(frozen=True)
@@ -138,26 +123,26 @@ def _of_recipe(
                 yield Shortage(domain, split, *tokens, (size,), is_certain)
 
 
-def require_supply(graphs: Iterable[Graph]) -> None:
+def require_supply(studies: Iterable[StudyPlan]) -> None:
     """ValueError for a domain with too little text under any tokenizer; needs no packed data."""
-    for graph in graphs:
+    for part in studies:
         certain = [
             short.text
-            for short in shortages(graph.nodes, graph.preset, graph.recipes)
+            for short in shortages(part.nodes, part.preset, part.recipes)
             if short.is_certain
         ]
         if certain:
             allowed = "a corpus with enough text of every domain.\n  " + "\n  ".join(certain)
-            raise invalid("corpus", graph.flags.corpus, allowed)
+            raise invalid("corpus", part.choice.corpus, allowed)
 
 
-def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
+def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
     """ValueError for a domain with too few packed sequences for its budget or validation set."""
     here = [
-        node for node in graph.nodes if node.is_run and node.config.data.data_id == corpus.data_id
+        node for node in part.nodes if node.is_run and node.config.data.data_id == corpus.data_id
     ]
     needed = needed_sequences(here, corpus.data_id)
-    evaluated = {graph.preset.eval_sequences(node.size) for node in here}
+    evaluated = {part.preset.eval_sequences(node.size) for node in here}
     for domain in corpus.domains:
         for split, wanted in (
             ("train", needed.get(domain, 0)),
@@ -166,11 +151,11 @@ def require_enough_data(graph: Graph, corpus: PackedCorpus) -> None:
             available = corpus.num_sequences(split, domain)
             if available < wanted:
                 tokens = (
-                    f"of {corpus.seq_len} tokens for {split}; preset {graph.flags.preset!r} needs"
+                    f"of {corpus.seq_len} tokens for {split}; preset {part.preset_name!r} needs"
                     f" {wanted}"
                 )
                 allowed = f"a domain with enough text: it has {available} sequences {tokens}"
-                raise invalid("corpus", f"{graph.flags.corpus} [domain {domain}]", allowed)
+                raise invalid("corpus", f"{part.choice.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
@@ -189,11 +174,11 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
         )
 
 
-def supply_lines(graph: Graph) -> list[str]:
+def supply_lines(part: StudyPlan) -> list[str]:
     """Returns a dry run's lines on the text that each size fetches from the hub, and on
     shortages."""
     lines, most = [], {}
-    for size, recipes_of_size in graph.recipes.items():
+    for size, recipes_of_size in part.recipes.items():
         fetched: dict = {}
         for source in (
             recipe.source for recipe in recipes_of_size if isinstance(recipe.source, HubSource)
@@ -206,6 +191,6 @@ def supply_lines(graph: Graph) -> list[str]:
         lines += [f"text to fetch for {size}: {sum(fetched.values()):,} bytes"] if fetched else []
     if len(lines) > 1:
         lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
-    short = shortages(graph.nodes, graph.preset, graph.recipes)
+    short = shortages(part.nodes, part.preset, part.recipes)
     heads = {True: "shortage", False: "possible shortage"}
     return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]

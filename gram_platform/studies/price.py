@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.methods.nodes import Node
+from gram_platform.methods.nodes import Node, unique
 from gram_platform.planner import Machine, evaluation_hours, expected_hours
-from gram_platform.studies.build import Graph
-from gram_platform.studies.flag_values import Limits
+from gram_platform.studies.plan import Limits, StudyPlan
 
 
 def amount(value: float) -> str:
@@ -57,42 +56,42 @@ def rung_text(
 
 
 @dataclass(frozen=True)
-class Work:
+class Left:
     """The nodes of a study or a search that are not done.
 
     Nodes of several studies are counted at the first.
     """
 
-    graph: Graph
+    part: StudyPlan
     ids: frozenset[str]
     # The share of these nodes that will be executed: below 1 in an Optuna search that has complete
     # trials.
     share: float
 
     def hours(self, machine: Machine) -> float:
-        return self.share * planned_hours(self.graph.nodes, machine, self.ids)
+        return self.share * planned_hours(self.part.nodes, machine, self.ids)
 
 
-def work_left(graphs: Iterable[Graph], done: Collection[str]) -> list[Work]:
+def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
     """Returns what is left of each study or search that has nodes other than those that are `done`,
     by id."""
     seen, found = set(done), []
-    for graph in graphs:
-        ids = {node.id for node in graph.nodes} - seen
+    for part in studies:
+        ids = {node.id for node in part.nodes} - seen
         seen |= ids
-        if ids and (share := graph.share_left()):
-            found.append(Work(graph, frozenset(ids), share))
+        if ids and (share := part.share_left()):
+            found.append(Left(part, frozenset(ids), share))
     return found
 
 
-def price(work: Iterable[Work], machine: Machine | None = None) -> tuple[str, float]:
+def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
     """Returns the predicted hours and dollars as a text, and the dollars.
 
     `machine`: that executes all of it; by default each study's own, of --machine.
     """
     hours: dict[Machine, float] = {}
     for one in work:
-        on = machine or one.graph.flags.hardware
+        on = machine or one.part.machine
         hours[on] = hours.get(on, 0.0) + one.hours(on)
     dollars = sum(number * on.dollars_per_hour for on, number in hours.items())
     return (
@@ -104,18 +103,18 @@ def price(work: Iterable[Work], machine: Machine | None = None) -> tuple[str, fl
     )
 
 
-def predicted(work: Sequence[Work]) -> str:
+def predicted(work: Sequence[Left]) -> str:
     """Returns in words what a submission has left to execute, and its price."""
     if not work:
         return "predicted: nothing is left to execute"
-    names = ", ".join(dict.fromkeys(one.graph.study.name for one in work))
+    names = ", ".join(dict.fromkeys(one.part.name for one in work))
     return (
         f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done,"
         f" {price(work)[0]}"
     )
 
 
-def require_approval(work: Sequence[Work], limits: Limits) -> None:
+def require_approval(work: Sequence[Left], limits: Limits) -> None:
     """Prints the predicted price of what is left.
 
     ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
@@ -129,3 +128,14 @@ def require_approval(work: Sequence[Work], limits: Limits) -> None:
         said = f"${dollars:,.2f} are more than --confirm-above {limits.confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
         raise invalid("yes", limits.yes, expected)
+
+
+def sharing(studies: Sequence[StudyPlan]) -> str:
+    """Returns the number of runs of all studies, and the saving by training each run once."""
+    runs = [node for part in studies for node in part.nodes if node.is_run]
+    machine, union = studies[0].machine, unique(runs)
+    alone, together = (sum(expected_hours(node, machine) for node in of) for of in (runs, union))
+    saved = (
+        f"{len(runs) - len(union)} saved by sharing ({alone - together:,.2f} {machine.name} hours)"
+    )
+    return f"all studies: {len(union)} runs, {saved}"

@@ -1,4 +1,4 @@
-"""Describes a study for its tables and report: its flags, its preset and its corpus."""
+"""Describes a study for its tables and report: its preset, its corpus and what was chosen."""
 
 import pandas as pd
 
@@ -8,16 +8,16 @@ from gram_platform.analysis.calibration import (
     nearest_errors,
     shipped_errors,
 )
-from gram_platform.analysis.ratios import BASELINE, MEAN
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe_file import recipe_text
 from gram_platform.methods import Setting
 from gram_platform.methods.measurements import Calibration
+from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.report.calibration import read_calibration
 from gram_platform.pages.results.record import StudyRecord, entries_of, readable_record
 from gram_platform.store import Store
-from gram_platform.studies.build import Graph
 from gram_platform.studies.definition import (
     FAMILIES,
     NOT_REPRODUCED,
@@ -27,22 +27,24 @@ from gram_platform.studies.definition import (
     seeds_text,
     shown_place,
 )
+from gram_platform.studies.plan import StudyPlan
 
 
-def record_of(graph: Graph) -> StudyRecord:
-    flags, setting = graph.flags, graph.settings[0]
-    routing, data = setting.routing, graph.data_id
-    kinds = dict.fromkeys(each.routing.accumulation for each in graph.settings)
+def record_of(part: StudyPlan) -> StudyRecord:
+    choice, setting = part.choice, part.settings[0]
+    routing, data = setting.routing, part.data_id
+    kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
     variants = dict.fromkeys(
-        names["variant"] for node in graph.entries if "variant" in (names := node.names)
+        names["variant"] for node in part.entries if "variant" in (names := node.names)
     )
-    ranges = {size: graph.preset.seeds(size, flags.seeds, flags.first_seed) for size in flags.sizes}
+    seeds_of = part.preset.seeds
+    ranges = {size: seeds_of(size, choice.seeds, choice.first_seed) for size in choice.sizes}
     seeds = seeds_text({size: len(found) for size, found in ranges.items()})
     first = next(iter(ranges.values())).start
     facts = (
-        f"Preset {flags.preset}: {FAMILIES[graph.preset.family]}.",
+        f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}.",
         (
-            f"Corpus {shown_place(flags.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')}"
+            f"Corpus {shown_place(choice.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')}"
             f" from {first}."
         ),
         (
@@ -51,34 +53,34 @@ def record_of(graph: Graph) -> StudyRecord:
             f" {'' if setting.equal_compute else 'not '}matched by lambda."
         ),
     )
-    if graph.preset.family != OURS:
+    if part.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
-    if flags.changes:
-        facts += (f"Changed from the preset: {'; '.join(flags.changes)}.",)
-    params = preset_params(flags.preset, flags.changes)
-    if recipe := recipe_text(flags.corpus):
+    if part.changes:
+        facts += (f"Changed from the preset: {'; '.join(part.changes)}.",)
+    params = preset_params(part.preset_name, part.changes)
+    if recipe := recipe_text(choice.corpus):
         params["recipe"] = recipe
-    params |= {"family": graph.preset.family, "data_id": data, "seeds": seeds}
-    params |= {"sizes": ",".join(flags.sizes), "methods": ",".join(flags.methods)}
+    params |= {"family": part.preset.family, "data_id": data, "seeds": seeds}
+    params |= {"sizes": ",".join(choice.sizes), "methods": ",".join(part.methods)}
     facts += tuple(
-        SOURCES[flag].format(shown_place(source)) for flag, source in flags.sources.items()
+        SOURCES[flag].format(shown_place(source)) for flag, source in part.sources.items()
     )
-    params |= flags.sources
-    facts += tuple(f"Against its evidence: {doubt}." for doubt in graph.law_doubts)
+    params |= part.sources
+    facts += tuple(f"Against its evidence: {doubt}." for doubt in part.law_doubts)
     return StudyRecord(
-        **graph.study.description,
+        **part.study.description,
         facts=facts,
         params=params,
-        sizes=flags.sizes,
-        parameters=graph.parameters,
-        profile=graph.study.profile or _compared_profile(setting),
-        entries=entries_of(graph.entries),
-        costs=graph.costs,
+        sizes=choice.sizes,
+        parameters=part.parameters,
+        profile=part.study.profile or _compared_profile(setting),
+        entries=entries_of(part.entries),
+        costs=part.costs,
         variants=tuple(variants),
-        measurement=graph.preset.measurement.name,
-        probed=tuple(n.id for n in graph.nodes if n.is_run and n.config.eval_points.num_probes),
-        by_modules=graph.preset.every_subset,
-        unit_errors=unit_errors_of(graph),
+        measurement=part.preset.measurement.name,
+        probed=tuple(n.id for n in part.nodes if n.is_run and n.config.eval_points.num_probes),
+        by_modules=part.preset.every_subset,
+        unit_errors=unit_errors_of(part),
     )
 
 
@@ -98,7 +100,7 @@ def _compared_profile(setting: Setting) -> str:
 CALIBRATION_STUDY = "calibration"
 
 
-def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
+def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the unit's errors at every size where they are known: `size, class, ratio,
     difference, measured_on`.
 
@@ -106,13 +108,13 @@ def unit_errors_of(graph: Graph) -> tuple[dict, ...]:
     for the package at the same size of the corpus; of all these the nearest size counts, see
     `nearest_errors`.
     """
-    corpus, found = graph.flags.corpus, []
-    own = measured_in(Store(graph.flags.storage), corpus, graph.data_id)
+    corpus, found = part.choice.corpus, []
+    own = measured_in(Store(part.choice.storage), corpus, part.data_id)
     rows = pd.concat([own, shipped_errors()] if len(own) else [shipped_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
-    steps = {n.size: n.config.num_steps for n in graph.entries if n.is_run and n.method == BASELINE}
+    steps = {n.size: n.config.num_steps for n in part.entries if n.is_run and n.method == BASELINE}
     for size in {
-        setting.size.name: setting.size for setting in graph.settings if setting.size.name in steps
+        setting.size.name: setting.size for setting in part.settings if setting.size.name in steps
     }.values():
         near = (corpus, total_parameters(size.dense()), steps[size.name])
         for row in nearest_errors(rows, *near):

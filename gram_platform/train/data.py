@@ -1,4 +1,4 @@
-"""Reads the sequences of a plan; copies to a GPU and back, also in threads."""
+"""Reads the sequences of a schedule; copies to a GPU and back, also in threads."""
 
 import functools
 import threading
@@ -46,8 +46,8 @@ class Separator:
         return state[:, :-1] > 0
 
 
-class PlanReader:
-    """Reads the micro-batches of a run's plan.
+class ScheduleReader:
+    """Reads the micro-batches of a run's schedule.
 
     `arrays` holds [num_sequences, seq_len + 1] for every domain. `permuted`: the arrays are in the
     order of their domain's permutation. `separator`: of an objective that counts responses alone.

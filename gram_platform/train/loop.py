@@ -9,8 +9,8 @@ import torch
 
 from gram_platform.config import Objective
 from gram_platform.config.identity import sum_in_order
-from gram_platform.config.routing import MicroBatch, Plan, same_routes
-from gram_platform.train.data import PlanReader, on_device
+from gram_platform.config.routing import MicroBatch, Schedule, same_routes
+from gram_platform.train.data import ScheduleReader, on_device
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import training_loss
 from gram_platform.train.optimizers import gradient_norms, learning_rate, weight_norms
@@ -42,9 +42,13 @@ class StepRecord:
 
 
 def training_steps(
-    learner: Learner, plan: Plan, reader: PlanReader, first_step: int = 0, norms_every: int = 0
+    learner: Learner,
+    schedule: Schedule,
+    reader: ScheduleReader,
+    first_step: int = 0,
+    norms_every: int = 0,
 ) -> Iterator[StepRecord]:
-    """Trains from `first_step` to the end of the plan; yields a record after each optimizer step.
+    """Trains from `first_step` to the schedule's end; yields a record after each optimizer step.
 
     A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in
     `num_passes` passes of the learner, or up to `num_merged` of one route share a pass. In every
@@ -55,7 +59,7 @@ def training_steps(
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
-        window = plan.window(step)
+        window = schedule.window(step)
         domains = tuple(micro_batch.domain for micro_batch in window)
         rate = learning_rate(config.optimizer, step, config.num_steps)
         is_measured = norms_every > 0 and (
@@ -81,7 +85,7 @@ def training_steps(
 
 
 def _accumulate_gradients(
-    learner: Learner, window: list[MicroBatch], reader: PlanReader
+    learner: Learner, window: list[MicroBatch], reader: ScheduleReader
 ) -> tuple[list[float], list[float]]:
     """Runs every micro-batch forward and backward.
 

@@ -19,8 +19,8 @@ from gram_platform.analysis.calibration import (
     share_table,
     unit_errors,
 )
-from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.variants import analyse_variants
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.report.calibration import (
     calibration_figure,
     readable_errors,

@@ -11,9 +11,10 @@ from scipy import stats
 from gram_platform.analysis import ratios
 from gram_platform.analysis.compute_ratio import fit_learning_curve
 from gram_platform.analysis.intervals import CURVE_FIXED, ENDS, PSEUDO_SUFFIX
-from gram_platform.analysis.ratios import BASELINE, PSEUDO
+from gram_platform.analysis.ratios import PSEUDO
 from gram_platform.analysis.tables import CLASSES, analyse, domain_table
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table
+from gram_platform.methods.nodes import BASELINE
 from gram_platform.paper.verdicts import claims_frame, paper_claims, separation_claims
 from tests.study_frames import curves, evaluations
 

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 import yaml
+from gram_platform.studies.session import execution_of
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
@@ -18,7 +19,6 @@ from gram_platform.planner import MACHINES
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.searches.definition import parse_search
-from gram_platform.studies.session import execution_of
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,

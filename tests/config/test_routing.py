@@ -11,7 +11,6 @@ from gram_platform.config import DataConfig, DomainBudget, Objective, RoutingCon
 from gram_platform.config.routing import (
     CORE_MLP,
     SHARED,
-    Plan,
     domain_permutation,
     draw_positions,
     hash_counters,
@@ -20,7 +19,7 @@ from gram_platform.config.routing import (
     same_routes,
     uniforms,
 )
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from tests import tiny
 from tests.refused import refused
 
@@ -81,9 +80,9 @@ def test_a_plan_of_the_first_version_stays(name):
 
 
 def test_other_plans_of_the_first_version_stay():
-    assert Plan(tiny.run_config(data=tiny.HALF_LABELLED)).fingerprint == "d0843a2ce0cec8a8"
+    assert Schedule(tiny.run_config(data=tiny.HALF_LABELLED)).fingerprint == "d0843a2ce0cec8a8"
     objective = Objective("maxent_kl", ("lisp",), 1.0)
-    stage = Plan(
+    stage = Schedule(
         tiny.run_config(False, draws=(160, 160, 0), objective=objective, start=View.of("start"))
     )
     assert stage.fingerprint == "d9cc6bf7b7f67b39"
@@ -106,7 +105,7 @@ def test_draws_of_the_first_version_stay():
 
 
 def plan_of(draws, **parts):
-    return Plan(tiny.run_config(draws=draws, **parts))
+    return Schedule(tiny.run_config(draws=draws, **parts))
 
 
 @pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
@@ -128,8 +127,8 @@ def test_every_draw_happens_once_and_nothing_repeats_within_a_pass(accumulation)
         ),
     )
     config = dataclasses.replace(config, data=data)
-    plan = Plan(config)
-    reader = PlanReader(config, tiny.arrays())
+    plan = Schedule(config)
+    reader = ScheduleReader(config, tiny.arrays())
     rows = collections.defaultdict(list)
     for t in range(len(plan)):
         rows[plan[t].domain].extend(reader.rows(plan[t])[:, 1])
@@ -156,13 +155,13 @@ def test_permuted_arrays_need_the_first_rows_alone():
         for d, n, m in zip(tiny.DOMAINS, (40, 24, 12), (64, 24, 24), strict=True)
     )
     config = dataclasses.replace(config, data=DataConfig("tiny", tuple(budgets)))
-    arrays, firsts, plan = tiny.arrays(), {}, Plan(config)
+    arrays, firsts, plan = tiny.arrays(), {}, Schedule(config)
     for budget in config.data.domains:
         order = domain_permutation("tiny", budget.name, len(arrays[budget.name]))(
             np.arange(budget.num_sequences)
         )
         firsts[budget.name] = arrays[budget.name][order]
-    whole, first = PlanReader(config, arrays), PlanReader(config, firsts, permuted=True)
+    whole, first = ScheduleReader(config, arrays), ScheduleReader(config, firsts, permuted=True)
     for number in range(len(plan)):
         assert torch.equal(whole.tokens(plan[number]), first.tokens(plan[number]))
 
@@ -175,8 +174,8 @@ def test_training_sets_are_nested_prefixes_for_every_seed():
             "tiny", tuple(dataclasses.replace(d, num_sequences=size) for d in config.data.domains)
         )
         config = dataclasses.replace(config, data=data)
-        plan = Plan(config)
-        reader = PlanReader(config, tiny.arrays())
+        plan = Schedule(config)
+        reader = ScheduleReader(config, tiny.arrays())
         batches = (plan[t] for t in range(len(plan)))
         pools.append({row for m in batches if m.domain == "lisp" for row in reader.rows(m)[:, 1]})
     assert pools[0] < pools[1]
@@ -263,8 +262,8 @@ def test_the_plan_depends_on_the_seed_and_not_on_the_way_there():
 
 def test_reader_splits_a_micro_batch_over_ranks():
     config = tiny.run_config(micro_batch=4)
-    plan = Plan(config)
-    whole, shared = (PlanReader(config, tiny.arrays()) for _ in range(2))
+    plan = Schedule(config)
+    whole, shared = (ScheduleReader(config, tiny.arrays()) for _ in range(2))
     for t in (0, 7, 3, len(plan) - 1):
         parts = [shared.tokens(plan[t], rank, 2) for rank in range(2)]
         assert (np.concatenate(parts) == whole.tokens(plan[t]).numpy()).all()
@@ -292,7 +291,7 @@ def long_run(routing, accumulation="heterogeneous"):
 @pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])
 def test_a_domain_can_train_the_core_at_a_rate_of_its_own(accumulation):
     routing = RoutingConfig(0.2, 0.5, p_aux_spread_of=(("lisp", 0.125),))
-    plan = Plan(long_run(routing, accumulation))
+    plan = Schedule(long_run(routing, accumulation))
     counts = plan.route_counts()
     for domain, rate in (("lisp", 0.125), ("virology", 0.5)):
         trains_core = sum(
@@ -307,7 +306,7 @@ def test_a_domain_can_train_the_core_at_a_rate_of_its_own(accumulation):
 
 def test_companions_can_be_drawn_in_proportion():
     routing = RoutingConfig(0.4, 0.5, companion_weights=(("virology", 3.0), ("lisp", 1.0)))
-    plan = Plan(long_run(routing))
+    plan = Schedule(long_run(routing))
     counts = plan.route_counts()
     beside = {
         d: sum(n for (c, r), n in counts.items() if (c, r.active) == ("core", ((d, 1.0),)))
@@ -316,10 +315,10 @@ def test_companions_can_be_drawn_in_proportion():
     assert beside["virology"] / 8_000 == pytest.approx(0.3, abs=0.02)
     assert beside["lisp"] / 8_000 == pytest.approx(0.1, abs=0.015)
     assert counts == counted(plan)
-    even = Plan(
+    even = Schedule(
         long_run(RoutingConfig(0.4, 0.5, companion_weights=(("virology", 2.0), ("lisp", 2.0))))
     )
-    assert even.config.run_id != Plan(long_run(RoutingConfig(0.4, 0.5))).config.run_id
+    assert even.config.run_id != Schedule(long_run(RoutingConfig(0.4, 0.5))).config.run_id
 
 
 def test_companion_weights_name_every_module():
@@ -332,7 +331,7 @@ def test_an_unlabelled_batch_of_one_domain_has_everything_on():
         DomainBudget("core", 24, 64),
         DomainBudget("unlabelled:lisp", 8, 8, (Slice("lisp", 24, 8),)),
     )
-    plan = Plan(tiny.run_config(data=DataConfig("tiny", budgets)))
+    plan = Schedule(tiny.run_config(data=DataConfig("tiny", budgets)))
     (route,) = {r for (domain, r) in plan.route_counts() if domain == "unlabelled:lisp"}
     assert route.active == (("lisp", 1.0), ("virology", 1.0))
     assert route.trained == {SHARED, CORE_MLP, module_set("lisp"), module_set("virology")}
@@ -343,7 +342,7 @@ def test_random_subsets_of_companions():
     beside a quarter; all active sets are trained there, and beside a domain's batch its own module
     alone."""
     routing = RoutingConfig(0.5, 0.4, companions="subset", p_aux_companion=0.5)
-    plan = Plan(long_run(routing))
+    plan = Schedule(long_run(routing))
     counts = plan.route_counts()
     core = {tuple(d for d, _ in r.active): n / 8_000 for (c, r), n in counts.items() if c == "core"}
     assert core[()] == pytest.approx(0.5, abs=0.02)

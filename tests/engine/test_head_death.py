@@ -7,9 +7,9 @@ import time
 
 import psutil
 import pytest
+from gram_platform.engine.graph import ClusterLost, run_graph
 
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
-from gram_platform.engine.graph import ClusterLost, run_graph
 from gram_platform.store import Store
 from tests.engine.conftest import baselines
 from tests.engine.test_drained import execute_slowly, in_own_process

@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
+from gram_platform.engine.graph import run_graph
 
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
-from gram_platform.engine.graph import run_graph
 from gram_platform.engine.in_process import TIME_IS_UP, run_in_process
 from gram_platform.engine.node import RunExecution
 from gram_platform.methods import Setting

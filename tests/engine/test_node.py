@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
+from gram_platform.studies.submission import placement_of
 
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.layout import ON_CPU
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.engine import process
 from gram_platform.engine.evaluation import evaluation_steps, execute_evaluation, probe_steps
 from gram_platform.engine.execution import Placement
@@ -30,10 +31,9 @@ from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
-from gram_platform.studies.submission import placement_of
 from gram_platform.train import learner
 from gram_platform.train.compilation import Compilation
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
 from tests.engine.conftest import elsewhere
@@ -339,8 +339,8 @@ def test_maxent_stops_once_it_has_unlearnt_enough(execution, setting, tmp_path, 
     with starting_point(unlearning, execution) as start:
         learner = new_learner(Learner, unlearning, execution, start)
     corpus = execution.corpus(unlearning.data.data_id)
-    plan_of_run = Plan(unlearning)
-    reader = PlanReader(unlearning, {d: corpus.train(d) for d in corpus.domains})
+    plan_of_run = Schedule(unlearning)
+    reader = ScheduleReader(unlearning, {d: corpus.train(d) for d in corpus.domains})
     course = [record.forgetting for record in training_steps(learner, plan_of_run, reader)]
     # A new lowest.
     expected = next(step for step in range(5, 30) if course[step - 1] < min(course[: step - 1]))

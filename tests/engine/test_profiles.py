@@ -3,12 +3,12 @@
 import dataclasses
 
 import pytest
+from gram_platform.engine.graph import run_graph
 
 from gram_platform.config import CORE, Evaluation, View
 from gram_platform.engine import graph
 from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
-from gram_platform.engine.graph import run_graph
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import ray.train
+from gram_platform.engine.graph import run_graph
 
 from gram_platform.config import RunConfig
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_error
 from gram_platform.engine.dispatch import _raise_for_device, _raise_permanent
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.graph import run_graph
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.methods import plan

@@ -7,11 +7,11 @@ import signal
 import time
 
 import pytest
+from gram_platform.engine.graph import run_graph
 
 from gram_platform.engine import capacity
 from gram_platform.engine.capacity import Admission
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
-from gram_platform.engine.graph import run_graph
 from gram_platform.methods.nodes import Node, method_nodes
 from tests.engine.conftest import baselines
 from tests.engine.test_drained import in_own_process

@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.config import CORE, RoutingConfig, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
@@ -51,7 +51,7 @@ def test_companions_in_proportion_to_what_is_drawn_of_a_domain():
         "nuclear": 7_500.0,
     } | {"virology": 7_500.0}
     beside = {
-        r.active: n for (d, r), n in Plan(run).route_counts().items() if d == CORE and r.active
+        r.active: n for (d, r), n in Schedule(run).route_counts().items() if d == CORE and r.active
     }
     for domain, share in (
         ("cyber", 3 / 13),
@@ -73,7 +73,7 @@ def test_unlabelled_batches_of_one_domain_each():
     everything = tuple((d, 1.0) for d in AUXILIARY)
     assert all(
         r.active == everything
-        for (d, r) in Plan(apart).route_counts()
+        for (d, r) in Schedule(apart).route_counts()
         if d.startswith("unlabelled:")
     )
 
@@ -89,7 +89,7 @@ def test_lambda_can_count_what_is_really_drawn(options):
 
 def test_compute_units_count_the_drawn_plan():
     run = gram(routing=RoutingConfig(0.5, 0.3))
-    drawn = Plan(run)
+    drawn = Schedule(run)
     batches = [drawn[t] for t in range(len(drawn))]
     tokens = run.micro_batch * run.model.seq_len
     by_hand = sum(

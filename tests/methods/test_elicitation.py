@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gram_platform.config import CORE, ModuleSpec, View
-from gram_platform.config.routing import Plan, module_set
+from gram_platform.config.routing import Schedule, module_set
 from gram_platform.methods import plan
 from gram_platform.methods.elicitation import attacks, finetuned
 from gram_platform.methods.nodes import method_nodes, require_closed
@@ -27,10 +27,10 @@ def test_adapters_alone_are_trained_on_the_same_sample():
     assert adapted.model == dataclasses.replace(
         full.model, modules=(ModuleSpec("lisp", "lora", 4),)
     )
-    assert {micro.route.trained for micro in Plan(adapted).window(0)} == {
+    assert {micro.route.trained for micro in Schedule(adapted).window(0)} == {
         frozenset({module_set("lisp")})
     }
-    assert {micro.route.active for micro in Plan(adapted).window(0)} == {(("lisp", 1.0),)}
+    assert {micro.route.active for micro in Schedule(adapted).window(0)} == {(("lisp", 1.0),)}
     same = ("data", "optimizer", "start", "eval_points", "batch_size", "micro_batch")
     assert all(getattr(full, name) == getattr(adapted, name) for name in same)
 

@@ -9,7 +9,7 @@ from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, Slice, Vi
 from gram_platform.config.flops import core_parameters
 from gram_platform.config.identity import short_hash
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.methods import METHODS, Setting, plan
 from gram_platform.methods.budgets import core_budget, plan_compute_units, routed_scale
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
@@ -99,7 +99,7 @@ def test_aux_factor_draws_more_of_the_domain_and_less_core(accumulation):
         else:
             assert after.num_sequences == before.num_sequences
             assert after.num_draws == pytest.approx(3 * before.num_draws, abs=once.route_unit * 2)
-    assert len(Plan(thrice)) == thrice.num_steps * thrice.micro_batches_per_step
+    assert len(Schedule(thrice)) == thrice.num_steps * thrice.micro_batches_per_step
 
 
 def test_too_much_auxiliary_data_is_refused():

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gram_platform.config import EvalPoints, Objective, RoutingConfig, View, layout
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.config.layout import model_kernel
-from gram_platform.config.routing import Plan, same_routes
+from gram_platform.config.routing import Schedule, same_routes
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
     BYTES,
@@ -169,7 +169,7 @@ def micro_steps(learner, run, plan, step, num_ranks=1):
 
 def measured_peak(learner_class, run, num_ranks=1, num_steps=6) -> int:
     """Peak bytes of training steps, tables of the rotary embedding left out."""
-    plan, peak = Plan(run), 0
+    plan, peak = Schedule(run), 0
     gc.collect()
     gc.freeze()  # so that collecting after every step looks at this test's objects alone
     with Allocations() as bytes_of:
@@ -289,7 +289,7 @@ def test_what_a_rank_keeps_is_exact(rank, precision, as_rank):
     )
     memory = rank_memory(run, num_ranks)
     weights = model_weights(run.model)
-    plan = Plan(run)
+    plan = Schedule(run)
     learner = None
     learner, kept = ShardedLearner(run), []
     for step in range(10):
@@ -326,7 +326,7 @@ def test_what_a_rank_keeps_of_gradients(name, precision, is_large, as_rank, monk
     run = run_of(
         name, micro_batch=2, precision=precision, routing=RoutingConfig(1.0, 1.0, "uniform")
     )
-    learner, plan, kept = ShardedLearner(run), Plan(run), []
+    learner, plan, kept = ShardedLearner(run), Schedule(run), []
     for step in range(6):
         kept += [gradient_bytes(learner) for _ in micro_steps(learner, run, plan, step, 2)]
         learner.step(1e-3)

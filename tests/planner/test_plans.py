@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 
 import pytest
+from gram_platform.studies.submission import placement_of
 
 from gram_platform.config import Objective, View
 from gram_platform.config.flops import total_parameters
@@ -31,7 +32,6 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.submission import placement_of
 from tests.planner.scene import DOMAINS, run_of
 from tests.refused import refused
 

@@ -5,7 +5,7 @@ import torch
 
 from gram_platform.config import UNLABELLED, DataConfig, DomainBudget, RoutingConfig, Slice
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.model.transformer import Transformer, parameter_set
 from gram_platform.planner.memory import drawn_routes, model_weights
 from gram_platform.train.sharding import ShardedLearner
@@ -74,7 +74,7 @@ def routing_cases() -> dict:
 @pytest.mark.parametrize("case", routing_cases())
 def test_drawn_routes_are_those_of_the_plan(case):
     run = routing_cases()[case]
-    plan = Plan(run)
+    plan = Schedule(run)
     drawn = [plan[t].route for t in range(len(plan))]
     assert set(drawn_routes(run)) == set(drawn)
     assert len(drawn_routes(run)) == len(set(drawn))

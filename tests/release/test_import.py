@@ -17,7 +17,7 @@ from transformers import (
 
 from gram_platform.config import ModuleSpec, RoutingConfig, RunConfig, View, run_from_plain
 from gram_platform.config.identity import to_plain
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.config.training import ARCHITECTURES, LLAMA, STARCODER2
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import plan
@@ -27,7 +27,7 @@ from gram_platform.release.files import INDEX, SINGLE
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
@@ -208,8 +208,8 @@ def test_modules_are_trained_on_an_imported_core(is_frozen, foreign, store):
         assert torch.equal(learner.forward(TOKENS, {}), load_view(store, run.start)[1](TOKENS))
     before = learner.weights() if is_frozen else {}
     before = {name: weight.clone() for name, weight in before.items()}
-    routes = Plan(run)
-    records = list(training_steps(learner, routes, PlanReader(run, tiny.arrays())))
+    routes = Schedule(run)
+    records = list(training_steps(learner, routes, ScheduleReader(run, tiny.arrays())))
     assert len(records) == run.num_steps
     after = learner.weights()
     same = {name for name in start if torch.equal(after[name], start[name])}
@@ -245,7 +245,7 @@ def test_a_run_with_an_imported_start_is_exported(kind, weight, foreign, store, 
     imported = import_checkpoint(folder, store, tiny.SEQ_LEN)
     run = modular_start(imported.import_id, imported.model, kind)
     learner = Learner(run, start=materialised(store, run.start)[1])
-    list(training_steps(learner, Plan(run), PlanReader(run, tiny.arrays())))
+    list(training_steps(learner, Schedule(run), ScheduleReader(run, tiny.arrays())))
     view = View.of(complete(store, run, learner.weights()), {"virology": weight})
     exported(store, view, tmp_path / "out", check="transformers")
     plain = json.loads((tmp_path / "out" / "config.json").read_text())

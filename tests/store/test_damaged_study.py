@@ -9,11 +9,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.config.endings import exit_with
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import run_study
 
 FLAGS = (
     "--preset",

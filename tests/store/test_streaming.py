@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.corpora import prepare, resolve
 from gram_platform.corpora.packed import block_digests, corpus_fingerprint
-from gram_platform.engine.execution import Execution, plan_reader
+from gram_platform.engine.execution import Execution, schedule_reader
 from gram_platform.engine.node import execute_run
 from gram_platform.store import Store, files
 from gram_platform.store.data import FetchedRows, open_corpus, provide_corpus
@@ -270,7 +270,7 @@ def test_a_run_begins_before_its_data_are_here(stored, packed, monkeypatch):
     monkeypatch.setattr("gram_platform.store.data.fetch_ahead", lambda *_: None)
     monkeypatch.setattr(files, "_last_warned", -files.SILENCE_S)
     run = a_run(packed)
-    reader, plan = plan_reader(run, Execution(stored.url).corpus_of(run)), Plan(run)
+    reader, plan = schedule_reader(run, Execution(stored.url).corpus_of(run)), Schedule(run)
     stored.fail(2)
     with pytest.warns(RuntimeWarning, match="the storage fails"):
         reader.tokens(plan[0])

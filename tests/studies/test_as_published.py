@@ -14,7 +14,7 @@ import pytest
 from gram_platform.config import CORE
 from gram_platform.config.flops import module_parameters, total_parameters
 from gram_platform.config.ladder import PAPER_SIZES, STORIES_SIZES, lora_rank
-from gram_platform.config.routing import CORE_MLP, Plan
+from gram_platform.config.routing import CORE_MLP, Schedule
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
@@ -488,7 +488,7 @@ def test_routes_of_800M_are_those_of_the_logs():
     companions 1,369 (Lisp) and 1,027 (each other), of 23,358 steps."""
     run = gram("dual_use", "as_run", size="800M")
     windows = {}
-    for (domain, route), count in Plan(run).route_counts().items():
+    for (domain, route), count in Schedule(run).route_counts().items():
         companion = route.active[0][0] if domain == CORE and route.active else ""
         key = (domain, companion, CORE_MLP in route.trained)
         windows[key] = windows.get(key, 0) + count / run.micro_batches_per_step

@@ -3,6 +3,7 @@ scaling study."""
 
 import pandas as pd
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.analysis.calibration import AUXILIARY, CALIBRATION_COLUMNS, FIT, SINGLE, UNIT
 from gram_platform.pages.report.measurements import MEASUREMENTS
@@ -11,7 +12,6 @@ from gram_platform.store import Store
 from gram_platform.studies.build import build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
-from gram_platform.studies.run import run_study
 
 
 def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):

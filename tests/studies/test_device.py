@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from gram_platform.studies.run import run_study
 
 from gram_platform.planner import MACHINES
 from gram_platform.store import RunDirectory, Store
@@ -17,7 +18,6 @@ from gram_platform.studies.flags import CampaignFlags, parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import predicted, work_left
-from gram_platform.studies.run import run_study
 from gram_platform.studies.searches.definition import parse_search
 from gram_platform.studies.searches.run import build_search, run_search
 from tests.refused import refused

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from gram_platform.studies.session import execution_of
 
 from gram_platform.config import RECIPE_VERSION
 from gram_platform.config.flops import total_parameters
@@ -18,7 +19,6 @@ from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.packing import provide_data, require_enough_data
 from gram_platform.studies.record import record_of
-from gram_platform.studies.session import execution_of
 from tests.refused import refused
 
 

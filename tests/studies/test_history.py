@@ -7,6 +7,7 @@ import shutil
 import signal
 
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.cli import main
 from gram_platform.pages.results.history import MOST_KEPT, begin_record
@@ -15,7 +16,6 @@ from gram_platform.store import Store
 from gram_platform.store.remote_folder import RemoteFolder
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import run_study
 from tests.store.training import in_process
 
 PAGE = ("claims.csv", "report.html", "table.csv")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.engine.slots import SlotPool
 from gram_platform.methods.nodes import Node
@@ -11,7 +12,6 @@ from gram_platform.studies.build import build_graph
 from gram_platform.studies.device import settled
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import run_study
 from tests.refused import refused
 
 pytestmark = pytest.mark.ray

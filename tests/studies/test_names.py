@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.cli import main
 from gram_platform.config import RoutingConfig
@@ -19,7 +20,6 @@ from gram_platform.store import Store
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import accumulation, scaling
 from gram_platform.studies.live import LiveView
-from gram_platform.studies.run import run_study
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.engine import conftest as cells
 from tests.record.ids import graphs

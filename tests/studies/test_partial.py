@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import run_study
 
 FLAGS = (
     "--preset",

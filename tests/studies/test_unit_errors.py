@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from gram_platform.studies.run import run_study
 
 from benchmarks.unit_errors import main
 from gram_platform.analysis.calibration import shipped_errors
@@ -17,7 +18,6 @@ from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
 from gram_platform.studies.record import finished_sizes, record_of
-from gram_platform.studies.run import run_study
 from tests.refused import refused
 
 

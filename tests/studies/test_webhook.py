@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from gram_platform.studies.run import run_study
 
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField
@@ -18,7 +19,6 @@ from gram_platform.config.terminal import masked
 from gram_platform.studies import submission, webhook
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.run import run_study
 
 KEY = "T0/B0/5ecretKey"
 FLAGS = (

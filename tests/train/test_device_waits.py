@@ -9,8 +9,8 @@ import dataclasses
 import pytest
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig
-from gram_platform.config.routing import Plan
-from gram_platform.train.data import PlanReader
+from gram_platform.config.routing import Schedule
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.evaluate import domain_losses, profile_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
@@ -41,7 +41,7 @@ class WindowIsUnderWay(Exception):
 @pytest.mark.parametrize("parts", RUNS.values(), ids=RUNS)
 def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts):
     config = tiny.run_config(**parts)
-    plan, learner = Plan(config), Learner(config, "meta")
+    plan, learner = Schedule(config), Learner(config, "meta")
 
     def losses_are_wanted(losses):
         assert losses.device.type == "meta"
@@ -50,7 +50,7 @@ def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts):
 
     monkeypatch.setattr(learner, "mean_over_ranks", losses_are_wanted)
     with pytest.raises(WindowIsUnderWay):
-        next(training_steps(learner, plan, PlanReader(config, tiny.arrays())))
+        next(training_steps(learner, plan, ScheduleReader(config, tiny.arrays())))
 
 
 def of_one(model, *asked):

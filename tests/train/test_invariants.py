@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gram_platform.config import DataConfig, DomainBudget, RoutingConfig
-from gram_platform.config.routing import CORE_MLP, SHARED, Plan, module_set
+from gram_platform.config.routing import CORE_MLP, SHARED, Schedule, module_set
 from gram_platform.model.transformer import parameter_set
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import TrainingDiverged, training_steps
 from gram_platform.train.objectives import cross_entropy
@@ -19,9 +19,9 @@ from tests.refused import refused
 
 def train(config, learner=None, first_step=0, stop=None):
     learner = learner or Learner(config)
-    plan = Plan(config)
+    plan = Schedule(config)
     records = []
-    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays()), first_step):
+    for record in training_steps(learner, plan, ScheduleReader(config, tiny.arrays()), first_step):
         records.append(record)
         if record.step == stop:
             break
@@ -45,9 +45,9 @@ FROZEN_CORE = {"draws": (8, 88, 0), "routing": RoutingConfig(0.0, 0.0)}
 @pytest.mark.parametrize("parts", [{}, {"precision": "bfloat16"}, FROZEN_CORE])
 def test_untouched_set_and_its_optimizer_state_stay_bit_identical(parts):
     config = tiny.run_config(**parts)
-    learner, plan = Learner(config), Plan(config)
+    learner, plan = Learner(config), Schedule(config)
     before, left_alone = tiny.full_state(learner), set()
-    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
+    for record in training_steps(learner, plan, ScheduleReader(config, tiny.arrays())):
         touched = set().union(*(m.route.trained for m in plan.window(record.step - 1)))
         after = tiny.full_state(learner)
         untouched = {SHARED, CORE_MLP, module_set("lisp"), module_set("virology")} - touched
@@ -100,8 +100,8 @@ def test_micro_batches_of_one_route_equal_one_batch(precision):
 
 def test_no_core_batch_leaves_a_gradient_in_a_module_it_did_not_activate():
     config = tiny.run_config(draws=(96, 0, 0), routing=RoutingConfig(0.5, 0.3))
-    learner, plan = Learner(config), Plan(config)
-    reader = PlanReader(config, tiny.arrays())
+    learner, plan = Learner(config), Schedule(config)
+    reader = ScheduleReader(config, tiny.arrays())
     seen = set()
     for index in range(len(plan)):
         micro_batch = plan[index]
@@ -189,14 +189,14 @@ def test_too_large_a_pool_is_refused_by_name():
     data = DataConfig("tiny", (DomainBudget("core", 1000, 64),))
     config = dataclasses.replace(config, data=data)
     with refused("data.domains[core].num_sequences", 1000):
-        PlanReader(config, tiny.arrays())
+        ScheduleReader(config, tiny.arrays())
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_measuring_norms_changes_nothing(precision):
     config = tiny.run_config(precision=precision)
-    plan, learner = Plan(config), Learner(config)
-    steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()), norms_every=5)
+    plan, learner = Schedule(config), Learner(config)
+    steps = training_steps(learner, plan, ScheduleReader(config, tiny.arrays()), norms_every=5)
     measured = []
     for record in steps:
         weights = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gram_platform.config import Objective, View
-from gram_platform.config.routing import Plan
-from gram_platform.train.data import PlanReader
+from gram_platform.config.routing import Schedule
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import (
@@ -125,7 +125,7 @@ def test_a_record_has_the_forget_term_and_the_cross_entropies(kind):
     """The forget term is the mean over forget batches alone, without the factor 2; other runs have
     none."""
     config = tiny.run_config(False, draws=(160, 160, 0), objective=Objective(kind, ("lisp",), 50.0))
-    learner, plan, reader = Learner(config), Plan(config), PlanReader(config, tiny.arrays())
+    learner, plan, reader = Learner(config), Schedule(config), ScheduleReader(config, tiny.arrays())
     losses, terms = [], []
     with torch.no_grad():
         for micro_batch in plan.window(0):
@@ -140,7 +140,7 @@ def test_a_record_has_the_forget_term_and_the_cross_entropies(kind):
     plain = tiny.run_config(False)
     assert math.isnan(
         next(
-            training_steps(Learner(plain), Plan(plain), PlanReader(plain, tiny.arrays()))
+            training_steps(Learner(plain), Schedule(plain), ScheduleReader(plain, tiny.arrays()))
         ).forgetting
     )
 
@@ -169,7 +169,7 @@ def test_misdirection_steers_forgotten_activations_and_keeps_the_others():
     assert torch.equal(kept, frozen)
     assert target.shape == (config.model.d_model,)
     assert float(target.norm()) == pytest.approx(STEERED.steering)
-    list(training_steps(learner, Plan(config), PlanReader(config, tiny.arrays())))
+    list(training_steps(learner, Schedule(config), ScheduleReader(config, tiny.arrays())))
     (last, same), (moved, still) = outputs(learner, "lisp"), outputs(learner, "core")
     assert torch.equal(same, target)
     assert torch.equal(still, frozen)
@@ -190,8 +190,8 @@ def test_misdirection_keeps_no_graph_of_the_layers_above(checkpointing):
         config = steered_run(model=model)
         steps = training_steps(
             Learner(config, activation_checkpointing=checkpointing),
-            Plan(config),
-            PlanReader(config, tiny.arrays()),
+            Schedule(config),
+            ScheduleReader(config, tiny.arrays()),
         )
         next(steps)
         with Allocations() as bytes_of:
@@ -225,12 +225,12 @@ def test_misdirection_goes_on_from_a_checkpoint_bit_for_bit():
     config, arrays = steered_run(), tiny.arrays()
     start = Learner(tiny.run_config(False, draws=(160, 160, 0), seed=7)).weights()
     whole, begun, resumed = (Learner(config, start=start) for _ in range(3))
-    list(training_steps(whole, Plan(config), PlanReader(config, arrays)))
-    for record in training_steps(begun, Plan(config), PlanReader(config, arrays)):
+    list(training_steps(whole, Schedule(config), ScheduleReader(config, arrays)))
+    for record in training_steps(begun, Schedule(config), ScheduleReader(config, arrays)):
         if record.step == 9:
             break
     resumed.load_state(tiny.full_state(begun))
-    list(training_steps(resumed, Plan(config), PlanReader(config, arrays), first_step=9))
+    list(training_steps(resumed, Schedule(config), ScheduleReader(config, arrays), first_step=9))
     assert all(
         torch.equal(value, whole.weights()[name]) for name, value in resumed.weights().items()
     )

@@ -4,8 +4,8 @@ rounding."""
 import pytest
 
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig, View
-from gram_platform.config.routing import Plan
-from gram_platform.train.data import PlanReader
+from gram_platform.config.routing import Schedule
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
 from tests import tiny
@@ -34,7 +34,7 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 
 def train(config, num_passes, num_merged=1):
     learner = Learner(config, num_passes=num_passes, num_merged=num_merged)
-    steps = training_steps(learner, Plan(config), PlanReader(config, tiny.arrays()))
+    steps = training_steps(learner, Schedule(config), ScheduleReader(config, tiny.arrays()))
     return learner, list(steps)
 
 
@@ -66,5 +66,5 @@ def test_merged_micro_batches_cost_fewer_passes(num_merged, expected):
     config = tiny.run_config(modular=False, routing=RoutingConfig(), **SIZES)
     learner, calls = Learner(config, num_merged=num_merged), []
     learner.model.register_forward_hook(lambda *_: calls.append(1))
-    next(training_steps(learner, Plan(config), PlanReader(config, tiny.arrays())))
+    next(training_steps(learner, Schedule(config), ScheduleReader(config, tiny.arrays())))
     assert len(calls) == expected

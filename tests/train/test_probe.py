@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gram_platform.config import EvalPoints, ModuleSpec
-from gram_platform.config.routing import Plan, module_set
-from gram_platform.train.data import PlanReader
+from gram_platform.config.routing import Schedule, module_set
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
@@ -32,9 +32,9 @@ def config_of(kind="mlp", precision="float32"):
 def train(learner, probes):
     """(losses, norms by step and domain) with a probe after every third step, or without any."""
     config, arrays = learner.config, tiny.arrays()
-    plan = Plan(config)
+    plan = Schedule(config)
     losses, found = [], {}
-    for record in training_steps(learner, plan, PlanReader(config, arrays), norms_every=1):
+    for record in training_steps(learner, plan, ScheduleReader(config, arrays), norms_every=1):
         losses.append((record.losses, record.grad_norm, dict(record.norms)))
         if probes and record.step % 3 == 0:
             for domain in tiny.DOMAINS:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from gram_platform.config import Objective
-from gram_platform.config.routing import Plan
-from gram_platform.train.data import PlanReader, Separator
+from gram_platform.config.routing import Schedule
+from gram_platform.train.data import ScheduleReader, Separator
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
@@ -56,8 +56,8 @@ CONFIG = tiny.run_config(
 
 
 def test_a_micro_batch_is_the_mean_over_its_responses_however_it_is_shared():
-    reader = PlanReader(CONFIG, asked(), separator=SEPARATOR)
-    micro_batch, learner = Plan(CONFIG).window(0)[0], Learner(CONFIG)
+    reader = ScheduleReader(CONFIG, asked(), separator=SEPARATOR)
+    micro_batch, learner = Schedule(CONFIG).window(0)[0], Learner(CONFIG)
     tokens_BT, (weights_BT,) = reader.tokens(micro_batch), reader.weights(micro_batch)
     counted = torch.from_numpy(SEPARATOR.of_responses(tokens_BT.numpy()))
     assert 0 < int(counted.sum()) < counted.numel()
@@ -83,7 +83,7 @@ def test_passes_train_the_same_weights_and_prompts_are_no_part_of_the_loss():
     losses = {}
     for learner in (whole, parts, merged):
         steps = training_steps(
-            learner, Plan(CONFIG), PlanReader(CONFIG, asked(), separator=SEPARATOR)
+            learner, Schedule(CONFIG), ScheduleReader(CONFIG, asked(), separator=SEPARATOR)
         )
         losses[learner] = [record.losses for record in steps]
     for other in (parts, merged):
@@ -94,14 +94,15 @@ def test_passes_train_the_same_weights_and_prompts_are_no_part_of_the_loss():
         )
     plain = dataclasses.replace(CONFIG, objective=Objective())
     every = [
-        r.losses for r in training_steps(Learner(plain), Plan(plain), PlanReader(plain, asked()))
+        r.losses
+        for r in training_steps(Learner(plain), Schedule(plain), ScheduleReader(plain, asked()))
     ]
     assert not np.allclose(losses[whole], every, atol=1e-3)
 
 
 def test_text_without_the_separator_and_other_objectives_are_refused():
     with refused("objective.responses_after", " Response:"):
-        PlanReader(CONFIG, asked(), separator=Separator((60, 1, 60), 0))
+        ScheduleReader(CONFIG, asked(), separator=Separator((60, 1, 60), 0))
     with refused("objective.responses_after", " Response:"):
         Objective("maxent_kl", ("lisp",), responses_after=" Response:")
     assert CONFIG.run_id != dataclasses.replace(CONFIG, objective=Objective()).run_id

@@ -14,9 +14,9 @@ from gram_platform.config import (
     RoutingConfig,
     Slice,
 )
-from gram_platform.config.routing import CORE_MLP, SHARED, Plan, module_set
+from gram_platform.config.routing import CORE_MLP, SHARED, Schedule, module_set
 from gram_platform.model.transformer import parameter_set
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from tests import tiny
@@ -69,9 +69,9 @@ def test_demix_trains_exactly_one_expert_a_batch():
     modules = tuple(ModuleSpec(d, "mlp", 8) for d in tiny.DOMAINS)
     model = dataclasses.replace(tiny.model_config(False), d_mlp=0, modules=modules)
     config = tiny.run_config(model=model, routing=RoutingConfig(), batch_size=2)
-    learner, plan = Learner(config), Plan(config)
+    learner, plan = Learner(config), Schedule(config)
     before = {n: w.clone() for n, w in learner.weights().items()}
-    for record in training_steps(learner, plan, PlanReader(config, tiny.arrays())):
+    for record in training_steps(learner, plan, ScheduleReader(config, tiny.arrays())):
         after = learner.weights()
         assert changed_sets(before, after) == {SHARED, module_set(record.domains[0])}
         before = {n: w.clone() for n, w in after.items()}
@@ -85,8 +85,8 @@ def unlabelled_config(modular: bool = True):
 
 def test_unlabelled_batches_pool_all_domains_and_train_every_set():
     config = unlabelled_config()
-    learner, plan = Learner(config), Plan(config)
-    reader = PlanReader(config, tiny.arrays())
+    learner, plan = Learner(config), Schedule(config)
+    reader = ScheduleReader(config, tiny.arrays())
     rows = [
         row
         for t in range(len(plan))
@@ -110,7 +110,7 @@ def test_unlabelled_batches_pool_all_domains_and_train_every_set():
 def test_maxent_windows_are_half_forget_half_retain():
     objective = Objective("maxent_kl", ("lisp", "virology"), 100.0)
     config = tiny.run_config(False, draws=(48, 24, 24), objective=objective)
-    plan = Plan(config)
+    plan = Schedule(config)
     for step in range(config.num_steps):
         domains = [m.domain in objective.forget for m in plan.window(step)]
         assert sum(domains) == 2

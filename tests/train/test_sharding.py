@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfig, View, layout
-from gram_platform.config.routing import Plan
+from gram_platform.config.routing import Schedule
 from gram_platform.config.training import LLAMA
-from gram_platform.train.data import PlanReader
+from gram_platform.train.data import ScheduleReader
 from gram_platform.train.evaluate import (
     domain_losses,
     evaluation_batch,
@@ -29,8 +29,8 @@ HALF = 5
 
 
 def train(learner, config, first=0, stop=None):
-    plan = Plan(config)
-    reader, losses = PlanReader(config, tiny.arrays()), []
+    plan = Schedule(config)
+    reader, losses = ScheduleReader(config, tiny.arrays()), []
     learner.norms = {}
     for record in training_steps(learner, plan, reader, first, norms_every=4):
         losses.extend(record.losses)
@@ -217,8 +217,8 @@ class Collectives(TorchDispatchMode):
 def count_collectives(rank, num_ranks, config, kept_bytes, own_parameters, folder):
     """[(all-gathers, reduce-scatters)] of every step."""
     layout.KEPT_BYTES, layout.OWN_GROUP_PARAMETERS = kept_bytes, own_parameters
-    learner, plan = ShardedLearner(config), Plan(config)
-    steps = training_steps(learner, plan, PlanReader(config, tiny.arrays()))
+    learner, plan = ShardedLearner(config), Schedule(config)
+    steps = training_steps(learner, plan, ScheduleReader(config, tiny.arrays()))
     counts = []
     for _ in range(config.num_steps):
         with Collectives() as collectives:
@@ -262,7 +262,7 @@ def test_a_window_communicates_no_more_than_it_must(tmp_path, kept_bytes, own_pa
     reduced once a window."""
     config, is_apart = method_configs()["gram"], own_parameters == 0
     run_ranks(2, count_collectives, config, kept_bytes, own_parameters, tmp_path)
-    plan, num_layers = Plan(config), config.model.num_layers
+    plan, num_layers = Schedule(config), config.model.num_layers
     for step, (gathers, scatters) in enumerate(torch.load(tmp_path / "counts.pt")):
         window = plan.window(step)
         trained = frozenset().union(*(m.route.trained for m in window))

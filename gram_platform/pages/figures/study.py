@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT
+from gram_platform.analysis.ratios import ALL, ELICITED, MEAN
 from gram_platform.analysis.tables import CLASSES
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,

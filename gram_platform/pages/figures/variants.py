@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.ratios import VARIANT
 from gram_platform.config.identity import require_choice
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS, class_table
 from gram_platform.pages.figures.style import (
     IN_PAPER,

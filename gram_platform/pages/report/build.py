@@ -5,8 +5,9 @@ import math
 import pandas as pd
 
 from gram_platform.analysis.intervals import CURVE_FIXED
-from gram_platform.analysis.ratios import ELICITED, PSEUDO, VARIANT
+from gram_platform.analysis.ratios import ELICITED, PSEUDO
 from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure

@@ -18,9 +18,9 @@ from gram_platform.analysis.calibration import (
     unit_errors,
 )
 from gram_platform.analysis.intervals import interval_columns
-from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import frame_text, interval_texts, text_frame
 from gram_platform.config import CORE
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
     BLUE,
     GREY,

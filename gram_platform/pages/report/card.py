@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, method_style
 from gram_platform.pages.report.build import headline_rows

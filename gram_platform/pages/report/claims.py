@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.intervals import Interval, widened
-from gram_platform.analysis.ratios import VARIANT
 from gram_platform.analysis.tables import interval_text
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
     BLUE,
     GREY,

@@ -22,7 +22,7 @@ from gram_platform.analysis.localization import (
     shades,
     shading_scale,
 )
-from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
+from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     frame_text,
     interval_text,
@@ -32,6 +32,7 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
+from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.figures.style import (
     GREY,
     drawn,

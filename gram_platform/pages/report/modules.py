@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.ratios import MEAN, VARIANT
+from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import interval_text, readable_table, with_intervals
 from gram_platform.analysis.variants import (
     COMPOSED,
@@ -17,6 +17,7 @@ from gram_platform.analysis.variants import (
     share_curves,
 )
 from gram_platform.config import core_first
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
     GREY,
     Style,

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
-from gram_platform.analysis.ratios import ALL, MEAN, VARIANT
+from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
     averaged_profiles,
@@ -16,6 +16,7 @@ from gram_platform.analysis.tables import (
     table_csv,
 )
 from gram_platform.analysis.trends import trend_table
+from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.study import (
     HIDDEN,

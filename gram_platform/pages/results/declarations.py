@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
+from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import TABLE_COLUMNS
 from gram_platform.config.identity import InvalidField, invalid, one_of
 from gram_platform.config.plain import from_plain, overlaid
+from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import MIN_POINTS
-from gram_platform.analysis.ratios import BASELINE, ELICITED, VARIANT
+from gram_platform.analysis.ratios import ELICITED
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, local_path, meant, require_name
@@ -30,6 +30,7 @@ from gram_platform.config.ladder import (
 from gram_platform.config.plain import parse_json
 from gram_platform.config.written import read_text, target_kind
 from gram_platform.methods import METHODS, size_key
+from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.store.files import safe_name
 
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"

@@ -9,7 +9,7 @@ from typing import TypedDict
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS
-from gram_platform.analysis.ratios import ELICITED, VARIANT, VIEW
+from gram_platform.analysis.ratios import ELICITED, VIEW
 from gram_platform.analysis.tables import CLASSES, Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
@@ -18,7 +18,7 @@ from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SubmissionRow, code_text, submissions_text
 from gram_platform.config.terminal import warn
 from gram_platform.methods.description import Description
-from gram_platform.methods.nodes import Node
+from gram_platform.methods.nodes import VARIANT, Node
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import shared_profile

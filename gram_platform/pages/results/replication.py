@@ -7,20 +7,12 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import CURVE_FIXED
-from gram_platform.analysis.ratios import (
-    ATTACK_COLUMNS,
-    BASELINE,
-    ELICITED,
-    FIT_COLUMNS,
-    MEAN,
-    PREFIX,
-    VARIANT,
-    VIEW,
-)
+from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, FIT_COLUMNS, MEAN, PREFIX, VIEW
 from gram_platform.analysis.tables import Analysis, frame_text
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.methods import size_key
+from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.methods.setting import profile_name
 from gram_platform.pages.results.declarations import (
     Baseline,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
-from gram_platform.analysis.ratios import BASELINE, ELICITED, MEAN, VARIANT, VIEW
+from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
@@ -27,7 +27,7 @@ from gram_platform.analysis.variants import (
     module_shares,
 )
 from gram_platform.config import CORE, State
-from gram_platform.methods.nodes import node_name
+from gram_platform.methods.nodes import BASELINE, VARIANT, node_name
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.claims import shown_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares

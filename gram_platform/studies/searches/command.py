@@ -5,11 +5,18 @@ values need none of it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from gram_platform.config.endings import exit_with
+from gram_platform.config.identity import invalid, require_choice
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import CampaignFlags, CommonFlags, Flags, parse, parse_flags
-from gram_platform.studies.searches.definition import Search, parse_search
+from gram_platform.studies.flags import FlagGroup, Flags, MemberFlags, StudyFlags, parse_flags
+from gram_platform.studies.make_plan import make_plan, split_list
+from gram_platform.studies.plan import Plan
+from gram_platform.studies.searches.definition import Search, make_search_plan
+
+NONE = "none"
 
 CAMPAIGN_ABOUT = (
     "The searches that studies begin with, every study as one graph, then the other searches: what"
@@ -23,15 +30,16 @@ def main(study: Study, arguments: list[str] | None = None, prog: str | None = No
 
 
 def _run(study: Study, arguments: list[str] | None, prog: str | None) -> int:
+    flags = parse_flags(own_flags(study), study.about, arguments, prog)
     if isinstance(study, Search):
-        of_search = parse_search(study, arguments, prog)
-        from gram_platform.studies.searches.run import run_search
+        plan = make_search_plan(study, flags)
+        from gram_platform.studies.searches.run import drive_search
 
-        return run_search(study, of_search)
-    flags = parse(study, arguments, prog)
-    from gram_platform.studies.campaign import run_searched
+        return drive_search(plan)
+    plan = make_plan(study, flags)
+    from gram_platform.studies.campaign import drive_searched
 
-    return run_searched(study, flags)
+    return drive_searched(plan)
 
 
 def campaign_main(
@@ -44,12 +52,45 @@ def campaign_main(
 def _run_campaign(
     studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None
 ) -> int:
-    flags = parse_flags(CampaignFlags, CAMPAIGN_ABOUT, arguments)
-    from gram_platform.studies.campaign import run_campaign
+    flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
+    plan, others = make_campaign_plan(studies, searches, flags)
+    from gram_platform.studies.campaign import drive_campaign
 
-    return run_campaign(studies, searches, flags)
+    return drive_campaign(plan, others)
 
 
-def flags_of(study: Study) -> type[CommonFlags]:
-    """Returns the kind of flags of a study or a search."""
-    return study.flags_type if isinstance(study, Search) else Flags
+def make_campaign_plan(
+    studies: Sequence[Study], searches: Sequence[Search], flags: Flags
+) -> tuple[Plan, list[Plan]]:
+    """Returns the plan of all chosen studies together, and those of the chosen searches.
+
+    ValueError for bad input, before all else.
+    """
+    own = flags.own
+    assert isinstance(own, MemberFlags)
+    if sizes := split_list(flags.size.sizes):
+        expected = "no value: each study has its own sizes; give --sizes to one study"
+        raise invalid("sizes", sizes, expected)
+    chosen = _chosen("studies", own.studies, studies)
+    of_search = [
+        make_search_plan(search, replace(flags, own=search.flags_type()))
+        for search in _chosen("searches", own.searches, searches)
+    ]
+    of_study = [make_plan(study, replace(flags, own=StudyFlags())) for study in chosen]
+    together = tuple(part for plan in of_study for part in plan.studies)
+    return replace([*of_study, *of_search][0], studies=together), of_search
+
+
+def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
+    names = split_list(names)
+    if names == (NONE,):
+        return []
+    by_name = {one.name: one for one in known}
+    for name in names:
+        require_choice(field, name, (*by_name, NONE))
+    return [by_name[name] for name in names or by_name]
+
+
+def own_flags(study: Study) -> type[FlagGroup]:
+    """Returns the flags that a study or a search has for itself."""
+    return study.flags_type if isinstance(study, Search) else StudyFlags

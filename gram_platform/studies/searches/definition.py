@@ -6,15 +6,16 @@ and its `--help` need none of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self
 
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.store import Store
-from gram_platform.studies.definition import Study, with_changes
-from gram_platform.studies.flag_groups import FlagGroup, Number, Switch, Texts
-from gram_platform.studies.flag_values import split_list
-from gram_platform.studies.flags import CommonFlags, checked_common, parse_flags
+from gram_platform.studies.build import resolve_corpora, settings_of
+from gram_platform.studies.definition import Study
+from gram_platform.studies.flags import FlagGroup, Flags, Number, Switch, Texts
+from gram_platform.studies.make_plan import plan_of, read_study, split_list
+from gram_platform.studies.plan import Plan, StudyPlan
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.work import SearchWork
@@ -39,23 +40,14 @@ class TrialFlags(FlagGroup):
     max_concurrent: Number = 0
     report_only: Switch = False
 
-
-@dataclass(frozen=True)
-class SearchFlags(TrialFlags, CommonFlags):
-    """The flags of every search."""
-
-    def checked(self) -> SearchFlags:
-        """Returns the flags that studies do not have with defaults filled in, after
-        `checked_common`.
-
-        ValueError naming flag and value.
-        """
+    def checked(self) -> Self:
+        """Returns the flags with their lists read; ValueError naming flag and value."""
         require_int("max_concurrent", self.max_concurrent, 0)
         return self
 
 
 @dataclass(frozen=True)
-class OptunaTrialFlags(TrialFlags):
+class OptunaFlags(TrialFlags):
     """Of this search.
 
     Args:
@@ -67,18 +59,12 @@ class OptunaTrialFlags(TrialFlags):
     trials: Number = 0
     space: Texts = ()
 
-
-@dataclass(frozen=True)
-class OptunaFlags(OptunaTrialFlags, SearchFlags):
-    """The flags of searches with Optuna."""
-
-    def checked(self) -> OptunaFlags:
+    def checked(self) -> Self:
         require_int("trials", self.trials, 0)
-        uri = _optuna_uri(self.optuna_uri, self.storage)
-        return replace(super().checked(), space=split_list(self.space), optuna_uri=uri)
+        return replace(super().checked(), space=split_list(self.space))
 
 
-def _optuna_uri(uri: str, storage: str) -> str:
+def optuna_place(uri: str, storage: str) -> str:
     """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made
     absolute."""
     from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
@@ -106,13 +92,15 @@ def _optuna_uri(uri: str, storage: str) -> str:
 class Search(Study):
     """The declaration of a search; each kind is a subclass."""
 
-    flags_type = SearchFlags
+    flags_type = TrialFlags
+    # Whether Optuna chooses its points, and keeps them in a database.
+    needs_optuna = False
 
     def of_preset(self, name: str) -> Search:
         """Returns the search as one of its presets changes it."""
         return self
 
-    def checked(self, flags: SearchFlags) -> SearchFlags:
+    def checked(self, flags: TrialFlags, part: StudyPlan) -> TrialFlags:
         """Returns the flags with the kind's defaults; ValueError for flags that it cannot serve."""
         return flags
 
@@ -121,17 +109,26 @@ class Search(Study):
         raise NotImplementedError
 
 
-def parse_search(
-    search: Search, arguments: list[str] | None = None, prog: str | None = None
-) -> SearchFlags:
-    """Returns the checked flags of a search; ValueError as `checked_flags`."""
-    return checked_flags(search, parse_flags(search.flags_type, search.about, arguments, prog))
+def make_search_plan(search: Search, flags: Flags) -> Plan:
+    """Returns what a search's submission will do, with the nodes that are known before its trials.
 
-
-def checked_flags(search: Search, flags: SearchFlags) -> SearchFlags:
-    """Returns the flags with defaults filled in.
-
-    ValueError naming the flag, the value and what is expected.
+    ValueError naming the flag, the value and what is expected, before any work starts.
     """
-    common = checked_common(search, flags)
-    return with_changes(search, common.preset, common.changes).checked(common.checked())
+    part = read_study(search, flags, flags.subject.changes)
+    plan = plan_of(flags, (part,))
+    own = part.study.checked(flags.own.checked(), part)
+    uri = optuna_place(plan.optuna_uri, plan.storage) if search.needs_optuna else ""
+    return replace(plan, studies=(work_of(part, own, uri, plan.dry_run).planned(),))
+
+
+def work_of(part: StudyPlan, own: TrialFlags, optuna_uri: str, is_dry: bool = False) -> SearchWork:
+    """Returns the search on its corpora with the setting of every size and seed, without nodes."""
+    search = part.study.of_preset(part.preset_name)
+    recipes = resolve_corpora(part.preset, part.choice)
+    known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
+    known |= {
+        "study": search,
+        "recipes": {size: (recipe,) for size, recipe in recipes.items()},
+        "settings": settings_of(part.preset, part.choice, recipes),
+    }
+    return search.work_type()(**known, flags=own, optuna_uri=optuna_uri, is_dry=is_dry)

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gram_platform.studies.flag_groups import Texts
-from gram_platform.studies.searches.definition import Search, SearchFlags, TrialFlags
+from gram_platform.studies.flags import Texts
+from gram_platform.studies.plan import StudyPlan
+from gram_platform.studies.searches.definition import Search, TrialFlags
 from gram_platform.studies.searches.knobs import Values, chosen_values
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class KnobFlags(TrialFlags):
+class SweepFlags(TrialFlags):
     """Of this search.
 
     Args:
@@ -34,11 +35,6 @@ class KnobFlags(TrialFlags):
 
 
 @dataclass(frozen=True)
-class SweepFlags(KnobFlags, SearchFlags):
-    """The flags of sweeps."""
-
-
-@dataclass(frozen=True)
 class HyperparameterSweep(Search):
     """Runs every value of every knob, at every size and seed."""
 
@@ -47,9 +43,9 @@ class HyperparameterSweep(Search):
 
     flags_type = SweepFlags
 
-    def checked(self, flags: SweepFlags) -> SweepFlags:
+    def checked(self, flags: SweepFlags, part: StudyPlan) -> SweepFlags:
         """ValueError for an unknown knob and for values outside its range."""
-        chosen_values(flags.knobs, self.values[flags.preset])
+        chosen_values(flags.knobs, self.values[part.preset_name])
         return flags
 
     def work_type(self) -> type[SweepWork]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
 from gram_platform.analysis.tables import (
     CLASSES,
@@ -20,7 +19,7 @@ from gram_platform.config import State
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
-from gram_platform.methods.nodes import Node, method_nodes, unique
+from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
 from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
@@ -115,7 +114,7 @@ class SweepWork(GridWork):
     @property
     def values(self) -> Values:
         """The values of each knob."""
-        return chosen_values(self.flags.knobs, self.study.values[self.flags.preset])
+        return chosen_values(self.flags.knobs, self.study.values[self.preset_name])
 
     def prerequisites(self) -> list[Node]:
         return self.baselines
@@ -158,25 +157,26 @@ class SweepWork(GridWork):
 
         None without an evaluation.
         """
-        flags, baselines, trials = self.flags, self.baselines, self.trials()
+        sizes, baselines, trials = self.choice.sizes, self.baselines, self.trials()
         ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
         frame, curves, source = final_frames(
             store, tracker, ids, [node.id for node in baselines if node.is_run]
         )
         curves = curve_frame(baselines, curves)
-        sweep = _analysed(trials, baselines, frame, curves, flags.sizes)
+        sweep = _analysed(trials, baselines, frame, curves, sizes)
         if sweep is None:
             return None
-        claims = explained(sweep_claims(sweep.per_seed), self.study.name, flags.preset)
+        claims = explained(sweep_claims(sweep.per_seed), self.study.name, self.preset_name)
         rows = _trial_rows(trials, frame, sweep, store, self.full_name)
         links, about_links = run_links(tracker)
-        record = {"knobs": self.values, "sizes": flags.sizes, "seeds": self.num_seeds}
+        record = {"knobs": self.values, "sizes": sizes, "seeds": self.num_seeds}
         tables = {"table.csv": sweep.profiles, "trials.csv": rows}
         files = {name: table_csv(frame).encode() for name, frame in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {flags.preset}, corpus {shown_place(flags.corpus)} (data {self.data_id}),"
-            f" {self.num_seeds} seeds. While one knob moves the others stay at {fixed}."
+            f"Preset {self.preset_name}, corpus {shown_place(self.choice.corpus)} (data"
+            f" {self.data_id}), {self.num_seeds} seeds. While one knob moves the others stay at"
+            f" {fixed}."
             f" {counts_text(rows)} Read from {source}. {about_links}"
         )
         sections = [
@@ -184,7 +184,7 @@ class SweepWork(GridWork):
             *_knob_sections(sweep),
             *judged_sections(claims, SWEEP_RULE),
             *missing_sections(sweep.missing),
-            _learning_curves(curves, sweep, flags.sizes),
+            _learning_curves(curves, sweep, sizes),
             Section("Trials", table=_readable_trials(rows, links)),
         ]
         figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import Size
-from gram_platform.studies.flag_groups import Amount, Number
-from gram_platform.studies.flag_values import split_list
+from gram_platform.studies.flags import Amount, Number
+from gram_platform.studies.make_plan import split_list
+from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.cells import GridShape, LiteralGrids, whole, why_not
-from gram_platform.studies.searches.definition import Search, SearchFlags, TrialFlags
+from gram_platform.studies.searches.definition import Search, TrialFlags
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.lr_batch_trials import GridsWork
@@ -27,7 +28,7 @@ AUTO_AXIS = "auto"
 
 
 @dataclass(frozen=True)
-class CellFlags(TrialFlags):
+class GridFlags(TrialFlags):
     """Of this search.
 
     Args:
@@ -44,12 +45,7 @@ class CellFlags(TrialFlags):
     window: Amount = 0.0
     max_extensions: Number = -1
 
-
-@dataclass(frozen=True)
-class GridFlags(CellFlags, SearchFlags):
-    """The flags of the LR/batch grid."""
-
-    def checked(self) -> GridFlags:
+    def checked(self) -> Self:
         require_real("window", self.window, 0.0)
         require_int("max_extensions", self.max_extensions, -1)
         return replace(
@@ -85,25 +81,22 @@ class LrBatchGrid(Search):
 
     flags_type = GridFlags
 
-    def checked(self, flags: GridFlags) -> GridFlags:
+    def checked(self, flags: GridFlags, part: StudyPlan) -> GridFlags:
         """ValueError for grids that determine no surface, and for batches that ranks or data cannot
         serve."""
-        preset = self.presets[flags.preset]
-        for name in flags.sizes:
-            size = preset.sizes[name]
-            for batch in self.grid(flags, size).batches:
-                if reason := why_not(flags.ranks, preset, size, batch):
+        grids = self.grids[part.preset_name]
+        for name in part.choice.sizes:
+            size = part.preset.sizes[name]
+            for batch in self.grid(flags, part.preset_name, size).batches:
+                if reason := why_not(part.ranks, part.preset, size, batch):
                     raise invalid("batches", batch, reason)
-        given = flags.max_extensions >= 0
-        return (
-            flags
-            if given
-            else replace(flags, max_extensions=self.grids[flags.preset].max_extensions)
-        )
+        if flags.max_extensions >= 0:
+            return flags
+        return replace(flags, max_extensions=grids.max_extensions)
 
-    def grid(self, flags: GridFlags, size: Size) -> Grid:
+    def grid(self, flags: GridFlags, preset: str, size: Size) -> Grid:
         """Returns the grid from which a size starts."""
-        grid = self.grids[flags.preset].of(size)
+        grid = self.grids[preset].of(size)
         lrs = tuple(sorted(float(lr) for lr in flags.lrs)) or grid.lrs
         return Grid(lrs, whole(sorted(float(batch) for batch in flags.batches)) or grid.batches)
 

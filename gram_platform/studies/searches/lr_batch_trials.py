@@ -15,7 +15,6 @@ from gram_platform.analysis.lr_laws import (
     law_json,
     predictions,
 )
-from gram_platform.analysis.ratios import BASELINE
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, linked
 from gram_platform.config import CORE, State
@@ -25,7 +24,7 @@ from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
 from gram_platform.config.space import SearchObjective
 from gram_platform.engine.trials import Point
 from gram_platform.methods import Setting
-from gram_platform.methods.nodes import Node, method_nodes
+from gram_platform.methods.nodes import BASELINE, Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
@@ -149,7 +148,7 @@ class GridsWork(GridWork):
 
     @property
     def sizes(self) -> list[Size]:
-        return [self.preset.sizes[name] for name in self.flags.sizes]
+        return [self.preset.sizes[name] for name in self.choice.sizes]
 
     def problem(self, store: Store | None = None) -> LrBatchProblem:
         return LrBatchProblem(self.settings)
@@ -160,7 +159,7 @@ class GridsWork(GridWork):
 
     def example(self) -> list[Node]:
         """Returns the nodes of the first grids; their growth is not known yet."""
-        grids = {size: self.study.grid(self.flags, size) for size in self.sizes}
+        grids = {size: self.study.grid(self.flags, self.preset_name, size) for size in self.sizes}
         return [
             node for size, grid in grids.items() for node in self.cell_nodes(size, grid).values()
         ]
@@ -178,7 +177,7 @@ class GridsWork(GridWork):
         """Returns one size's grid as its results demand, and announcements; it grows once all its
         trials have ended."""
         flags, messages = self.flags, []
-        grid = self.study.grid(flags, size)
+        grid = self.study.grid(flags, self.preset_name, size)
         while True:
             nodes = self.cell_nodes(size, grid)
             done = {
@@ -190,7 +189,7 @@ class GridsWork(GridWork):
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
-            allowed = lambda batch: why_not(flags.ranks, self.preset, size, batch)  # noqa: E731
+            allowed = lambda batch: why_not(self.ranks, self.preset, size, batch)  # noqa: E731
             step = extension(trials, grid, flags.max_extensions, flags.window or None, allowed)
             messages += step.messages
             if not step.new_cells:
@@ -229,13 +228,13 @@ class GridsWork(GridWork):
         self, trials: pd.DataFrame, is_done: pd.Series, source: str, tracker: Tracker | None
     ) -> SearchOutput:
         flags, seq_len = self.flags, self.preset.seq_len
-        sizes = dict(zip(flags.sizes, self.sizes, strict=True)) | PAPER_SIZES
+        sizes = dict(zip(self.choice.sizes, self.sizes, strict=True)) | PAPER_SIZES
         analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, flags.window or None)
         measured = (
-            f"{self.study.name}, preset {flags.preset} on {shown_place(flags.corpus)}, search"
-            f" {self.search_id}"
+            f"{self.name}, preset {self.preset_name} on {shown_place(self.choice.corpus)},"
+            f" search {self.search_id}"
         )
-        law = fitted_law(analysis.laws, f"{flags.preset}-{self.search_id}", seq_len, measured)
+        law = fitted_law(analysis.laws, f"{self.preset_name}-{self.search_id}", seq_len, measured)
         tables = {
             "optima": analysis.optima,
             "laws": analysis.laws,
@@ -246,8 +245,8 @@ class GridsWork(GridWork):
         links, about_links = run_links(tracker)
         figures = grid_figures(analysis, links)
         facts = (
-            f"Search {self.search_id}: preset {flags.preset}, corpus {shown_place(flags.corpus)}"
-            " (data "
+            f"Search {self.search_id}: preset {self.preset_name}, corpus"
+            f" {shown_place(self.choice.corpus)} (data "
         )
         facts += (
             f"{self.data_id}), {self.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
@@ -261,7 +260,9 @@ class GridsWork(GridWork):
         files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
         data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
         data["law.json"] = json_file(law_json(law, analysis.laws))
-        sizes_done = tuple(size for size in flags.sizes if size in set(trials[is_done]["size"]))
+        sizes_done = tuple(
+            size for size in self.choice.sizes if size in set(trials[is_done]["size"])
+        )
         columns = TrialColumns(
             ("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ()
         )

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from gram_platform.analysis.maxent_objective import MaxEntObjective
 from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter, Space
+from gram_platform.studies.definition import Preset
+from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.definition import OptunaFlags, Search
 
 if TYPE_CHECKING:
@@ -40,22 +42,23 @@ class MaxEntSearch(Search):
     objective: MaxEntObjective = DEFAULT_OBJECTIVE
 
     flags_type = OptunaFlags
+    needs_optuna = True
 
     def of_preset(self, name: str) -> MaxEntSearch:
         """Returns the search under the name that the preset's ranges give it."""
         return replace(self, name=self.presets[name].maxent_search.search)
 
-    def checked(self, flags: OptunaFlags) -> OptunaFlags:
+    def checked(self, flags: OptunaFlags, part: StudyPlan) -> OptunaFlags:
         """ValueError for several sizes, since each has its own best parameters, and for a bad
         space."""
-        if len(flags.sizes) != 1:
-            raise invalid("sizes", flags.sizes, "one size: each size has its own best parameters")
-        self.space(flags)
+        if len(sizes := part.choice.sizes) != 1:
+            raise invalid("sizes", sizes, "one size: each size has its own best parameters")
+        self.space(flags, part.preset)
         return flags
 
-    def space(self, flags: OptunaFlags) -> Space:
+    def space(self, flags: OptunaFlags, preset: Preset) -> Space:
         """Returns the ranges of the preset, or those of `--space`; ValueError for a bad one."""
-        ranges = self.presets[flags.preset].maxent_search
+        ranges = preset.maxent_search
         return space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(flags.space)
 
     def work_type(self) -> type[MaxEntWork]:

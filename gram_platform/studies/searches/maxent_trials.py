@@ -135,7 +135,7 @@ class MaxEntWork(OptunaWork):
 
     @property
     def space(self) -> Space:
-        return self.study.space(self.flags)
+        return self.study.space(self.flags, self.preset)
 
     @property
     def target(self) -> int:
@@ -154,7 +154,7 @@ class MaxEntWork(OptunaWork):
     def is_complete(self) -> bool:
         """Returns whether the storage has all trials of the preset, and a best one, of every
         profile."""
-        best = self.folder(Store(self.flags.storage)).read_json(BEST)
+        best = self.folder(Store(self.choice.storage)).read_json(BEST)
         if best is None or best["missing"]:
             return False
         return min(best["num_trials"].values()) >= self.preset.maxent_search.num_trials
@@ -257,8 +257,8 @@ class MaxEntWork(OptunaWork):
             ", ".join(str(setting.seed) for setting in self.settings),
         )
         return (
-            f"Search {self.search_id}: preset {self.flags.preset}, size {self.facts['size']},"
-            f" corpus {shown_place(self.flags.corpus)} (data {self.facts['data_id']}), seeds"
+            f"Search {self.search_id}: preset {self.preset_name}, size {self.facts['size']},"
+            f" corpus {shown_place(self.choice.corpus)} (data {self.facts['data_id']}), seeds"
             f" {seeds}. Read from Optuna's database. Minimised: forget +"
             f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
             f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"

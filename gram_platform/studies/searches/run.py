@@ -6,87 +6,80 @@ from functools import partial
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
-from gram_platform.config.endings import SUBMIT_AGAIN
+from gram_platform.config.endings import DONE, FAILED, SUBMIT_AGAIN, TIME_IS_UP, worst
 from gram_platform.config.identity import to_plain
 from gram_platform.config.provenance import code_text
 from gram_platform.config.terminal import say
+from gram_platform.engine.executor import ListedNodes
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trials import Outcome
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import SEARCH_FILE, publish_files
 from gram_platform.store import Store
-from gram_platform.studies.build import resolve_corpora, settings_of
-from gram_platform.studies.definition import preset_params, with_changes
-from gram_platform.studies.device import settled
+from gram_platform.studies.definition import preset_params
+from gram_platform.studies.device import choose_device
+from gram_platform.studies.drive import approve_cost, finish
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.mirror import open_tracker
-from gram_platform.studies.packing import provide_data, reporter
-from gram_platform.studies.searches.definition import Search, SearchFlags
+from gram_platform.studies.observers import Observers
+from gram_platform.studies.packing import pack_corpora, require_supply
+from gram_platform.studies.plan import Plan
 from gram_platform.studies.searches.driver_lease import DriverLease
 from gram_platform.studies.searches.report import trial_metrics, trial_tags
 from gram_platform.studies.searches.work import SearchWork
-from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
-from gram_platform.tracking import Tracker
+from gram_platform.studies.workplace import Workplace, executor_at, open_workplace
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.views import search_views
 
 
-def build_search(search: Search, flags: SearchFlags) -> SearchWork:
-    """Returns the search on its corpora with the setting of every size and seed, without nodes."""
-    search = with_changes(search.of_preset(flags.preset), flags.preset, flags.changes)
-    preset = search.presets[flags.preset]
-    recipes = resolve_corpora(preset, flags.choice, reporter())
-    settings = settings_of(preset, flags.choice, recipes)
-    return search.work_type()(
-        search, preset, flags, {size: (recipe,) for size, recipe in recipes.items()}, settings
-    )
-
-
-def run_search(search: Search, flags: SearchFlags) -> int:
+def drive_search(plan: Plan) -> int:
     """Runs the trials that are missing; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
-    work = build_search(search, flags).planned()
-    if flags.dry_run:
-        say(describe(work))
-        return 0
-    store = Store(flags.storage).open_for_writing()
-    if not flags.report_only:
-        (work,) = settled((work,), store)
-    provide_data((work,), store)
-    say(f"search {work.named} on {flags.corpus} (data {work.data_id})")
+    (work,) = plan.studies
+    assert isinstance(work, SearchWork)
+    if plan.dry_run:
+        say(describe(plan))
+        return DONE
+    store = Store(plan.storage).open_for_writing()
+    is_report = work.flags.report_only
+    if not is_report:
+        require_supply(plan.studies)
+        plan = plan.on(choose_device(plan, store))
+        approve_cost(plan, store)
+    pack_corpora(plan, store)
+    (work,) = plan.studies
+    say(f"search {work.named} on {work.choice.corpus} (data {work.data_id})")
     say(f"storage {store.root}")
     lease = DriverLease(work.folder(store), work.study.name)
-    driver = SearchDriver(work, store, open_tracker(flags.tracking_uri), lease.require)
-    if flags.report_only:
-        return finish(driver.submission, driver.write())
+    driver = SearchDriver(plan, work, store, lease.require)
+    if is_report:
+        return finish(plan, driver, driver.write())
     try:
-        return lead(driver.submission, driver.start, driver.execute, driver.write, lease)
+        with lease, driver:
+            code = driver.lead()
+        return finish(plan, driver, code)
     except StorageInternalError as error:
-        say(
-            f"error: Optuna's database failed: {first_line(error.__cause__ or error)}."
-            f" {SUBMIT_AGAIN}"
-        )
-    return 1
+        reason = first_line(error.__cause__ or error)
+        say(f"error: Optuna's database failed: {reason}. {SUBMIT_AGAIN}")
+    return FAILED
 
 
-class SearchDriver:
+class SearchDriver(Observers):
     """Executes the nodes that all trials need, then trials that the search's source proposes, and
     writes its report."""
 
     def __init__(
         self,
+        plan: Plan,
         work: SearchWork,
         store: Store,
-        tracker: Tracker | None,
         require_lead: Callable[[], None] = lambda: None,
     ):
         """`require_lead`: raises Stopped when another driver leads the search."""
-        self.submission = Submission((work,), unique(work.prerequisites()), store, tracker)
-        self.work, self.store, self.tracker, self.flags = work, store, tracker, work.flags
-        self.view, self.folder = self.submission.view, work.folder(store)
+        super().__init__(plan, store, unique(work.prerequisites()))
+        self.work, self.folder, self.require_lead = work, work.folder(store), require_lead
         self.outcomes: dict[str, Outcome] = {}
         # The nodes of each running trial.
         self.running: dict[str, Sequence[Node]] = {}
@@ -94,20 +87,35 @@ class SearchDriver:
         self.hours_before = 0.0
         # True if trials are left.
         self.is_cut = False
-        self.require_lead = require_lead
+
+    def lead(self) -> int:
+        """Executes what is missing, until a limit is reached, and writes the report; returns the
+        exit code."""
+        at = open_workplace(self.plan, self.store, self.say, has_more=True)
+        with executor_at(at, self.plan.options.retry_failed) as executor:
+            self.begin(at, executor, executes=True)
+            self._write_record()
+            for event in executor.events(ListedNodes(self.nodes)):
+                self.see(event)
+        if not super().failures():
+            self._execute_trials(at)
+        self.flush()
+        failures = self.failures()
+        for line in failures:
+            self.say(line)
+        self.say(f"\n{self.counts()}")
+        is_unfinished = self.is_cut or self.num_left > 0
+        limit = self.limit_reached() if is_unfinished else ""
+        if limit:
+            self.say(f"limit: {limit}; submit again with a higher one to go on")
+        return worst(TIME_IS_UP if limit else DONE, self.write(), FAILED if failures else DONE)
+
+    def limit_reached(self) -> str:
+        """Returns the limit that the machine hours of the trials reach, over all submissions."""
+        return self.plan.limits.budget.reached(self.spent_hours())
 
     def spent_hours(self) -> float:
-        """Returns the machine hours of this search's trials, over all submissions."""
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
-
-    def _may_start(self) -> bool:
-        return not self.flags.limits.budget.reached(self.spent_hours())
-
-    def start(self) -> Workplace:
-        """Starts the submission, and writes the record of the search."""
-        at = self.submission.start(self.work.nodes, has_more=True)
-        self._write_record()
-        return at
 
     def _write_record(self) -> None:
         study, identity = self.work.study, to_plain(self.work.identity())
@@ -117,42 +125,37 @@ class SearchDriver:
             "question": study.question,
             "identity": identity,
         }
-        plain |= preset_params(self.flags.preset, self.flags.changes)
+        plain |= preset_params(self.work.preset_name, self.work.changes)
         trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
-        rows = self.submission.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
+        rows = self.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
         self.folder.write_json(SEARCH_FILE, {**plain, "submissions": rows})
 
-    def execute(self, at: Workplace) -> Ended:
-        """Executes what all trials need, then the trials that are missing, until a limit is
-        reached."""
-        self.submission.execute(self.submission.nodes, at)
-        if self.submission.failures():
-            return self._ended()
+    def _execute_trials(self, at: Workplace) -> None:
+        """Executes the trials that are missing, until a limit is reached."""
         self.problem = self.work.problem(self.store)
         for following in self.work.rounds(self.store, self.problem):
             self.hours_before += following.hours_before
-            self.submission.ids.update(following.ids_before)
+            self.ids.update(following.ids_before)
             if following.text:
-                self.view.say(following.text)
-            self.is_cut = not self._may_start()
+                self.say(following.text)
+            self.is_cut = bool(self.limit_reached())
             if self.is_cut:
                 # Later rounds may have results too, which MLflow shall have.
                 continue
             if following.source.num_left:
                 self._draw_from(following.source, at)
                 self.is_cut = following.source.num_left > 0
-        return self._ended()
 
     def _draw_from(self, source: Source, at: Workplace) -> None:
-        metric = self.work.minimised.metric if self.work.minimised else ""
-        how = (
-            self.flags.max_concurrent,
-            self._may_start,
+        tuning = Tuning(
+            self.work.full_name,
+            self.work.flags.max_concurrent,
+            lambda: not self.limit_reached(),
             self.require_lead,
-            self.flags.retry_failed,
+            self.plan.options.retry_failed,
+            self.work.minimised.metric if self.work.minimised else "",
         )
-        tuning = Tuning(self.work.full_name, *how, metric)
-        self.view.begin_trials(source.num_left)
+        self.terminal.begin_trials(source.num_left)
         where = (at.execution, at.resources)
         run_trials(
             source, self.problem, *where, tuning, self._on_start, self._on_end, at.cordon, at.place
@@ -160,59 +163,55 @@ class SearchDriver:
 
     def _on_start(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
-        self.view.trial_started(proposal.name)
+        self.terminal.trial_started(proposal.name)
         self._watch_running()
 
     def _on_end(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
-        self.submission.ids.update(outcome.nodes)
-        self.view.trial_ended(outcome.name, trial_line(outcome))
+        self.ids.update(outcome.nodes)
+        self.terminal.trial_ended(outcome.name, trial_line(outcome))
         for node in self.running.pop(outcome.name):
-            self.submission.mirror.ended(node)
+            self.mirror.ended(node)
         self._watch_running()
 
     def _watch_running(self) -> None:
-        self.submission.mirror.watch([node for nodes in self.running.values() for node in nodes])
+        self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
-    def _ended(self) -> Ended:
-        """Returns a sentence about the trials of this submission and of earlier ones."""
-        one = self.submission
-        failed = [
-            f"failed: {o.name}: {o.message}"
-            for o in self.outcomes.values()
-            if o.state == State.FAILED
-        ]
+    def failures(self) -> list[str]:
+        """Returns a line for each node and each trial that has failed."""
+        failed = [one for one in self.outcomes.values() if one.state == State.FAILED]
+        return super().failures() + [f"failed: {one.name}: {one.message}" for one in failed]
+
+    def counts(self) -> str:
+        """Returns how many nodes that all need and how many trials were done, as a text."""
         ended = list(self.outcomes.values())
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
-        lines = [one.counts()] if one.nodes else []
+        lines = [super().counts()] if self.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
-        is_unfinished = self.is_cut or one.num_left > 0
-        return Ended("\n".join(lines), one.failures() + failed, is_unfinished, self.spent_hours())
+        return "\n".join(lines)
 
     def write(self) -> int:
         """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
         self._write_record()
         output = self.work.write(self.store, self.tracker)
         if output is None:
-            self.view.say("no table: no trial is complete yet")
-            return 1
+            self.say("no table: no trial is complete yet")
+            return FAILED
         params = {
             "search_id": self.work.search_id,
-            "preset": self.flags.preset,
+            "preset": self.work.preset_name,
             "data_id": self.work.data_id,
         }
-        name, trials = self.work.study.name, output.files["trials.csv"]
+        name, trials = self.work.name, output.files["trials.csv"]
         shown = {
             "node_tags": trial_tags(trials),
             "node_metrics": trial_metrics(trials, output.columns),
         }
         shown["views"] = search_views(name, output.columns)
         write = partial(publish_files, name, self.store, output.files, output.figures, params)
-        code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
-        self.submission.publish(
-            name, partial(write, **shown, code=code), output.text, lambda _: output.brief
-        )
-        return 0
+        code = code_text(self.submissions(self.folder, SEARCH_FILE))
+        self.publish(name, partial(write, **shown, code=code), output.text, lambda _: output.brief)
+        return DONE
 
 
 def trial_line(outcome: Outcome) -> str:

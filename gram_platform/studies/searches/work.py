@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
@@ -23,10 +23,11 @@ from gram_platform.pages.results.results import Brief, count_verdicts
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.machines import cordoned_lines
-from gram_platform.studies.build import Graph
+from gram_platform.studies.plan import StudyPlan
+from gram_platform.studies.searches.definition import TrialFlags
 from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
 from gram_platform.studies.searches.report import SearchOutput, counts_text, json_file
-from gram_platform.studies.session import machine_hours
+from gram_platform.studies.workplace import machine_hours
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.database import database_path
 from gram_platform.tracking.views import TrialColumns
@@ -49,8 +50,14 @@ class Round:
 
 
 @dataclass(frozen=True)
-class SearchWork(Graph):
+class SearchWork(StudyPlan):
     """A search on its corpora; kinds are subclasses of `GridWork` or `OptunaWork`."""
+
+    # The search's own flags.
+    flags: TrialFlags = field(default_factory=TrialFlags)
+    optuna_uri: str = ""
+    # A dry run asks no database server.
+    is_dry: bool = False
 
     @property
     def minimised(self) -> SearchObjective | None:
@@ -127,8 +134,8 @@ class SearchWork(Graph):
         The report begins with the question and `facts`, how it was searched; `record` goes into
         search.json; `columns` of trials.csv are shown by MLflow.
         """
-        study, store = self.study, Store(self.flags.storage)
-        known = {"search_id": self.search_id, "preset": self.flags.preset, "data_id": self.data_id}
+        study, store = self.study, Store(self.choice.storage)
+        known = {"search_id": self.search_id, "preset": self.preset_name, "data_id": self.data_id}
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
         source = submissions_text(rows)
@@ -176,7 +183,7 @@ class GridWork(SearchWork):
             hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
             ids = {node.id for nodes in nodes_of.values() for node in nodes}
             left = [(name, point) for name, point in new if name not in done]
-            source = PointList(longest_first(left, problem, self.flags.hardware))
+            source = PointList(longest_first(left, problem, self.machine))
             yield Round(source, hours, ids, "\n".join(lines))
             if not new:
                 return
@@ -236,7 +243,7 @@ class OptunaWork(SearchWork):
 
     def open(self) -> list[Group]:
         """Opens the Optuna studies, named by the search's id and the group."""
-        storage, metric = open_storage(self.flags.optuna_uri), self.minimised.metric
+        storage, metric = open_storage(self.optuna_uri), self.minimised.metric
         return [
             Group(
                 name,
@@ -251,10 +258,10 @@ class OptunaWork(SearchWork):
     def share_left(self) -> float:
         """Returns the share of the trials that are not complete; creates nothing, and a dry run
         asks no server."""
-        path = database_path(self.flags.optuna_uri)
-        if not (path.exists() if path else not self.flags.dry_run):
+        path = database_path(self.optuna_uri)
+        if not (path.exists() if path else not self.is_dry):
             return 1.0
-        storage = open_storage(self.flags.optuna_uri)
+        storage = open_storage(self.optuna_uri)
         complete = [num_complete(storage, f"{self.full_name}-{group}") for group in self.groups()]
         return sum(max(0, self.target - number) for number in complete) / (
             self.target * len(complete)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from gram_platform.studies.session import execution_of
 
 from gram_platform.corpora import prepare
 from gram_platform.engine import trial_process
@@ -28,7 +29,6 @@ from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search, run_search
-from gram_platform.studies.session import execution_of
 from tests.engine.test_broken_devices import (
     assert_little_is_trained_twice,
     events,

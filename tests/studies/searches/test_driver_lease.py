@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from gram_platform.studies.submission import Workplace
 
 from gram_platform.config import State
 from gram_platform.engine.capacity import Cordon
@@ -15,7 +16,6 @@ from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
 from gram_platform.studies.searches.run import SearchDriver, build_search
-from gram_platform.studies.submission import Workplace
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH

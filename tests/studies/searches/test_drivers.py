@@ -12,6 +12,7 @@ from collections import Counter
 import optuna
 import psutil
 import pytest
+from gram_platform.studies.session import execution_of
 
 from gram_platform.corpora import prepare
 from gram_platform.engine.proposals import PointList
@@ -19,7 +20,6 @@ from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.store import Store
 from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.run import build_search, run_search
-from gram_platform.studies.session import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines

@@ -1,13 +1,14 @@
-"""Executes a study's nodes on Ray: each once, after its needs, as many at once as fit.
+"""Executes nodes on Ray: each once, after its needs, as many at once as fit.
 
-The storage is the truth; the graph only decides which node starts next. A node whose process
+A node whose process
 crashes is started again and continues from its last checkpoint. A node that fails is reported and
 blocks only its dependants. Nodes of one rank are executed by slots, nodes of several by Ray Train
 workers. A machine whose device does not work takes none of them.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
@@ -19,15 +20,10 @@ from gram_platform.engine.capacity import Admission, Cordon, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.executor import Executor
 from gram_platform.engine.in_process import execute_task
-from gram_platform.engine.life import (
-    MAX_CRASHES,
-    NodeLifecycle,
-    Progress,
-    WaitingNodes,
-    failure_message,
-)
+from gram_platform.engine.life import MAX_CRASHES, failure_message
 from gram_platform.engine.process import is_out_of_memory, memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
@@ -36,57 +32,29 @@ from gram_platform.store import LeaseHeld
 LOOK_FOR_STALLS_S = 30.0
 
 
-def run_graph(
-    nodes: Sequence[Node],
-    execution: Execution,
-    resources: Resources,
-    placements: Mapping[str, Placement],
-    on_change: Callable[[Progress, Node | None], None] = lambda progress, node: None,
-    poll_s: float = 1.0,
-    retry_diverged: bool = False,
-    may_start: Callable[[], bool] = lambda: True,
-    done: Collection[str] = (),
-    cordon: Cordon | None = None,
-) -> Progress:
-    """Executes all nodes that are not done and returns the final progress.
+class RayExecutor(Executor):
+    """Executes nodes by slots and Ray Train workers. Needs an initialised Ray.
 
-    Needs an initialised Ray. `placements`: of nodes, by id; the others have one rank.
-    `on_change(progress, node)` is called when a node ends (done or failed) and, with None, every
-    `poll_s` seconds. When `may_start()` is False no node is started, and the graph ends with the
-    nodes that are running. The storage is not asked about nodes that are known to be `done`. The
-    machines of the `cordon` take no nodes. ClusterLost when the Ray is gone, or has no machine
+    The machines of the `cordon` take no nodes. ClusterLost when the Ray is gone, or has no machine
     whose device works.
     """
-    progress = Progress(nodes, {node.id for node in nodes} & set(done))
-    graph = _Graph(progress, execution, cordon or Cordon(resources), retry_diverged, placements)
-    try:
-        while graph.advance(may_start()):
-            for node in graph.wait(poll_s) or (None,):
-                on_change(progress, node)
-    finally:
-        graph.slots.close()
-    return progress
 
-
-class _Graph:
     def __init__(
         self,
-        progress: Progress,
         execution: Execution,
-        cordon: Cordon,
-        retry_diverged: bool,
-        placements: Mapping[str, Placement],
+        resources: Resources,
+        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+        cordon: Cordon | None = None,
+        poll_s: float = 1.0,
+        **known: Any,
     ):
-        self.progress, self.execution, self.cordon, self.placements = (
-            progress,
-            execution,
-            cordon,
-            placements,
+        """`known`: `retry_diverged` and `done`, as in `Executor`."""
+        super().__init__(execution, placements, **known)
+        self.cordon, self.poll_s = cordon or Cordon(resources), poll_s
+        self.slots, self.admission = (
+            SlotPool(execution, self.cordon),
+            Admission(self.cordon.resources),
         )
-        self.store = execution.store()
-        self.lifecycle = NodeLifecycle(self.store, retry_diverged)
-        self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
-        self.waiting = WaitingNodes(progress, self.lifecycle, placements)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         # Nodes that another driver has ended, not reported yet.
         self.ended: list[Node] = []
@@ -98,13 +66,23 @@ class _Graph:
         self.last_step: dict[str, tuple[int, float]] = {}
         self.next_look = 0.0
 
-    def advance(self, may_start: bool = True) -> bool:
-        """Starts ready nodes that fit on the cluster; False when no node is left to execute."""
+    def __exit__(self, *_) -> None:
+        self.slots.close()
+
+    def advance(self) -> bool:
+        """Starts ready nodes that fit on the cluster, then waits for a task to end, at most
+        `poll_s`."""
         require_ray()
+        self.look()
         self.ended += self.waiting.look_again()
-        self._start(self._fitting() if may_start else [])
+        self._start([] if self.is_stopping else self._fitting())
         self._kill_stalled()
-        return bool(self.in_flight or self.ended or (self.waiting and may_start))
+        is_left = bool(self.in_flight or self.ended)
+        if not is_left and (self.is_stopping or not self.waiting):
+            return False
+        for node in self._wait():
+            self.note_end(node)
+        return True
 
     def _start(self, tasks: Sequence[Task]) -> None:
         """Starts gangs, and as many other tasks as there are free slots.
@@ -123,23 +101,19 @@ class _Graph:
             if not self.slots.idle:
                 break
             reference = self.slots.submit(
-                task, self._placement(task), self.lacked_memory.get(task[0].id)
+                task, self.placement(task), self.lacked_memory.get(task[0].id)
             )
             if reference is not None:
                 self._note(reference, task)
 
     def _note(self, reference: ray.ObjectRef, task: Task) -> None:
-        self.waiting.start(task)
+        self.note_start(task)
         self.in_flight[reference] = task
         self.last_step.pop(task[0].id, None)
         self.stalls.pop(task[0].id, None)
-        self.progress.running |= {node.id: time.time() for node in task}
 
     def _num_ranks(self, task: Task) -> int:
-        return self._placement(task).fewest.num_ranks
-
-    def _placement(self, task: Task) -> Placement:
-        return self.placements.get(task[0].id, ON_ONE_RANK)
+        return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
         """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown.
@@ -176,7 +150,7 @@ class _Graph:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
         }
         execute = _execute_gang.options(name=task_name(task), **placed)
-        execution = self.execution.placed(self._placement(task))
+        execution = self.execution.placed(self.placement(task))
         return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
@@ -200,19 +174,17 @@ class _Graph:
                 )
                 self.slots.kill(reference)
 
-    def wait(self, timeout_s: float) -> list[Node]:
-        """Waits until a task ends and returns the nodes of all tasks that have ended.
-
-        The list is empty after `timeout_s`.
-        """
+    def _wait(self) -> list[Node]:
+        """Waits until a task ends, at most `poll_s`; returns the nodes of all tasks that have
+        ended."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
         awaited = [*self.in_flight, *self.slots.starting]
         if not awaited:
-            time.sleep(timeout_s)
+            time.sleep(self.poll_s)
             return []
-        finished, rest = ray.wait(awaited, num_returns=1, timeout=timeout_s)
+        finished, rest = ray.wait(awaited, num_returns=1, timeout=self.poll_s)
         if finished and rest:
             finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
         return [node for reference in finished for node in self._take_back(reference)]
@@ -250,7 +222,7 @@ class _Graph:
         """
         try:
             caught = ray.get(reference)
-            self.progress.warn(node, caught if node is task[0] else [])
+            self.warn(node, caught if node is task[0] else [])
         except RayTaskError as error:
             if isinstance(error.cause, LeaseHeld):
                 self.waiting.again(node, held=True)
@@ -292,14 +264,14 @@ class _Graph:
             return False
         message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
         if isinstance(error, OutOfMemoryError) and node.is_run:
-            message = memory_advice(error, self._placement((node,)).fewest)
+            message = memory_advice(error, self.placement((node,)).fewest)
         self.waiting.failed(node, message)
         return True
 
     def _start_again(self, node: Node, reason: str) -> None:
         """Lets a node wait for another start, in a task of its own."""
         place = " from its last checkpoint" if node.is_run else ""
-        self.progress.warn(node, [f"{one_line(reason)}; it starts again{place}"])
+        self.warn(node, [f"{one_line(reason)}; it starts again{place}"])
         self.waiting.again(node, alone=True)
 
 

@@ -1,0 +1,140 @@
+"""Drives a submission from its plan to its last table."""
+
+from functools import partial
+
+from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, worst
+from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.terminal import say
+from gram_platform.engine.handover import missing_nodes, write_nodes
+from gram_platform.pages.index import write_index
+from gram_platform.pages.link_page import LINK_PAGE, link_page
+from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
+from gram_platform.store import Store
+from gram_platform.store.folders import open_folder
+from gram_platform.studies.device import choose_device, ended_of
+from gram_platform.studies.dry_run import describe
+from gram_platform.studies.observers import Observers, StudyObservers
+from gram_platform.studies.packing import pack_corpora, require_supply
+from gram_platform.studies.plan import Plan
+from gram_platform.studies.price import require_approval, sharing, work_left
+from gram_platform.studies.workplace import executor_at, open_workplace
+from gram_platform.tracking.connection import opened_by
+
+
+def drive(plan: Plan) -> int:
+    """Executes whatever is not done, and writes every study's table; returns the exit code.
+
+    ValueError for bad input, before anything trains.
+    """
+    if plan.dry_run:
+        say(describe(plan))
+        return DONE
+    require_supply(plan.studies)
+    if plan.export_nodes:
+        return export_nodes(plan)
+    store = Store(plan.storage).open_for_writing()
+    plan = plan.on(choose_device(plan, store))
+    approve_cost(plan, store)
+    pack_corpora(plan, store)
+    say_heads(plan, store)
+    with StudyObservers(plan, store, plan.nodes) as observers:
+        at = open_workplace(plan, store, observers.say)
+        with executor_at(at, plan.options.retry_failed) as executor:
+            observers.begin(at, executor, executes=bool(at.placements))
+            for event in executor.events(observers.source()):
+                observers.see(event)
+                if observers.limit_reached():
+                    executor.stop_starting()
+        observers.flush()
+        code = worst(sum_up(observers), write_tables(observers))
+    return finish(plan, observers, code)
+
+
+def approve_cost(plan: Plan, store: Store) -> None:
+    """Prints the predicted price of what is left; ValueError as `require_approval`."""
+    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    require_approval(work_left(plan.studies, ended), plan.limits)
+
+
+def say_heads(plan: Plan, store: Store) -> None:
+    """Says what is submitted, and where its results go."""
+    for part in plan.studies:
+        corpus = f"{part.choice.corpus} (data {part.data_id})"
+        say(f"study {part.name}: {len(part.nodes)} nodes on {corpus}")
+    say(f"storage {store.root}")
+    if len(plan.studies) > 1:
+        say(sharing(plan.studies))
+    for part in plan.studies:
+        for doubt in part.law_doubts:
+            say(f"law {part.sources['law']}, against its evidence: {doubt}")
+
+
+def export_nodes(plan: Plan) -> int:
+    """Writes the missing nodes to the file of --export-nodes; returns the exit code."""
+    (part,), path = plan.studies, local_path("export_nodes", plan.export_nodes)
+    nodes = missing_nodes(part.nodes, Store(plan.storage))
+    try:
+        write_nodes(path, nodes, part.corpora)
+    except OSError as error:
+        expected = f"a file that can be written ({error.strerror})"
+        raise invalid("export_nodes", str(path), expected) from error
+    say(f"{path}: {len(nodes)} of {len(part.nodes)} nodes")
+    return DONE
+
+
+def sum_up(observers: StudyObservers) -> int:
+    """Says what was done, what failed and which limit is reached; returns the exit code of it."""
+    failures = observers.failures()
+    for line in failures:
+        observers.say(line)
+    observers.say(f"\n{observers.counts()}")
+    limit = observers.limit_reached() if observers.num_left else ""
+    if limit:
+        observers.say(f"limit: {limit}; submit again with a higher one to go on")
+    return worst(TIME_IS_UP if limit else DONE, FAILED if failures else DONE)
+
+
+def write_tables(observers: StudyObservers) -> int:
+    """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is
+    lost."""
+    code, progress, store = DONE, observers.progress, observers.store
+    is_new = observers.provenance is not None
+    for record in map(observers.traced, observers.records) if is_new else observers.records:
+        measurement = MEASUREMENTS[record.measurement]
+        results, lost = read_or_lost(record, store, observers.tracker, progress.done)
+        for line in lost:
+            observers.say(f"lost: {line}")
+            code = FAILED
+        if results is None:
+            reason = "no baseline is complete with its evaluation yet"
+            observers.say(f"{record.name}: no table: {reason}")
+            continue
+        write = partial(measurement.write, record, store, results, progress.failed)
+        text = f"{record.title}\n{measurement.text(record, results)}"
+        observers.publish(record.name, write, text, measurement.brief_of(record, results))
+        if results.source != "MLflow":
+            observers.say(f"read from {results.source}")
+    return code
+
+
+def finish(plan: Plan, observers: Observers, code: int) -> int:
+    """Writes the index of the storage, and tells the webhook; returns the exit code."""
+    refresh_site(observers.store, plan.tracking_uri, observers.say)
+    observers.say(f"{'MLflow':12} {opened_by(plan.tracking_uri)}")
+    observers.notify(code, observers.counts(), len(observers.failures()))
+    return code
+
+
+def refresh_site(store: Store, tracking_uri: str, say) -> None:
+    """Writes the index of the storage, and the page to which reports link until MLflow is open;
+    says where they are.
+
+    The tables are written by now, so an error here is only said.
+    """
+    try:
+        root = open_folder(store.root, writable=True)
+        if not tracking_uri.startswith("http") and not root.exists(LINK_PAGE):
+            root.write(LINK_PAGE, link_page("", opened_by(tracking_uri)), durable=False)
+        say(f"{'site':12} {write_index(store)}")
+    except (OSError, ValueError) as error:
+        say(f"the site was not built ({error}); `gram report` builds it")

@@ -1,0 +1,293 @@
+"""Reads the flags of a command, once, and plans what it submits.
+
+It imports nothing that takes seconds, so that misspelt values are answered at once.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gram_platform.config.flops import total_parameters
+from gram_platform.config.identity import (
+    absolute_place,
+    invalid,
+    require_choice,
+    require_fields,
+    require_real,
+)
+from gram_platform.config.ladder import load_law, require_evidence
+from gram_platform.corpora import catalog_names
+from gram_platform.methods import METHODS
+from gram_platform.methods.nodes import BASELINE
+from gram_platform.planner import AUTO, MACHINES, Budget, Ranks
+from gram_platform.store import Store
+from gram_platform.store.root import storage_place
+from gram_platform.studies.build import from_import, with_nodes
+from gram_platform.studies.definition import (
+    Preset,
+    Study,
+    on_responses,
+    read_preset,
+    with_changes,
+)
+from gram_platform.studies.flags import Flags, StudyFlags
+from gram_platform.studies.plan import (
+    CPU,
+    Choice,
+    ExecutionOptions,
+    Limits,
+    Plan,
+    StudyPlan,
+)
+from gram_platform.studies.webhook import require_webhook
+
+AUTO_INTERVAL = "auto"
+# Eleven days; torch's clock in nanoseconds can hold it.
+MAX_TIMEOUT_S = 1e6
+
+
+def make_plan(study: Study, flags: Flags) -> Plan:
+    """Returns what a study's submission will do, with all its nodes.
+
+    ValueError naming the flag, the value and what is expected, before any work starts.
+    """
+    own = flags.own
+    assert isinstance(own, StudyFlags)
+    # Before any place is looked at: a misspelt name needs no MLflow.
+    _require_methods(given := split_list(own.methods))
+    changes, instructions = flags.subject.changes, ""
+    if own.instructions:
+        instructions = absolute_place("instructions", own.instructions)
+        changes = on_responses(study, changes)
+    part = read_study(study, flags, changes)
+    plan = plan_of(flags, (part,))
+    methods = given or part.preset.methods or study.methods
+    _require_methods(methods)
+    methods = (BASELINE, *(m for m in METHODS if m in methods and m != BASELINE))
+    choice = replace(
+        part.choice, sizes=_up_to(own.through, part.choice.sizes), instructions=instructions
+    )
+    sources = {"law": own.law, "maxent": own.maxent, "start": own.start}
+    part = replace(
+        part,
+        choice=choice,
+        methods=methods,
+        sources={flag: source for flag, source in sources.items() if source},
+    )
+    _require_consistent(own, part)
+    options = replace(plan.options, in_process=own.in_process)
+    part = with_nodes(_by_law(_from_start(part), own.law, own.trust_law))
+    through, export = bool(own.through), own.export_nodes
+    return replace(plan, studies=(part,), options=options, through=through, export_nodes=export)
+
+
+def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
+    if not through:
+        return sizes
+    require_choice("through", through, sizes)
+    return sizes[: sizes.index(through) + 1]
+
+
+def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
+    """ValueError for flags of a study that exclude each other."""
+    sizes, ranks = part.choice.sizes, part.ranks
+    if own.start and len(sizes) > 1:
+        expected = "one size beside --start, whose batch, data and rate are taken"
+        raise invalid("sizes", ", ".join(sizes), expected)
+    if own.start and ranks.of_size:
+        given = ", ".join(f"{size}={number}" for size, number in ranks.of_size)
+        raise invalid("num_workers", given, "one number of ranks, or auto, beside --start")
+    for size in sizes if own.in_process else ():
+        if (wanted := ranks.wanted(size)) != 1:
+            raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
+    if own.export_nodes and own.start:
+        expected = "a study without --start: imported weights are not exported"
+        raise invalid("export_nodes", own.export_nodes, expected)
+    if own.trust_law and not own.law:
+        raise invalid("trust_law", True, "--law beside it, the law to trust")
+    if own.law:
+        part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
+
+
+def _require_methods(methods: Iterable[str]) -> None:
+    for method in methods:
+        require_choice("methods", method, METHODS)
+
+
+def _from_start(part: StudyPlan) -> StudyPlan:
+    """Returns the study at the size of the imported model with which training begins."""
+    if not (start := part.sources.get("start")):
+        return part
+    preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
+    return replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
+
+
+def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
+    """Returns the study with rates and batches by a law.
+
+    ValueError for a law whose evidence does not cover the sizes, unless it is trusted.
+    """
+    if not name:
+        return part
+    law, preset = load_law(name), part.preset
+    parameters = {s: total_parameters(preset.sizes[s].dense()) for s in part.choice.sizes}
+    if not is_trusted:
+        require_evidence(law, name, parameters)
+    doubts = law.doubts(parameters) if is_trusted else ()
+    return replace(part, preset=preset.by_law(law), law_doubts=doubts)
+
+
+def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
+    """Reads the flags that studies and searches share, without nodes; ValueError as `make_plan`."""
+    given, of_size, device, cost = flags.subject, flags.size, flags.device, flags.cost
+    name, changes = read_preset(study.presets, given.preset or study.default_preset, changes)
+    preset = with_changes(study, name, changes).presets[name]
+    sizes = split_list(of_size.sizes) or tuple(preset.sizes)
+    for size in sizes:
+        require_choice("sizes", size, tuple(preset.sizes))
+    if device.device == CPU and cost.machine not in ("", CPU):
+        expected = "no value or cpu beside --device cpu, which plans for CPUs"
+        raise invalid("machine", cost.machine, expected)
+    machine = CPU if device.device == CPU else cost.machine or preset.machine
+    require_choice("machine", machine, tuple(MACHINES))
+    ranks = read_ranks(device.num_workers)
+    ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
+    require_fields("", of_size, 0, "seeds", high=1000)
+    require_fields("", of_size, -1, "first_seed", high=2**31)
+    choice = Choice(
+        sizes=tuple(size for size in preset.sizes if size in sizes),
+        seeds=of_size.seeds,
+        first_seed=of_size.first_seed,
+        retain=split_list(given.retain),
+        corpus=corpus_place(given.corpus, preset),
+        core_label=given.core_label,
+        core_tokenizer=given.core_tokenizer,
+        storage=storage_place(flags.storage.storage),
+    )
+    preset.require_ranks(choice.sizes, ranks)
+    planned = ranks if split_list(device.num_workers) else replace(ranks, number=AUTO)
+    return StudyPlan(study, name, changes, preset, choice, MACHINES[machine], ranks, planned)
+
+
+def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
+    """Returns the submission of studies, with the flags that are the same for all; ValueError as
+    `make_plan`."""
+    first, device, cost, execution = studies[0], flags.device, flags.cost, flags.execution
+    require_fields("", cost, 0, "max_hours", "max_cost", "confirm_above")
+    require_fields("", device, 0, "max_gpus")
+    require_fields("", device, 1, "threads", "gpus_per_machine")
+    require_fields("", device, 0, "gpus_per_run", high=1, open_low=True)
+    timeouts = ("collective_timeout", "stall_timeout")
+    require_fields("", execution, 0, *timeouts, high=MAX_TIMEOUT_S, open_low=True)
+    require_choice("device", device.device or CPU, (CPU, "cuda"))
+    require_webhook(execution.notify)
+    if device.max_gpus and first.ranks.most:
+        given = " ".join(device.num_workers)
+        expected = "one number: a range cannot be combined with --max-gpus"
+        raise invalid("num_workers", given, expected)
+    every_s, share = _checkpoint_interval(execution.checkpoint_every)
+    options = ExecutionOptions(
+        in_process=False,
+        threads=device.threads,
+        max_gpus=device.max_gpus,
+        gpus_per_run=device.gpus_per_run,
+        gpus_per_machine=device.gpus_per_machine,
+        activation_checkpointing=device.activation_checkpointing,
+        compile=device.compile,
+        deterministic=device.deterministic,
+        checkpoint_every_s=every_s,
+        commit_share=share,
+        stall_timeout_s=execution.stall_timeout,
+        collective_timeout_s=execution.collective_timeout,
+        retry_failed=execution.retry_failed,
+        verbose=execution.verbose,
+    )
+    budget = Budget(cost.max_hours, cost.max_cost, first.machine.dollars_per_hour)
+    storage = first.choice.storage
+    return Plan(
+        tuple(studies),
+        storage,
+        tracking_place(flags.storage.tracking_uri, storage),
+        options,
+        Limits(budget, cost.confirm_above, cost.yes),
+        device=device.device,
+        dry_run=cost.dry_run,
+        notify=execution.notify,
+        optuna_uri=flags.storage.optuna_uri,
+    )
+
+
+def _checkpoint_interval(given: str) -> tuple[float, float]:
+    """Returns the seconds between checkpoints, and the share of the time that they may take (0:
+    any)."""
+    if given == AUTO_INTERVAL:
+        return 30.0, 0.02
+    try:
+        seconds = float(given)
+        require_real("checkpoint_every", seconds, 0.0, open_low=True)
+    except ValueError as error:
+        expected = f"seconds above 0, or {AUTO_INTERVAL}"
+        raise invalid("checkpoint_every", given, expected) from error
+    return seconds, 0.0
+
+
+# ------------------------------------------------------------------------------- forms of flags
+
+
+def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the items of a list that blanks or commas separate."""
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
+
+
+def tracking_place(uri: str, storage: str) -> str:
+    """Returns MLflow's URI, by default SQLite in the storage; ValueError for another form.
+
+    A path is made absolute.
+    """
+    from gram_platform.tracking import default_tracking_uri
+    from gram_platform.tracking.connection import require_tracking_uri
+    from gram_platform.tracking.database import with_absolute_path
+
+    if not uri:
+        return default_tracking_uri(storage)
+    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
+        return with_absolute_path("tracking_uri", uri)
+    require_tracking_uri(uri)
+    return uri
+
+
+def corpus_place(corpus: str, preset: Preset) -> str:
+    """Makes a path absolute, and keeps a catalog name; a path has a separator or exists."""
+    if not corpus and preset.corpus in catalog_names():
+        return preset.corpus
+    corpus = corpus or preset.corpus
+    is_place = os.sep in corpus or corpus.startswith((".", "~")) or Path(corpus).exists()
+    return absolute_place("corpus", corpus) if is_place else corpus
+
+
+def read_ranks(texts: tuple[str, ...]) -> Ranks:
+    """Returns the ranks of --num-workers, by default 1; ValueError for another form."""
+    found: dict[str, tuple[int, int]] = {}
+    for text in split_list(texts):
+        size, _, value = text.rpartition("=")
+        if size in found:
+            raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
+        fewest, is_range, most = value.partition("..")
+        numbers = [
+            int(n) if n.isascii() and n.isdigit() else 0
+            for n in ((fewest, most) if is_range else (fewest,))
+        ]
+        if value == "auto":
+            numbers = [AUTO]
+        elif min(numbers) < 1 + bool(is_range) or numbers != sorted(numbers):
+            expected = (
+                "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as"
+                " size=number"
+            )
+            raise invalid("num_workers", text, expected)
+        found[size] = numbers[0], numbers[-1]
+    most = tuple((size, most) for size, (fewest, most) in found.items() if most > fewest)
+    number, _ = found.pop("", (1, 1))
+    of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
+    return Ranks(number, of_size, most=most)

@@ -1,0 +1,283 @@
+"""Sees what happens to a submission's nodes: the terminal, MLflow, machine hours, tables so far."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gram_platform.config.endings import FAILED, begin_work
+from gram_platform.config.provenance import Provenance, Submissions, provenance
+from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes, NodeSource
+from gram_platform.engine.life import Progress, with_stored_tags
+from gram_platform.methods.nodes import Node
+from gram_platform.pages.report.measurements import MEASUREMENTS
+from gram_platform.pages.results.history import begin_record
+from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, write_or_log
+from gram_platform.pages.results.results import Brief
+from gram_platform.store import Folder, Store
+from gram_platform.studies.live import LiveView, show_results
+from gram_platform.studies.mirror import Mirror, open_tracker
+from gram_platform.studies.plan import Plan
+from gram_platform.studies.price import rung_text
+from gram_platform.studies.record import record_of
+from gram_platform.studies.webhook import message_of, post
+from gram_platform.studies.workplace import Workplace, machine_hours, machine_text, upload_of_job
+from gram_platform.tracking import Tracker, TrackingUnavailable
+
+
+class Observers:
+    """Shows a submission in the terminal and in MLflow; tells its webhook how it ended."""
+
+    # None until a submission that executes something has begun.
+    provenance: Provenance | None = None
+
+    def __init__(self, plan: Plan, store: Store, nodes: Sequence[Node]):
+        """`nodes`: those that are shown and counted."""
+        self.plan, self.store, self.nodes = plan, store, nodes
+        self.progress, self.done_before = Progress(), frozenset[str]()
+        self.terminal = LiveView(nodes, store, plan.name, plan.options.in_process)
+        self.tracker = open_tracker(plan.tracking_uri)
+        self.mirror = Mirror(self.tracker, store, self.say)
+        # The ids that MLflow shall have.
+        self.ids = {node.id for node in nodes}
+        # The number of claims of each verdict in what was published.
+        self.verdicts: Counter[str] = Counter()
+        self.started, self.has_begun = time.monotonic(), False
+
+    def __enter__(self) -> "Observers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
+        self.terminal.stop()
+        if self.has_begun:
+            self.mirror.stop(kind)
+            if isinstance(error, Exception):
+                self.notify(FAILED, f"{type(error).__name__}: {error}")
+
+    def say(self, text: str) -> None:
+        self.terminal.say(text)
+
+    def begin(self, at: Workplace, executor: Executor, executes: bool) -> None:
+        """Begins to show and to mirror what the executor does."""
+        self.progress, self.done_before = executor.progress, at.done
+        left = [node for node in self.nodes if node.id not in at.done]
+        named = {node.id: node for node in with_stored_tags(left, self.store)}
+        self.nodes = [named.get(node.id, node) for node in self.nodes]
+        begin_work()
+        if executes:
+            self.provenance = provenance(machine_text(at.uses_ray), upload_of_job())
+        self.has_begun, executor.look = True, self.terminal.look
+        self.terminal.start(self.nodes, executor.progress)
+        self.mirror.start()
+
+    def see(self, event: Event) -> None:
+        self.terminal.see(event)
+        self.mirror.see(event)
+
+    def flush(self) -> None:
+        """Ends the live view, and waits until MLflow has everything, unless it is away."""
+        self.terminal.stop()
+        self.mirror.finish(self.ids)
+
+    def submissions(
+        self, folder: Folder, file: str, node_hours: float = 0.0
+    ) -> tuple[Mapping, ...]:
+        """Returns the rows of a record in a folder about submissions, with this one if it executes
+        something.
+
+        `node_hours`: of the nodes that it has executed.
+        """
+        rows = folder.read_spare(file, Submissions).get("submissions", ())
+        if self.provenance is None:
+            return tuple(rows)
+        earlier = [row for row in rows if row["started"] != self.provenance.started]
+        return replace(self.provenance, node_hours=node_hours).after(earlier)
+
+    @property
+    def num_left(self) -> int:
+        """The nodes that could still be executed."""
+        found = self.progress
+        return len(self.nodes) - sum(map(len, (found.done, found.failed, found.blocked)))
+
+    def failures(self) -> list[str]:
+        """Returns a line for each node that has failed or is blocked."""
+        names = {node.id: node.name for node in self.nodes}
+        failed = [f"failed: {names[i]}: {text}" for i, text in self.progress.failed.items()]
+        blocked = [
+            f"blocked: {names[i]} needs {', '.join(names[one] for one in of)}"
+            for i, of in self.progress.blocked.items()
+        ]
+        return failed + blocked
+
+    def counts(self) -> str:
+        """Returns how many nodes were done now and before, as a text."""
+        elapsed_s = time.monotonic() - self.started
+        done, reused = len(self.progress.done), self.progress.reused
+        return (
+            f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s,"
+            f" {reused} before"
+        )
+
+    def publish(
+        self,
+        study: str,
+        write: Callable[[Tracker | None], Mapping[str, str]],
+        text: str,
+        brief: Callable[[bool], Brief] | None,
+    ) -> None:
+        """Writes a study's files and logs them to MLflow, or only writes them while it is away;
+        prints text and paths.
+
+        Then the study's pages on an MLflow server, if it answers. A terminal shows `brief` in place
+        of the text.
+        """
+        paths = write_or_log(write, self.tracker, self.say)
+        show_results(self.terminal.console, f"\n{text}\n", brief)
+        if brief and self.plan.notify:
+            self.verdicts.update(brief(True).verdicts)
+        for name, path in paths.items():
+            self.say(f"{name:12} {path}")
+        # The pages of a database have no address before `gram ui` opens them.
+        if self.mirror.is_away or not self.plan.tracking_uri.startswith("http"):
+            return
+        try:
+            for name, url in self.tracker.view_urls(study).items():
+                self.say(f"{'MLflow ' + name:13} {url}")
+        except TrackingUnavailable as error:
+            self.say(f"no links to the study's pages ({error})")
+
+    def notify(self, code: int, what: str, num_failures: int = 0) -> None:
+        """Tells the webhook of --notify how the submission ended, and says so if that fails; see
+        `message_of`."""
+        if self.plan.notify:
+            root = str(self.store.root)
+            message = message_of(self.plan.name, root, code, what, num_failures, self.verdicts)
+            if reason := post(self.plan.notify, message):
+                self.say(f"warning: the webhook of --notify did not take the message: {reason}")
+
+
+class StudyObservers(Observers):
+    """Also counts machine hours, and writes tables as they fill in."""
+
+    def begin(self, at: Workplace, executor: Executor, executes: bool) -> None:
+        super().begin(at, executor, executes)
+        self.hours = Hours(self.plan, self.store, at.done)
+        self.records = [self.traced(record_of(part)) for part in self.plan.studies]
+        for record in self.records:
+            begin_record(self.store, record)
+        self.tables = PartialTables(self, at.done)
+
+    def see(self, event: Event) -> None:
+        super().see(event)
+        self.hours.see(event)
+        self.tables.see(event)
+
+    def source(self) -> NodeSource:
+        """Returns the nodes; with --through, one size after another."""
+        if self.plan.through:
+            return SizesInTurn(self)
+        return ListedNodes(self.nodes)
+
+    def limit_reached(self) -> str:
+        """Returns the limit that the machine hours reach, in words; "" while they reach none."""
+        return self.plan.limits.budget.reached(self.hours.total)
+
+    def traced(self, record: StudyRecord) -> StudyRecord:
+        """Returns the record with the submissions that it is from, and the hours of this one so
+        far."""
+        done = (self.progress.done - self.done_before) & record.ids
+        hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
+        rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)
+        return replace(record, submissions=rows)
+
+
+class Hours:
+    """Counts the machine hours of nodes that have ended, over all submissions, where a limit or a
+    ladder asks for them."""
+
+    def __init__(self, plan: Plan, store: Store, done: Iterable[str]):
+        budget = plan.limits.budget
+        self.is_counting = bool(budget.max_hours or budget.max_cost or plan.through)
+        self.store, self.of_node = store, dict[str, float]()
+        nodes = {node.id: node for node in plan.nodes}
+        for node_id in done:
+            self._count(nodes[node_id])
+
+    def see(self, event: Event) -> None:
+        if event.kind == ENDED and event.node is not None:
+            self._count(event.node)
+
+    def _count(self, node: Node) -> None:
+        if self.is_counting:
+            self.of_node[node.id] = machine_hours(self.store, node)
+
+    @property
+    def total(self) -> float:
+        return sum(self.of_node.values())
+
+
+class SizesInTurn:
+    """The source of a study with --through: the nodes of one size after another, while none
+    fails."""
+
+    def __init__(self, observers: StudyObservers):
+        self.observers, self.sizes = observers, list(observers.plan.studies[0].choice.sizes)
+        self.before = ""
+
+    def next(self) -> Sequence[Node] | None:
+        """Says what the last size took against its prediction, and what the next is predicted to
+        take."""
+        seen, is_first = self.observers, not self.before
+        if not is_first:
+            of_size = {size: self._nodes(size) for size in (self.before, *self.sizes[:1])}
+            spent = sum(seen.hours.of_node.get(node.id, 0.0) for node in of_size[self.before])
+            machine, failed = seen.plan.studies[0].machine, bool(seen.progress.failed)
+            seen.say(rung_text(of_size, spent, machine, failed))
+        if not self.sizes or (not is_first and (seen.progress.failed or seen.limit_reached())):
+            return None
+        self.before = self.sizes.pop(0)
+        return self._nodes(self.before)
+
+    def _nodes(self, size: str) -> list[Node]:
+        return [node for node in self.observers.nodes if node.size == size]
+
+
+class PartialTables:
+    """Writes the tables so far of studies that have all results of a size."""
+
+    def __init__(self, observers: StudyObservers, done: Iterable[str]):
+        self.observers = observers
+        # Nodes without a result by (study, size); an entry goes when none is left.
+        self.unwritten: dict[tuple[int, str], set[str]] = {}
+        for number, part in enumerate(observers.plan.studies):
+            for node in part.entries:
+                if node.id not in done:
+                    self.unwritten.setdefault((number, node.size), set()).add(node.id)
+
+    def see(self, event: Event) -> None:
+        if event.kind != ENDED or event.node is None or event.text:
+            return
+        full = []
+        for part, ids in self.unwritten.items():
+            if event.node.id in ids:
+                ids.remove(event.node.id)
+                full += [] if ids else [part]
+        for part in full:
+            del self.unwritten[part]
+        # The last table is written at the end.
+        for number in dict.fromkeys(number for number, _ in full if self.unwritten):
+            try:
+                self._write(self.observers.records[number])
+            except Exception as error:
+                # A table must not stop training; it is tried again at the end.
+                self.observers.say(f"no table so far: {type(error).__name__}: {error}")
+
+    def _write(self, record: StudyRecord) -> None:
+        """Writes the table and report so far from the storage, since MLflow may be behind."""
+        seen, measurement = self.observers, MEASUREMENTS[record.measurement]
+        results = measurement.read(record, seen.store)
+        if results is not None:
+            paths = measurement.write(record, seen.store, results, seen.progress.failed, None)
+            text, brief = measurement.text(record, results), measurement.brief_of(record, results)
+            show_results(seen.terminal.console, f"\n{text}\n", brief)
+            seen.say(f"so far: {paths['report.html']}\n")

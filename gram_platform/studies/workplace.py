@@ -1,0 +1,245 @@
+"""Decides where the nodes of a submission are executed, and how they are placed there."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import ray
+
+from gram_platform.config import RunConfig
+from gram_platform.config.flops import GIB
+from gram_platform.config.provenance import code_of_process
+from gram_platform.engine.capacity import (
+    Cordon,
+    has_fixed_size,
+    require_capacity,
+    widest_missing,
+)
+from gram_platform.engine.cluster import connect
+from gram_platform.engine.devices import ProbeReport
+from gram_platform.engine.execution import Division, Execution, Placement, Resources
+from gram_platform.engine.executor import Executor
+from gram_platform.engine.in_process import LocalExecutor
+from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.machine import num_cpus
+from gram_platform.engine.ray_executor import RayExecutor
+from gram_platform.methods.nodes import Node
+from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
+from gram_platform.store import Store
+from gram_platform.store.machines import write_cordoned
+from gram_platform.studies.device import note_device
+from gram_platform.studies.plan import CPU, Plan
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a submission's nodes are executed, decided before the first one starts."""
+
+    execution: Execution
+    resources: Resources
+    cordon: Cordon
+    # False in this process, and where nothing is left to execute.
+    uses_ray: bool
+    # Places a node that a search proposes.
+    place: Callable[[Node], Placement]
+    # The placements of known nodes, by id.
+    placements: Mapping[str, Placement]
+    # The nodes that were done before, by id.
+    done: frozenset[str]
+
+
+def open_workplace(
+    plan: Plan, store: Store, say: Callable[[str], None], has_more: bool = False
+) -> Workplace:
+    """Decides where each node that is left is executed; connects to Ray if it is needed.
+
+    `has_more`: whether there may be nodes that nobody knows yet. ValueError as `require_capacity`
+    and `note_device`.
+    """
+    ends = NodeLifecycle(store).ends(plan.nodes)
+    done = frozenset(node_id for node_id, end in ends.items() if end == "")
+    missing = [node for node in plan.nodes if node.id not in done]
+    executes = has_more or bool(missing)
+    uses_ray = executes and plan.needs_ray
+    on_cordon = cordons_noted(store, [part.name for part in plan.studies], say)
+    if uses_ray:
+        connect(plan.options.verbose)
+        if advice := advice_on_place():
+            say(advice)
+    execution, resources = execution_of(plan)
+    ranks_of = {node.id: part.ranks for part in plan.studies for node in part.entries}
+    first = plan.studies[0].ranks
+
+    def place(node: Node) -> Placement:
+        ranks = ranks_of.get(node.id, first)
+        return placement_of(node, ranks, execution.device, plan.options.gpus_per_run)
+
+    placements = {node.id: place(node) for node in missing}
+    if uses_ray:
+        require_capacity(widest_missing(missing, placements, store), resources, say)
+    if executes:
+        note_device(plan, store, execution.device)
+    cordon = Cordon(resources, on_cordon)
+    return Workplace(execution, resources, cordon, uses_ray, place, placements, done)
+
+
+def executor_at(at: Workplace, retry_failed: bool) -> Executor:
+    """Returns what executes nodes at a workplace: slots of Ray, or this process."""
+    known = {"retry_diverged": retry_failed, "done": at.done}
+    if at.uses_ray:
+        return RayExecutor(at.execution, at.resources, at.placements, at.cordon, **known)
+    return LocalExecutor(at.execution, at.placements, **known)
+
+
+def execution_of(plan: Plan) -> tuple[Execution, Resources]:
+    """Returns how the plan's nodes are executed on its device, and the resources of a rank."""
+    options, device = plan.options, plan.device or CPU
+    execution = Execution(
+        plan.storage,
+        num_threads=options.threads,
+        checkpoint_every_s=options.checkpoint_every_s,
+        commit_share=options.commit_share,
+        collective_timeout_s=options.collective_timeout_s,
+        stall_timeout_s=options.stall_timeout_s,
+        activation_checkpointing=options.activation_checkpointing,
+        compiled=options.compile,
+        deterministic=options.deterministic,
+        device=device,
+        code=str(code_of_process()),
+    )
+    is_gpu = device != CPU
+    resources = Resources(
+        cpus_per_rank=float(options.threads),
+        gpus_per_rank=float(is_gpu),
+        gpus_per_run=options.gpus_per_run * is_gpu,
+        gpus_per_machine=options.gpus_per_machine,
+        max_gpus=options.max_gpus,
+    )
+    return execution, resources
+
+
+def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) -> Placement:
+    """Returns the placement of a node on `device`, cpu or cuda; an evaluation has one rank.
+
+    `gpu_share`: of a GPU's memory that each process has. ValueError as `Ranks.of`.
+    """
+    if not isinstance(node.config, RunConfig):
+        return Placement()
+    machine = MACHINES["cpu"]
+    if device == ranks.machine.device == "cuda":
+        machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
+    choices = ranks.choices(node.config, node.size)
+    divisions = (
+        division_of(node.config, number, machine, device, ranks.checkpointing) for number in choices
+    )
+    return Placement(tuple(divisions), expected_hours(node, machine) / choices[-1])
+
+
+def division_of(
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
+) -> Division:
+    """Returns how a run is divided over so many ranks, by the machine's memory, with advice for
+    when it lacks."""
+
+    def gib(number: int, recomputes: bool) -> str:
+        return f"{_divided(run, number, machine, device, recomputes).memory_bytes / GIB:.3g} GiB"
+
+    division = _divided(run, num_ranks, machine, device, checkpointing)
+    more = next(
+        (n for n in range(num_ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None
+    )
+    remedies = [] if checkpointing else [f"--activation-checkpointing: {gib(num_ranks, True)}"]
+    remedies += [f"--num-workers {more}: {gib(more, checkpointing)} each"] if more else []
+    counted = f"{division.memory_bytes / GIB:.3g} GiB" + (
+        f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+    )
+    less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
+    advice = (
+        f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine"
+        " with more memory."
+    )
+    return replace(division, advice=advice)
+
+
+def _divided(
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
+) -> Division:
+    """Returns the division with the memory of the fullest rank, without advice."""
+    passes = passes_of(run, num_ranks, machine, device, checkpointing)
+    return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total)
+
+
+def machine_text(uses_ray: bool) -> str:
+    """Says where nodes are executed: Ray's machines, CPUs and GPUs as they are now, or this
+    machine's."""
+    if not uses_ray:
+        return f"this process on {num_cpus()} cores"
+    nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
+    kinds = sorted(name.partition(":")[2] for name in total if name.startswith("accelerator_type:"))
+    gpus = f", {total['GPU']:g} GPUs ({', '.join(kinds)})" if total.get("GPU") else ""
+    return (
+        f"{len(nodes)} machine{'s' * (len(nodes) != 1)} of Ray with {total.get('CPU', 0.0):g}"
+        f" CPUs{gpus}"
+    )
+
+
+def upload_of_job() -> str:
+    """Returns the name of this job's files at Ray, which is a hash of them; "" for a driver that is
+    no job."""
+    folder = (
+        ray.get_runtime_context().runtime_env.get("working_dir", "") if ray.is_initialized() else ""
+    )
+    return Path(folder).stem if folder.startswith("gcs://") else ""
+
+
+# The resource of the machines that are meant for drivers, in the files of cluster/.
+DRIVER = "driver"
+
+
+def advice_on_place() -> str:
+    """Returns advice how a job gets a driver's machine, if this one takes no work, as a cluster's
+    head; else "".
+
+    The driver works here too, on a machine that is small and whose end would end the cluster.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
+    if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
+        return ""
+    flag = f"--entrypoint-resources '{json.dumps({DRIVER: 1})}'"
+    return (
+        f"this driver is on a machine without CPUs for work, as a head: `ray job submit {flag}`"
+        " gives it its own"
+    )
+
+
+def cordons_noted(
+    store: Store, studies: Sequence[str], say: Callable[[str], None]
+) -> Callable[[ProbeReport], None]:
+    """Returns a function that says on which machine nothing more is started, for the driver to
+    call.
+
+    It keeps the machines for `gram status` and the studies' reports, which forget those of the last
+    submission now.
+    """
+    machines: list[dict] = []
+
+    def keep() -> None:
+        for study in studies:
+            write_cordoned(store, study, machines)
+
+    def note(report: ProbeReport) -> None:
+        say(f"{report}; this submission starts no process there any more")
+        machines.append({**asdict(report), "message": str(report), "time": time.time()})
+        keep()
+
+    keep()
+    return note
+
+
+def machine_hours(store: Store, node: Node) -> float:
+    """Returns the machine hours of a node that is done, over all its ranks."""
+    timing = store.node(node.kind, node.id).timing()
+    return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
