@@ -20,9 +20,9 @@ from gram_platform.corpora.checking import check as check_corpus
 from gram_platform.methods import METHODS, measurements
 from gram_platform.methods.measurements import Losses
 from gram_platform.studies import Study
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import CampaignFlags, parse
-from gram_platform.studies.searches.definition import Search, parse_search
+from gram_platform.studies.flags import MemberFlags, parse_flags
+from gram_platform.studies.make_plan import read_study
+from tests.submitted import parse, study_plan
 from tests.test_architecture import ROOMS, ROOT
 
 PAGES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
@@ -165,6 +165,12 @@ def is_own(main, names) -> bool:
     )
 
 
+def check_flags(study: Study, arguments: list[str]) -> None:
+    """ValueError for values that no storage and no corpus could make right."""
+    flags = parse(study, arguments)
+    read_study(study, flags, flags.subject.changes)
+
+
 def check(name: str, arguments: list[str]) -> None:
     """SystemExit or ValueError unless the command takes these arguments; nothing is started."""
     if name == "gram" and len(arguments) == 1:  # the command as a name, within a sentence
@@ -172,7 +178,7 @@ def check(name: str, arguments: list[str]) -> None:
         return
     if name == "gram" and arguments[0] == "run":
         study = find_study(arguments[1])
-        (parse_search if isinstance(study, Search) else parse)(study, arguments[2:])
+        check_flags(study, arguments[2:])
         return
     if name == "gram":
         require_choice("gram", arguments[0], tuple(COMMANDS))
@@ -184,11 +190,11 @@ def check(name: str, arguments: list[str]) -> None:
     if is_own(names.get("main"), names):  # one_run.py
         tyro.cli(functools.wraps(names["main"])(lambda *_, **__: None), args=arguments)
     elif "STUDIES" in names:
-        tyro.cli(tyro.conf.OmitArgPrefixes[CampaignFlags], args=arguments)
+        parse_flags(MemberFlags, "", arguments)
     elif "STUDY" in names:
-        parse(names["STUDY"], arguments)
+        check_flags(names["STUDY"], arguments)
     elif "SEARCH" in names:
-        parse_search(names["SEARCH"], arguments)
+        check_flags(names["SEARCH"], arguments)
     else:  # bench.py, whose parser is inside
         known = re.findall(r'"(--[\w-]+)"', (ROOT / f"{name}.py").read_text())
         assert {word for word in arguments if word.startswith("--")} <= set(known)
@@ -232,9 +238,7 @@ def test_the_example_of_a_study_builds(tmp_path):
     study = declared("experiments/widths")["STUDY"]
     assert isinstance(study, Study)
     assert set(study.presets) == {"smoke", "demo"}
-    graph = build_graph(
-        study, parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)])
-    )
+    graph = study_plan(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path)])
     assert sum(node.is_run and not node.is_attack for node in graph.nodes) == 1 + len(
         graph.preset.variants
     )
@@ -248,7 +252,7 @@ def test_the_example_of_a_measurement_has_the_runs_of_the_study(tmp_path):
     flags = parse(
         study, ["--preset", "smoke", "--seeds", "1", "--sizes", "tiny", "--storage", str(tmp_path)]
     )
-    (setting,) = build_graph(study, flags).settings
+    (setting,) = study_plan(study, flags).settings
     nodes, plain = names["CoreTokens"]().nodes("gram", setting), Losses().nodes("gram", setting)
     assert [n for n in nodes if n.is_run] == [n for n in plain if n.is_run and not n.is_attack]
     assert {n.config.domains for n in nodes if not n.is_run} == {("core",)}

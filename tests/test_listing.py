@@ -6,7 +6,6 @@ import runpy
 import sys
 
 import pytest
-from gram_platform.studies.session import cordons_noted
 
 from gram_platform.cli import main
 from gram_platform.cli.run import OURS, find_study
@@ -15,11 +14,11 @@ from gram_platform.engine.devices import ProbeReport
 from gram_platform.methods import METHODS
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.workplace import cordons_noted
 from tests.conftest import ROOT
 from tests.store.training import run_config
+from tests.submitted import study_plan
 
 SMALL = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "1", "--methods", "gram"]
 SMALL += ["--set", "options.elicitation=false"]
@@ -114,7 +113,7 @@ def assert_a_cordoned_machine_is_named(capsys, store: Store) -> None:
 
 def test_a_study_runs_and_its_runs_are_shown(capsys, tmp_path):
     printed(capsys, "run", "scaling", *SMALL, "--in-process", "--storage", str(tmp_path))
-    graph = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(tmp_path)]))
+    graph = study_plan(STUDY, [*SMALL, "--storage", str(tmp_path)])
     store = Store(tmp_path)
     for node in (graph.nodes[0], graph.nodes[1]):
         shown = json.loads(

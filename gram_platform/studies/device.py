@@ -46,14 +46,15 @@ def choose_device(plan: Plan, store: Store) -> str:
     if device:
         return device
     connect(plan.options.verbose)
-    plans_for_gpu = any(one.part.machine.device == CUDA for one in left)
-    if ray.cluster_resources().get("GPU") and (has_fixed_size() or not plans_for_gpu):
+    has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
+    if not any(one.part.machine.device == CUDA for one in left):
+        return CUDA if has_gpus() else CPU
+    if has_fixed_size() and has_gpus():
         return CUDA
-    if plans_for_gpu:
-        # Waits for an autoscaler that has just started.
-        await_report()
-        if not has_fixed_size():
-            raise _undecided(left)
+    # Waits for an autoscaler that has just started.
+    await_report()
+    if not has_fixed_size():
+        raise _undecided(left)
     return CPU
 
 

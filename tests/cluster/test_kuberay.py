@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 import yaml
-from gram_platform.studies.session import execution_of
 from ray.autoscaler._private.kuberay.autoscaling_config import (
     _derive_autoscaling_config_from_ray_cr,
 )
@@ -16,9 +15,8 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.planner import MACHINES
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.definition import parse_search
+from gram_platform.studies.workplace import execution_of
 from tests.cluster import rules
 from tests.cluster.files import (
     CLUSTER,
@@ -33,6 +31,7 @@ from tests.cluster.files import (
     the,
     walk,
 )
+from tests.submitted import parse
 
 KUSTOMIZATION_FIELDS = {"apiVersion", "kind", "resources", "patches", "replacements"}
 PUBLISHED_SCHEMAS = (
@@ -166,7 +165,7 @@ def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
 def test_the_grids_entrypoint_is_a_command_of_the_search():
     python, script, *arguments = the("RayJob", "gram-grid")["spec"]["entrypoint"].split()
     assert (python, script) == ("python", "/opt/gram/experiments/lr_bs_grid.py")
-    flags = parse_search(SEARCH, arguments)
+    flags = parse(SEARCH, arguments)
     assert (flags.device, flags.yes) == ("cuda", True)
     assert (flags.preset, flags.storage, flags.tracking_uri) == (
         "paper",

@@ -11,6 +11,7 @@ from gram_platform.config import DataConfig, DomainBudget, Objective, RoutingCon
 from gram_platform.config.routing import (
     CORE_MLP,
     SHARED,
+    Schedule,
     domain_permutation,
     draw_positions,
     hash_counters,

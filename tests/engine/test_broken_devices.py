@@ -14,15 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gram_platform.engine.graph import run_graph
 
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
-from gram_platform.engine.in_process import run_in_process
 from gram_platform.methods.nodes import Node, method_nodes
 from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_drained import in_own_process
+from tests.executed import run_graph, run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACES = (str(ROOT), str(Path(__file__).with_name("pretended")))

@@ -25,7 +25,6 @@ from gram_platform.engine.devices import (
 )
 from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
 from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Resources
-from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import OutOfMemory, is_out_of_memory
@@ -34,6 +33,7 @@ from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.files import StorageAway
 from gram_platform.train.loop import TrainingDiverged
 from tests.engine.conftest import on_ranks
+from tests.executed import run_in_process
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
 OF_DEVICES = (

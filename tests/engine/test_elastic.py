@@ -9,7 +9,6 @@ import signal
 import time
 
 import pytest
-from gram_platform.studies.submission import placement_of
 
 from gram_platform.engine import capacity, dispatch, node
 from gram_platform.engine.execution import Resources
@@ -19,6 +18,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
+from gram_platform.studies.workplace import placement_of
 from tests.engine.conftest import elsewhere, longer, slow_steps
 from tests.engine.test_drained import Machines, in_own_process
 from tests.engine.test_ranks import TOLERANCE, num_shards

@@ -12,7 +12,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from gram_platform.studies.submission import division_of, placement_of
 from ray.exceptions import LocalRayletDiedError, RayError, WorkerCrashedError
 
 from gram_platform.engine import graph, process, slots
@@ -27,6 +26,7 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store, attempts
 from gram_platform.store.attempts import Attempt
+from gram_platform.studies.workplace import division_of, placement_of
 from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import Stopped, result_bytes, stop_after, strip_clock
 

@@ -7,13 +7,14 @@ import time
 
 import psutil
 import pytest
-from gram_platform.engine.graph import ClusterLost, run_graph
 
+from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.store import Store
 from tests.engine.conftest import baselines
 from tests.engine.test_drained import execute_slowly, in_own_process
 from tests.engine.test_node import result_bytes, strip_clock
+from tests.executed import run_graph
 
 pytestmark = pytest.mark.ray
 

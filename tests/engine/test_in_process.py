@@ -7,10 +7,9 @@ import threading
 import time
 
 import pytest
-from gram_platform.engine.graph import run_graph
 
+from gram_platform.config.endings import TIME_IS_UP
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
-from gram_platform.engine.in_process import TIME_IS_UP, run_in_process
 from gram_platform.engine.node import RunExecution
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
@@ -19,6 +18,7 @@ from gram_platform.store import Store, attempts
 from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_faults import in_fork
 from tests.engine.test_node import result_bytes, strip_clock
+from tests.executed import run_graph, run_in_process
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from gram_platform.studies.submission import placement_of
 
 from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses, View
 from gram_platform.config.identity import InvalidField
@@ -22,6 +21,7 @@ from gram_platform.pages.report.samples import read_samples, samples_page
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.planner import Ranks
 from gram_platform.store import Store
+from gram_platform.studies.workplace import placement_of
 
 NUM_SEQUENCES = 5
 

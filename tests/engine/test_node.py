@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from gram_platform.studies.submission import placement_of
 
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import InvalidField
@@ -31,6 +30,7 @@ from gram_platform.planner import MACHINES, Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view
+from gram_platform.studies.workplace import placement_of
 from gram_platform.train import learner
 from gram_platform.train.compilation import Compilation
 from gram_platform.train.data import ScheduleReader

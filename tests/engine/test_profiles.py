@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from gram_platform.engine.graph import run_graph
 
 from gram_platform.config import CORE, Evaluation, View
 from gram_platform.engine import graph
@@ -14,6 +13,7 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.model.transformer import Attention
 from gram_platform.store import Store
+from tests.executed import run_graph
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import ray.train
-from gram_platform.engine.graph import run_graph
 
 from gram_platform.config import RunConfig
 from gram_platform.engine.capacity import Cordon
@@ -23,6 +22,7 @@ from tests.engine.test_broken_devices import events, machines, plan_for
 from tests.engine.test_drained import in_own_process
 from tests.engine.test_node import result_bytes
 from tests.engine.test_ranks import create, train
+from tests.executed import run_graph
 from tests.ranks import run_ranks
 from tests.studies.processes import num_trained_twice
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import ray.train
-from gram_platform.studies.submission import placement_of
 from ray.exceptions import OutOfMemoryError
 from ray.util import list_named_actors
 
@@ -25,6 +24,7 @@ from gram_platform.planner import Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE, PROGRESS
 from gram_platform.store.leases import new_lease
+from gram_platform.studies.workplace import placement_of
 from tests.engine.conftest import TWO_RANKS, elsewhere, longer
 
 pytestmark = pytest.mark.ray

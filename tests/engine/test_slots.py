@@ -7,7 +7,6 @@ import signal
 import time
 
 import pytest
-from gram_platform.engine.graph import run_graph
 
 from gram_platform.engine import capacity
 from gram_platform.engine.capacity import Admission
@@ -15,6 +14,7 @@ from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.methods.nodes import Node, method_nodes
 from tests.engine.conftest import baselines
 from tests.engine.test_drained import in_own_process
+from tests.executed import run_graph
 
 pytestmark = pytest.mark.ray
 

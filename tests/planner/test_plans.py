@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 
 import pytest
-from gram_platform.studies.submission import placement_of
 
 from gram_platform.config import Objective, View
 from gram_platform.config.flops import total_parameters
@@ -27,13 +26,13 @@ from gram_platform.planner import (
     utilisation_of,
 )
 from gram_platform.planner.memory import rank_memory
-from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import stories
 from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.workplace import placement_of
 from tests.planner.scene import DOMAINS, run_of
 from tests.refused import refused
+from tests.submitted import parse, study_plan
 
 
 def paper_run(name: str, study=STUDY):
@@ -162,7 +161,7 @@ def test_the_papers_dry_run_adds_up(storage):
     """6 N D of the printed tokens and our parameter counts; hours and dollars at the table's share
     of the rate."""
     words = ["--preset", "paper", "--machine", "h200", "--seeds", "1", "--methods", "baseline"]
-    text = describe(build_graph(STUDY, parse(STUDY, ["--storage", str(storage), *words])))
+    text = describe(study_plan(STUDY, ["--storage", str(storage), *words]))
     lines = [line.split() for line in text[: text.index("memory of one")].splitlines()]
     rows = {words[1]: words[2:] for words in lines if words[:1] == ["baseline"]}
     printed = {
@@ -210,7 +209,7 @@ def test_runs_are_placed_as_they_are_planned(storage):
         "h200",
     ]
     flags = parse(STUDY, ["--storage", str(storage), *words, "--num-workers", "800M=4", "5B=auto"])
-    trained = [n for n in build_graph(STUDY, flags).nodes if n.is_run and not n.is_attack]
+    trained = [n for n in study_plan(STUDY, flags).nodes if n.is_run and not n.is_attack]
     assert {node.size for node in trained} == {"800M", "5B"}
     for node in trained:
         num_ranks = 4 if node.size == "800M" else fewest_ranks(node.config, MACHINES["h200"])

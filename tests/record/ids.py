@@ -11,10 +11,9 @@ from pathlib import Path
 
 from gram_platform.cli.run import OURS, find_study
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.studies.build import Graph, build_graph
-from gram_platform.studies.flags import Flags, checked
-from gram_platform.studies.searches.definition import Search, checked_flags
-from gram_platform.studies.searches.run import build_search
+from gram_platform.studies.plan import StudyPlan
+from gram_platform.studies.searches.definition import Search
+from tests.submitted import flags_of, study_plan
 
 RECORD = Path(__file__).with_name("ids.txt")
 Sections = Mapping[str, list[str]]  # the lines under each heading `STUDY PRESET`
@@ -36,14 +35,12 @@ def presets() -> Iterator[tuple[str, str]]:
 
 
 @functools.cache
-def graph_of(name: str, preset: str) -> Graph:
+def graph_of(name: str, preset: str) -> StudyPlan:
     """Returns a study or a search in an empty storage."""
     study = find_study(name)
     corpus = EVERYWHERE.get(study.presets[preset].corpus, "")
     given = {"preset": preset, "storage": empty_storage(), "corpus": corpus}
-    if isinstance(study, Search):
-        return build_search(study, checked_flags(study, study.flags_type(**given))).planned()
-    return build_graph(study, checked(study, Flags(**given)))
+    return study_plan(study, flags_of(study, **given))
 
 
 @functools.cache
@@ -54,7 +51,7 @@ def empty_storage() -> str:
     return folder.name
 
 
-def graphs(wanted: Wanted = everything) -> Iterator[tuple[str, Graph]]:
+def graphs(wanted: Wanted = everything) -> Iterator[tuple[str, StudyPlan]]:
     """Yields every heading that is wanted, with its graph."""
     for name, preset in presets():
         if wanted(heading := f"{name} {preset}"):
@@ -67,7 +64,7 @@ def found_ids(wanted: Wanted = everything) -> Sections:
     return {heading: _lines_of(graph) for heading, graph in graphs(wanted)}
 
 
-def _lines_of(graph: Graph) -> list[str]:
+def _lines_of(graph: StudyPlan) -> list[str]:
     of_kind: dict[tuple[str, str], list[Node]] = defaultdict(list)
     for node in graph.entries:
         of_kind[node.size, "attack" if node.is_attack else node.kind].append(node)

@@ -9,11 +9,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-from gram_platform.studies.run import run_study
 
 from gram_platform.config.endings import exit_with
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from tests.submitted import execute
 
 FLAGS = (
     "--preset",
@@ -32,7 +31,7 @@ FLAGS = (
 def study(tmp_path_factory) -> Path:
     """The smallest real study: a baseline, a GRAM run, its attacks and evaluations."""
     root = tmp_path_factory.mktemp("study")
-    assert run_study(STUDY, parse(STUDY, [*FLAGS, "--storage", str(root)])) == 0
+    assert execute(STUDY, [*FLAGS, "--storage", str(root)]) == 0
     for beside in root.glob("mlflow.db*"):  # the readers read the storage
         beside.unlink()
     shutil.rmtree(root / "mlartifacts", ignore_errors=True)
@@ -63,7 +62,7 @@ AWAY = ("--tracking-uri", "sqlite:////proc/away/mlflow.db")
 def submitted(root: Path, capsys, *more: str) -> tuple[int, str]:
     """Submits the study again in this process; returns (exit code, what it says)."""
     with pytest.raises(SystemExit) as end, warnings.catch_warnings(action="ignore"):
-        exit_with(lambda: run_study(STUDY, parse(STUDY, [*FLAGS, "--storage", str(root), *more])))
+        exit_with(lambda: execute(STUDY, [*FLAGS, "--storage", str(root), *more]))
     return end.value.code, "".join(capsys.readouterr())
 
 

@@ -12,11 +12,11 @@ from pandas.testing import assert_frame_equal
 from benchmarks.driver import planted
 from benchmarks.many_runs import write_study
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import DIVERGENCE, NodeLifecycle
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import load_runs, load_store
+from tests.executed import run_in_process
 
 PAGE = 100  # keys of a listing; S3, Google's and Azure's stores give 1,000
 FILES = 3  # of a planted node: config, tags, result

@@ -19,11 +19,10 @@ from gram_platform.pages.results.record import load_record
 from gram_platform.pages.results.results import nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.data import provide_corpus
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY
 from gram_platform.studies.record import record_of
 from gram_platform.tracking.frame import store_frames
+from tests.submitted import parse, study_plan
 
 
 class WorstToken(Losses):
@@ -90,7 +89,7 @@ def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     flags = parse(
         study, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path / "storage")]
     )
-    graph, store = build_graph(study, flags), Store(flags.storage).open_for_writing()
+    graph, store = study_plan(study, flags), Store(flags.storage).open_for_writing()
     require_closed(graph.nodes)
     provide_corpus(graph.recipe, store, None)
     store.study_dir("worst").write("study.json", record_of(graph).to_json())

@@ -1,17 +1,15 @@
 """The attacker's budget: every combination of sequences and steps, on runs that the scaling study
 shares."""
 
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import attack_budget, scaling
 from tests.refused import refused
+from tests.submitted import parse, study_plan
 
 
 def test_budgets_differ_in_attacks_alone(tmp_path):
     def graph_of(study, *flags):
-        return build_graph(
-            study,
-            parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path), *flags]),
+        return study_plan(
+            study, ["--preset", "smoke", "--seeds", "1", "--storage", str(tmp_path), *flags]
         )
 
     graph = graph_of(attack_budget.STUDY)
@@ -39,4 +37,4 @@ def test_a_study_of_attacks_without_any_is_bad_input(tmp_path):
         attack_budget.STUDY, ["--set", "options.elicitation=false", "--storage", str(tmp_path)]
     )
     with refused("options.elicitation", False):
-        build_graph(attack_budget.STUDY, flags)
+        study_plan(attack_budget.STUDY, flags)

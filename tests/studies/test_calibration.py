@@ -3,15 +3,13 @@ scaling study."""
 
 import pandas as pd
 import pytest
-from gram_platform.studies.run import run_study
 
 from gram_platform.analysis.calibration import AUXILIARY, CALIBRATION_COLUMNS, FIT, SINGLE, UNIT
 from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
+from tests.submitted import execute, study_plan
 
 
 def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
@@ -20,7 +18,7 @@ def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
 
     def runs_of(study, *flags):
         flags = ["--preset", "demo", "--sizes", "0.28M", "--storage", str(tmp_path), *flags]
-        nodes = build_graph(study, parse(study, flags)).nodes
+        nodes = study_plan(study, flags).nodes
         return [node for node in nodes if node.is_run]
 
     runs = runs_of(calibration.STUDY)
@@ -55,7 +53,7 @@ def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
 @pytest.mark.slow  # twelve nodes are trained and measured; the analysis has fast tests
 def test_the_smoke_preset_from_end_to_end(tmp_path):
     flags = ["--preset", "smoke", "--in-process", "--device", "cpu", "--storage", str(tmp_path)]
-    assert run_study(calibration.STUDY, parse(calibration.STUDY, flags)) == 0
+    assert execute(calibration.STUDY, flags) == 0
     folder = tmp_path / "studies" / "calibration"
     table = pd.read_csv(folder / "table.csv")
     assert list(table.columns) == CALIBRATION_COLUMNS

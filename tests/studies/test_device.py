@@ -4,36 +4,32 @@ import dataclasses
 
 import pytest
 import torch
-from gram_platform.studies.run import run_study
 
 from gram_platform.planner import MACHINES
 from gram_platform.store import RunDirectory, Store
 from gram_platform.store.files import seal
 from gram_platform.studies import device
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.campaign import run_campaign
-from gram_platform.studies.device import began_on, note_device, on_known_device, price_line, settled
+from gram_platform.studies.campaign import price_line
+from gram_platform.studies.device import began_on, known_device, note_device
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import CampaignFlags, parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import predicted, work_left
-from gram_platform.studies.searches.definition import parse_search
-from gram_platform.studies.searches.run import build_search, run_search
 from tests.refused import refused
+from tests.submitted import approved, execute, execute_campaign, plan_of
 
 SMALL = ("--preset", "paper", "--sizes", "50M", "--seeds", "1")
 
 
-def study_graph(*arguments, preset=SMALL):
-    return build_graph(STUDY, parse(STUDY, [*preset, "--methods", "baseline", *arguments]))
+def of_study(*arguments, preset=SMALL):
+    return plan_of(STUDY, [*preset, "--methods", "baseline", *arguments])
 
 
-def search_graph(*arguments, preset=SMALL):
-    return build_search(SEARCH, parse_search(SEARCH, [*preset, *arguments])).planned()
+def of_search(*arguments, preset=SMALL):
+    return plan_of(SEARCH, [*preset, *arguments])
 
 
-GRAPHS = {"study": study_graph, "search": search_graph}
+PLANS = {"study": of_study, "search": of_search}
 
 
 @pytest.fixture
@@ -50,9 +46,9 @@ def no_ray(monkeypatch):
 
 
 SUBMISSIONS = {
-    "study": lambda: run_study(STUDY, parse(STUDY, [*SMALL, "--methods", "baseline"])),
-    "search": lambda: run_search(SEARCH, parse_search(SEARCH, SMALL)),
-    "campaign": lambda: run_campaign((), (SEARCH,), CampaignFlags(preset="paper", seeds=1)),
+    "study": lambda: execute(STUDY, [*SMALL, "--methods", "baseline"]),
+    "search": lambda: execute(SEARCH, [*SMALL]),
+    "campaign": lambda: execute_campaign((), (SEARCH,), ["--preset", "paper", "--seeds", "1"]),
 }
 
 
@@ -74,45 +70,45 @@ def test_an_autoscaler_that_has_not_reported_yet_is_waited_for(
     monkeypatch.setattr(device, "has_fixed_size", lambda: not reports)
     monkeypatch.setattr(device.ray, "cluster_resources", dict)
     with refused("device", ""):
-        settled((study_graph(),), Store(storage))
+        approved(of_study())
 
 
-@pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
+@pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("given", ["cpu", "cuda"])
 def test_a_device_that_is_given_is_not_asked_for(make, given, no_ray, storage):
-    (graph,) = settled((make("--device", given),), Store(storage))
-    assert graph.flags.device == given
-    assert graph.flags.hardware == MACHINES["cpu" if given == "cpu" else "h100"]
+    plan = approved(make("--device", given))
+    assert plan.device == given
+    assert plan.studies[0].machine == MACHINES["cpu" if given == "cpu" else "h100"]
 
 
-def test_a_plan_for_cpus_is_not_asked_for_a_device(growing_cluster, storage):
-    (graph,) = settled((study_graph(preset=("--preset", "smoke")),), Store(storage))
-    assert graph.flags.device == ""
+def test_a_plan_for_cpus_is_not_asked_for_a_device(growing_cluster, storage, monkeypatch):
+    for gpus, expected in ({}, "cpu"), ({"GPU": 1.0}, "cuda"):
+        monkeypatch.setattr(device.ray, "cluster_resources", lambda gpus=gpus: gpus)
+        assert approved(of_study(preset=("--preset", "smoke"))).device == expected
 
 
-@pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
+@pytest.mark.parametrize("make", PLANS.values(), ids=PLANS)
 def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     store = Store(storage).open_for_writing()
     note_device(make("--device", "cuda"), store, "cuda")
-    (graph,) = settled((make(),), store)
-    assert graph.flags.device == "cuda"
-    assert on_known_device(make(), store, ())[0] == graph
+    assert approved(make()).device == "cuda"
+    assert known_device(make().studies[0], store, ()) == "cuda"
     with refused("device", "cpu"):
-        settled((make("--device", "cpu"),), store)
+        approved(make("--device", "cpu"))
     with refused("device", "cpu"):  # two that begin at once
         note_device(make(), store, "cpu")
     other = make(preset=("--preset", "smoke"))
-    assert began_on(other, store) == ""
+    assert began_on(other.studies[0], store) == ""
     note_device(other, store, "cpu")
-    assert (began_on(make(), store), began_on(other, store)) == ("cuda", "cpu")
+    assert [began_on(plan.studies[0], store) for plan in (make(), other)] == ["cuda", "cpu"]
 
 
 def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage):
-    store, graph = Store(storage).open_for_writing(), study_graph()
-    note_device(graph, store, "cpu")
-    (kept,) = settled((graph,), store)
-    assert price_line((kept,)) in describe(graph).splitlines()
-    assert price_line((graph,)) == price_line((kept,)) != predicted(work_left((graph,), ()))
+    store, plan = Store(storage).open_for_writing(), of_study()
+    note_device(plan, store, "cpu")
+    kept = approved(plan)
+    assert price_line(kept) in describe(plan).splitlines()
+    assert price_line(plan) == price_line(kept) != predicted(work_left(plan.studies, ()))
 
 
 @pytest.mark.parametrize(("name", "kept"), [("NVIDIA H100 80GB HBM3", "cuda"), ("cpu", "cpu")])
@@ -120,39 +116,37 @@ def test_runs_that_a_handover_has_trained_are_continued_on_their_device(
     name, kept, no_ray, storage, monkeypatch
 ):
     """Without a record; --device may then still choose another."""
-    store, graph = Store(storage).open_for_writing(), study_graph()
-    run = next(node for node in graph.nodes if node.is_run)
+    store, plan = Store(storage).open_for_writing(), of_study()
+    run = next(node for node in plan.nodes if node.is_run)
     store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
     monkeypatch.setattr(RunDirectory, "timing", lambda run: {"device": name})
-    assert settled((graph,), store)[0].flags.device == kept
+    assert approved(plan).device == kept
     # Also where all known trials are done: a search may draw more.
     with monkeypatch.context() as patch:
-        patch.setattr(device, "work_left", lambda graphs, ended: [])
-        assert settled((graph,), store)[0].flags.device == kept
+        patch.setattr(device, "work_left", lambda studies, ended: [])
+        assert approved(plan).device == kept
     other = "cuda" if kept == "cpu" else "cpu"
-    assert settled((study_graph("--device", other),), store)[0].flags.device == other
+    assert approved(of_study("--device", other)).device == other
 
 
 def test_studies_that_began_on_two_devices_are_not_one_submission(no_ray, storage):
-    store, graphs = Store(storage).open_for_writing(), (study_graph(), search_graph())
-    for graph, began in zip(graphs, ("cuda", "cpu"), strict=True):
-        note_device(graph, store, began)
+    store, plans = Store(storage).open_for_writing(), (of_study(), of_search())
+    for plan, began in zip(plans, ("cuda", "cpu"), strict=True):
+        note_device(plan, store, began)
+    together = dataclasses.replace(plans[0], studies=tuple(plan.studies[0] for plan in plans))
     with refused("device", "cuda"):
-        settled(graphs, store)
+        approved(together)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_this_machine_lacks_is_refused_in_process(no_ray, storage):
-    (graph,) = settled((study_graph("--in-process"),), Store(storage))
-    assert graph.flags.device == "cpu"
+    assert approved(of_study("--in-process")).device == "cpu"
     with refused("device", "cuda"):
-        settled((study_graph("--in-process", "--device", "cuda"),), Store(storage))
+        approved(of_study("--in-process", "--device", "cuda"))
 
 
 def test_cpus_are_not_planned_as_another_machine(storage):
     with refused("machine", "h100"):
-        parse(STUDY, ["--device", "cpu", "--machine", "h100"])
-    given = parse(STUDY, ["--preset", "paper", "--device", "cpu"])
-    assert given == dataclasses.replace(
-        parse(STUDY, ["--preset", "paper"]), device="cpu", machine="cpu"
-    )
+        plan_of(STUDY, ["--device", "cpu", "--machine", "h100"])
+    given = plan_of(STUDY, ["--preset", "paper", "--device", "cpu"])
+    assert given == plan_of(STUDY, ["--preset", "paper"]).on("cpu")

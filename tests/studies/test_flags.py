@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import pytest
-from gram_platform.studies.session import execution_of
 
 from gram_platform.config import RECIPE_VERSION
 from gram_platform.config.flops import total_parameters
@@ -13,42 +12,52 @@ from gram_platform.config.ladder import DEMO_LAW, GRID_DEMO_SIZES, PAPER_LAW, PA
 from gram_platform.planner import AUTO, MACHINES
 from gram_platform.store import Store
 from gram_platform.studies import main
-from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.packing import provide_data, require_enough_data
+from gram_platform.studies.make_plan import plan_of as submission
+from gram_platform.studies.make_plan import read_study
+from gram_platform.studies.packing import pack_corpora, require_enough_data
 from gram_platform.studies.record import record_of
+from gram_platform.studies.workplace import execution_of
 from tests.refused import refused
+from tests.submitted import parse, plan_of, study_plan
 
 
-def flags(*arguments):
-    return parse(STUDY, list(arguments))
+def planned(*arguments):
+    return plan_of(STUDY, list(arguments))
+
+
+def study_of(*arguments):
+    return planned(*arguments).studies[0]
 
 
 def test_defaults(storage):
-    got = flags()
-    assert (got.preset, got.storage, got.corpus) == ("demo", str(storage), "stories")
+    got = planned()
+    (study,) = got.studies
+    assert (study.preset_name, got.storage, study.choice.corpus) == (
+        "demo",
+        str(storage),
+        "stories",
+    )
     assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
-    assert got.methods == ("baseline", "filtering", "gram")  # the preset's
-    assert got.seeds == 0  # the preset's, size by size
-    assert got.sizes == tuple(STUDY.presets["demo"].sizes)
+    assert study.methods == ("baseline", "filtering", "gram")  # the preset's
+    assert study.choice.seeds == 0  # the preset's, size by size
+    assert study.choice.sizes == tuple(STUDY.presets["demo"].sizes)
 
 
 def test_the_flags_of_execution_reach_it(storage):
-    execution, _ = execution_of(flags("--compile", "--deterministic"), has_gpu=False)
+    execution, _ = execution_of(planned("--compile", "--deterministic"))
     assert (execution.compiled, execution.deterministic) == (True, True)
-    execution, _ = execution_of(flags(), has_gpu=False)
+    execution, _ = execution_of(planned())
     assert (execution.compiled, execution.deterministic) == (False, False)
 
 
 def test_lists_take_blanks_and_commas(storage):
-    first = flags("--preset", "smoke", "--methods", "gram,filtering", "--sizes", "small,tiny")
-    second = flags(
-        "--preset", "smoke", "--methods", "filtering", "gram", "--sizes", "tiny", "small"
-    )
+    smoke = ("--preset", "smoke")
+    first = planned(*smoke, "--methods", "gram,filtering", "--sizes", "small,tiny")
+    second = planned(*smoke, "--methods", "filtering", "gram", "--sizes", "tiny", "small")
     assert first == second
-    assert flags("--methods", "gram").methods == ("baseline", "gram")
+    assert study_of("--methods", "gram").methods == ("baseline", "gram")
 
 
 WRONG = [  # the field that the error names, and the flags
@@ -82,21 +91,18 @@ WRONG = [  # the field that the error names, and the flags
 
 
 def test_checkpoints_are_as_far_apart_as_writing_them_asks(storage):
-    own = execution_of(parse(STUDY, ["--preset", "smoke"]), has_gpu=False)[0]
+    own = execution_of(planned("--preset", "smoke"))[0]
     assert [own.commit_interval(s) for s in (0.0, 0.5, 3.0, 100.0)] == pytest.approx(
         [30.0, 30.0, 150.0, 1800.0]
     )
-    fixed = execution_of(
-        parse(STUDY, ["--preset", "smoke", "--checkpoint-every", "45"]), has_gpu=False
-    )[0]
+    fixed = execution_of(planned("--preset", "smoke", "--checkpoint-every", "45"))[0]
     assert fixed.commit_interval(100.0) == 45.0
 
 
 def test_through_keeps_the_sizes_up_to_one(storage):
-    assert parse(STUDY, ["--preset", "paper", "--through", "200M"]).sizes == ("50M", "100M", "200M")
-    assert parse(
-        STUDY, ["--preset", "paper", "--sizes", "100M,400M", "--through", "400M"]
-    ).sizes == ("100M", "400M")
+    paper = ("--preset", "paper", "--through")
+    assert study_of(*paper, "200M").choice.sizes == ("50M", "100M", "200M")
+    assert study_of(*paper, "400M", "--sizes", "100M,400M").choice.sizes == ("100M", "400M")
 
 
 @pytest.mark.parametrize(
@@ -114,20 +120,20 @@ def test_numbers_of_ranks(storage):
     """One for all, single sizes' own, or the planner's."""
     paper = ("--preset", "paper", "--num-workers")
     found = {
-        words: [flags(*paper, *words).ranks.wanted(size) for size in ("800M", "2B", "5B")]
+        words: [study_of(*paper, *words).ranks.wanted(size) for size in ("800M", "2B", "5B")]
         for words in (("2",), ("5B=16", "2B=8"), ("4", "5B=auto"), ("auto,800M=1",))
     }
     assert list(found.values()) == [[2, 2, 2], [1, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]
-    assert flags(*paper, "auto").ranks.machine == MACHINES["h100"]
-    assert flags(*paper, "auto", "--machine", "h200").ranks.machine == MACHINES["h200"]
+    assert study_of(*paper, "auto").ranks.machine == MACHINES["h100"]
+    assert study_of(*paper, "auto", "--machine", "h200").ranks.machine == MACHINES["h200"]
 
 
 def test_runs_that_no_number_of_ranks_can_hold(storage, monkeypatch):
     small = dataclasses.replace(MACHINES["cpu"], memory_bytes=1e6)
     monkeypatch.setitem(MACHINES, "cpu", small)
-    graph = build_graph(STUDY, flags("--preset", "smoke", "--num-workers", "auto"))
+    plan = planned("--preset", "smoke", "--num-workers", "auto")
     with refused("machine", "cpu"):
-        provide_data((graph,), Store(storage))
+        pack_corpora(plan, Store(storage))
     assert not (storage / "data").exists()
 
 
@@ -137,17 +143,19 @@ def test_servers_and_databases_that_mlflow_has(storage):
         "sqlite+pysqlite:////path/mlflow.db",
         "postgresql+psycopg://host/mlflow",
     ):
-        assert flags("--tracking-uri", uri).tracking_uri == uri
+        assert planned("--tracking-uri", uri).tracking_uri == uri
 
 
 @pytest.mark.parametrize("flag", ["storage", "corpus", "tracking_uri"])
 def test_relative_places_are_refused_inside_a_ray_job(flag, storage, monkeypatch):
     place = "sqlite:///here.db" if flag == "tracking_uri" else "./here"
     arguments = [f"--{flag.replace('_', '-')}", place]
-    assert flags(*arguments)
+    flags = parse(STUDY, arguments)
+    # Nothing is there yet, so that only the flags are read.
+    assert submission(flags, (read_study(STUDY, flags, ()),))
     monkeypatch.setenv(RAY_JOB_VARIABLE, "{}")
     with refused(flag):
-        flags(*arguments)
+        planned(*arguments)
 
 
 # ------------------------------------------------------------------------------------ whole studies
@@ -228,7 +236,7 @@ def test_beside_a_single_label_core_alone_is_compared(storage, tmp_path):
         "--core-label",
         "notes",
     )
-    graph = build_graph(STUDY, flags(*own))
+    graph = study_of(*own)
     seen = {(node.method, node.names["profile"], node.is_attack) for node in graph.nodes}
     assert {
         ("filtering", "core", False),
@@ -236,7 +244,7 @@ def test_beside_a_single_label_core_alone_is_compared(storage, tmp_path):
         ("gram", "core", True),
     } <= seen
     with refused("retain", "tales"):
-        build_graph(STUDY, flags(*own, "--retain", "tales"))
+        study_of(*own, "--retain", "tales")
 
 
 def test_a_storage_of_another_recipe_is_refused(storage, capsys):
@@ -255,7 +263,7 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
 
     huge = dataclasses.replace(STUDY.presets["smoke"], num_eval_sequences=10_000)
     study = dataclasses.replace(STUDY, presets={"smoke": STUDY.presets["smoke"]})
-    graph = build_graph(study, flags("--preset", "smoke"))
+    graph = study_plan(study, ["--preset", "smoke"])
     corpus = prepare(graph.recipe, storage / "data")
     require_enough_data(graph, corpus)
     with pytest.raises(ValueError, match="validation"):
@@ -263,7 +271,7 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
 
 
 def test_the_papers_preset_has_the_papers_sizes():
-    graph = build_graph(STUDY, flags("--preset", "paper"))
+    graph = study_of("--preset", "paper")
     assert graph.preset.sizes == PAPER_SIZES
     assert {n: total_parameters(graph.preset.sizes[n].dense()) for n in ("50M", "5B")} == {
         "50M": 47_944_704,
@@ -288,13 +296,13 @@ def test_a_law_sets_every_sizes_rate_and_batch(tmp_path):
     fitted = {"num_sizes": 3, "smallest": 5e4, "largest": 2e5}
     path.write_text(json.dumps({**law, **fitted, "seq_len": 64, "source": "a test", "more": 1}))
     common = ("--preset", "smoke", "--storage", str(tmp_path / "s"))
-    graph = build_graph(STUDY, flags(*common, "--law", str(path)))
+    graph = study_of(*common, "--law", str(path))
     for setting in graph.settings:
         num_parameters = total_parameters(setting.size.dense())
         assert setting.size.peak_lr == pytest.approx(2.0 * num_parameters**-0.5)
         by_law = 0.01 * num_parameters**0.6
         assert abs(setting.size.batch_size - by_law) <= setting.size.micro_batch / 2
-    own = build_graph(STUDY, flags(*common))
+    own = study_of(*common)
     assert not {n.id for n in own.nodes} & {n.id for n in graph.nodes}
 
 
@@ -315,12 +323,13 @@ def test_a_law_against_its_evidence_is_refused_unless_it_is_trusted(tmp_path, ev
     path.write_text(json.dumps({**dataclasses.asdict(DEMO_LAW), **NO_EVIDENCE, **evidence}))
     given = ("--preset", "smoke", "--storage", str(tmp_path / "s"), "--law", str(path))
     with refused("law"):
-        build_graph(STUDY, flags(*given))
-    trusted = build_graph(STUDY, flags(*given, "--trust-law"))
+        study_of(*given)
+    plan = planned(*given, "--trust-law")
+    (trusted,) = plan.studies
     size = trusted.settings[0].size
     assert size.peak_lr == DEMO_LAW.lr(total_parameters(size.dense()))
     assert trusted.law_doubts
-    facts, said = " ".join(record_of(trusted).facts), describe(trusted)
+    facts, said = " ".join(record_of(trusted).facts), describe(plan)
     assert all(doubt in facts and doubt in said for doubt in trusted.law_doubts)
 
 
@@ -337,9 +346,7 @@ def test_sizes_within_ten_times_of_a_laws_need_no_trust(tmp_path):
             }
         )
     )
-    graph = build_graph(
-        STUDY, flags("--preset", "smoke", "--storage", str(tmp_path / "s"), "--law", str(path))
-    )
+    graph = study_of("--preset", "smoke", "--storage", str(tmp_path / "s"), "--law", str(path))
     assert graph.law_doubts == ()
 
 
@@ -359,7 +366,7 @@ def test_the_demos_law_is_none_and_no_preset_needs_it(tmp_path):
         DEMO_LAW.predicts(total_parameters(size.dense())) for size in GRID_DEMO_SIZES.values()
     )
     with refused("law", "demo"):
-        build_graph(STUDY, flags(*common, "--law", "demo"))
-    trusted = build_graph(STUDY, flags(*common, "--law", "demo", "--trust-law"))
+        study_of(*common, "--law", "demo")
+    trusted = study_of(*common, "--law", "demo", "--trust-law")
     assert trusted.settings[0].size.peak_lr == DEMO_LAW.lr(88_704)
-    assert build_graph(STUDY, flags(*common)).settings[0].size.peak_lr == 3.9e-3
+    assert study_of(*common).settings[0].size.peak_lr == 3.9e-3

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from gram_platform.engine.handover import main, read_nodes
-from gram_platform.studies.campaign import run_searched
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import scaling, stories
 from tests.refused import refused
 from tests.studies.processes import ROOT, SMALL, attempts, results, submit, table, written
+from tests.submitted import execute, parse
 from tests.test_architecture import NOT_IN_CORE
 
 NO_RAY = {"ray_address": "127.0.0.1:1"}  # nothing listens there: a study that starts Ray fails
@@ -119,7 +118,7 @@ def baseline(folder: Path) -> bool:
 def export(storage: Path, folder: Path) -> Path:
     path = folder / "nodes.json"
     flags = parse(scaling.STUDY, [*SMALL, "--storage", str(storage), "--export-nodes", str(path)])
-    assert run_searched(scaling.STUDY, flags) == 0
+    assert execute(scaling.STUDY, flags) == 0
     return path
 
 
@@ -180,10 +179,10 @@ def test_flags_that_need_ray_are_refused(tmp_path):
     for wanted in (["--in-process"], ["--export-nodes", str(tmp_path / "f")]):
         flags = parse(stories.STUDY, ["--preset", "paper", "--storage", str(tmp_path), *wanted])
         with refused(wanted[0].removeprefix("--").replace("-", "_")):
-            run_searched(stories.STUDY, flags)
+            execute(stories.STUDY, flags)
     assert not [*tmp_path.iterdir()]
     flags = parse(
         stories.STUDY, ["--preset", "demo", "--export-nodes", str(tmp_path / "no folder" / "f")]
     )
     with refused("export_nodes"):
-        run_searched(stories.STUDY, flags)
+        execute(stories.STUDY, flags)

@@ -7,16 +7,15 @@ import shutil
 import signal
 
 import pytest
-from gram_platform.studies.run import run_study
 
 from gram_platform.cli import main
 from gram_platform.pages.results.history import MOST_KEPT, begin_record
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.store import Store
 from gram_platform.store.remote_folder import RemoteFolder
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from tests.store.training import in_process
+from tests.submitted import execute
 
 PAGE = ("claims.csv", "report.html", "table.csv")
 COUNTER = itertools.count()
@@ -103,7 +102,7 @@ def test_the_site_leads_to_an_earlier_page_though_nothing_was_trained(storage):
             "--methods",
             *methods,
         ]
-        assert run_study(STUDY, parse(STUDY, flags)) == 0
+        assert execute(STUDY, flags) == 0
     (date,) = Store(storage).history_dirs("scaling")
     assert f"scaling/history/{date}/report.html" in (storage / "site/index.html").read_text()
 

@@ -12,11 +12,10 @@ from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.replication import published_studies
 from gram_platform.store import Store
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.run import build_search
 from tests import stories_frames, study_frames
 from tests.marks import wrong_marks
 from tests.studies.searches.test_lr_batch import bowl, complete, setup_of
+from tests.submitted import study_plan
 
 NO_RUNS = pd.DataFrame({"id": []})
 
@@ -30,9 +29,7 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
 
 
 def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
-    setup = build_search(
-        SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments])
-    )
+    setup = study_plan(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments])
     return setup.write(Store(storage).open_for_writing(), None).figures
 
 

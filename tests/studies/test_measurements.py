@@ -14,12 +14,11 @@ from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.pages.report.localization import increases_frame, shaded_html
-from gram_platform.studies.build import build_graph
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import samples
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.studies.packing import shortages
+from tests.submitted import study_plan
 
 AUXILIARY = ("airport", "beach")
 SETTING = Setting(
@@ -96,16 +95,14 @@ def test_the_compared_views_continue_core_too():
 def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     """Every method is trained with C++ and without it, and asked to continue both; of both there is
     text enough."""
-    graph = build_graph(samples.STUDY, parse(samples.STUDY, ["--preset", "installed"]))
+    graph = study_plan(samples.STUDY, ["--preset", "installed"])
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
     profiles = [node.names["profile"] for node in evaluations if node.method == "filtering"]
     assert sorted(profiles) == ["core", "core+cpp"]
     short = {shortage.domain for shortage in shortages(graph.nodes, graph.preset, graph.recipes)}
     assert not short & {CORE, "cpp"}
-    other = build_graph(
-        samples.STUDY, parse(samples.STUDY, ["--preset", "installed", "--retain", "stubs"])
-    )
+    other = study_plan(samples.STUDY, ["--preset", "installed", "--retain", "stubs"])
     assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {
         (CORE, "stubs")
     }

@@ -8,21 +8,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from gram_platform.studies.run import run_study
 
 from gram_platform.cli import main
 from gram_platform.config import RoutingConfig
-from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
 from gram_platform.methods.nodes import Node, method_nodes, node_name
 from gram_platform.store import Store
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import accumulation, scaling
 from gram_platform.studies.live import LiveView
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.engine import conftest as cells
+from tests.executed import run_in_process
 from tests.record.ids import graphs
+from tests.submitted import execute
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 FLAGS = (
@@ -154,7 +153,7 @@ def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_
 @pytest.mark.timeout(300)
 def test_a_study_that_shares_a_run_with_another_says_its_name(tmp_path):
     flags = (*FLAGS, "--storage", str(tmp_path))
-    assert run_study(accumulation.STUDY, parse(accumulation.STUDY, flags)) == 0
+    assert execute(accumulation.STUDY, flags) == 0
     store = Store(str(tmp_path))
     shared = [
         run
@@ -164,7 +163,7 @@ def test_a_study_that_shares_a_run_with_another_says_its_name(tmp_path):
     for run in shared:
         shutil.rmtree(run.attempts.path)
         (Path(run.folder.path) / "result.json").unlink()
-    assert run_study(scaling.STUDY, parse(scaling.STUDY, flags)) == 0
+    assert execute(scaling.STUDY, flags) == 0
     mlflow = Tracker(default_tracking_uri(store.root)).runs()
     for (kind, node_id), run in mlflow.items():
         assert run.info.run_name == node_name(kind, node_id, store.node(kind, node_id).tags())

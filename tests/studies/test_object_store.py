@@ -8,11 +8,10 @@ import pytest
 
 from gram_platform.corpora.parts import parts_of
 from gram_platform.corpora.records import documents
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import PYTHONPATH, SMALL, results, submit
+from tests.submitted import study_plan
 
 pytestmark = pytest.mark.ray
 
@@ -77,7 +76,7 @@ def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
 def written_stories(folder: Path) -> Path:
     """Writes the stories of the smoke presets to a file that `datasets` reads as it reads the
     hub."""
-    recipe = build_graph(STUDY, parse(STUDY, [*SMALL, "--storage", str(folder / "empty")])).recipe
+    recipe = study_plan(STUDY, [*SMALL, "--storage", str(folder / "empty")]).recipe
     stories = documents(
         recipe, tuple(unit for part in parts_of(recipe, recipe.units) for unit in part)
     )

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from tests.submitted import parse, study_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = """
@@ -24,7 +23,7 @@ def test_one_run_prints_the_ids_of_the_study(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     flags = parse(STUDY, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path)])
-    graph = build_graph(STUDY, flags)
+    graph = study_plan(STUDY, flags)
     first = graph.settings[0]
     wanted = [
         n for n in graph.nodes if (n.size, n.names["seed"]) == (first.size.name, str(first.seed))

@@ -3,11 +3,10 @@
 import dataclasses
 
 import pytest
-from gram_platform.studies.run import run_study
 
 from gram_platform.pages.report.measurements import MEASUREMENTS
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from tests.submitted import execute
 
 FLAGS = (
     "--preset",
@@ -35,6 +34,6 @@ def test_a_table_that_cannot_be_made_ends_nothing(tmp_path, monkeypatch):
         return losses.read(*arguments)
 
     monkeypatch.setitem(MEASUREMENTS, "losses", dataclasses.replace(losses, read=read))
-    assert run_study(STUDY, parse(STUDY, [*FLAGS, "--storage", str(tmp_path)])) == 0
+    assert execute(STUDY, [*FLAGS, "--storage", str(tmp_path)]) == 0
     assert not failures
     assert (tmp_path / "studies/scaling/table.csv").read_text().count("small") > 0

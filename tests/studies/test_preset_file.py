@@ -8,16 +8,13 @@ import pytest
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.written import assignments
-from gram_platform.studies.build import build_graph
 from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, shown_place
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
 from gram_platform.studies.library.scaling import SMOKE, STUDY
 from gram_platform.studies.record import record_of
-from gram_platform.studies.searches.definition import parse_search
-from gram_platform.studies.searches.run import build_search
 from tests.refused import refused
+from tests.submitted import parse, study_plan
 
 SAME_AS_SMOKE = """
 base = "demo"
@@ -79,7 +76,7 @@ def written(tmp_path):
 
 
 def graph_of(arguments: list[str]):
-    return build_graph(STUDY, parse(STUDY, arguments))
+    return study_plan(STUDY, arguments)
 
 
 def test_a_file_with_the_values_of_smoke_has_the_runs_of_smoke(written, tmp_path):
@@ -143,8 +140,8 @@ def test_a_search_takes_the_changes_too(tmp_path):
         "--set",
         "sizes.tiny.peak_lr=2e-3",
     ]
-    flags = parse_search(lr_bs_grid.SEARCH, arguments)
-    graph = build_search(lr_bs_grid.SEARCH, flags)
+    flags = parse(lr_bs_grid.SEARCH, arguments)
+    graph = study_plan(lr_bs_grid.SEARCH, flags)
     assert graph.settings[0].size.peak_lr == 2e-3
     assert graph.study.presets["smoke"].sizes["tiny"].peak_lr == 2e-3
     assert {node.config.optimizer.peak_lr for node in graph.example() if node.is_run} >= {

@@ -10,17 +10,13 @@ from gram_platform.engine.life import DIVERGENCE, done_ids, ended_ids
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.files import seal
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.device import settled
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.maxent_search import SEARCH as MAXENT
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.price import planned_hours, price, work_left
 from gram_platform.studies.searches.command import campaign_main, main
-from gram_platform.studies.searches.definition import parse_search
-from gram_platform.studies.searches.run import build_search
 from tests.refused import refused
+from tests.submitted import approved, plan_of, study_plan
 
 SMALL = ("--preset", "smoke", "--sizes", "tiny", "--seeds", "1")
 # 177 H100 hours.
@@ -28,7 +24,7 @@ DEAR = ("--preset", "paper", "--sizes", "400M", "--seeds", "1", "--device", "cud
 
 
 def small_graph():
-    return build_graph(STUDY, parse(STUDY, [*SMALL, "--methods", "baseline", "gram"]))
+    return study_plan(STUDY, [*SMALL, "--methods", "baseline", "gram"])
 
 
 def test_what_is_not_done_is_priced_once(storage):
@@ -54,7 +50,7 @@ def test_what_is_not_done_is_priced_once(storage):
 
 
 def test_a_search_of_optuna_has_the_trials_that_are_not_complete_left(storage):
-    graph = build_search(MAXENT, parse_search(MAXENT, ["--preset", "smoke"])).planned()
+    graph = study_plan(MAXENT, ["--preset", "smoke"])
     assert graph.share_left() == 1.0
     assert not (storage / "optuna.db").exists()  # a price that is refused leaves nothing
     first, *_ = groups = graph.open()
@@ -94,8 +90,7 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
 
 
 def test_the_default_limit_is_500_dollars(storage):
-    work = lambda *more: build_search(SEARCH, parse_search(SEARCH, [*DEAR, *more])).planned()
-    dear = lambda *more: settled((work(*more),), Store(storage))
+    dear = lambda *more: approved(plan_of(SEARCH, [*DEAR, *more]))
     with refused("yes", False):
         dear()
     for allowed in (["--yes"], ["--max-cost", "100"], ["--confirm-above", "531"]):

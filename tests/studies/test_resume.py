@@ -8,11 +8,10 @@ import resource
 import pytest
 
 from gram_platform.store import Store
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import ROOT, attempts, submit, table, written
+from tests.submitted import study_plan
 
 pytestmark = pytest.mark.ray
 
@@ -49,7 +48,7 @@ def test_the_traced_run_of_the_documents(finished_study):
     those measured."""
     trace = (ROOT / "docs/concepts.md").read_text().split("## Glossary")[0]
     (command,) = re.findall(r"^    python experiments/scaling\.py (.*)$", trace, re.MULTILINE)
-    nodes = build_graph(STUDY, parse(STUDY, command.split())).nodes
+    nodes = study_plan(STUDY, command.split()).nodes
     store = Store(finished_study)
     assert {node.id for node in nodes} == {*store.list_runs(), *store.list_evaluations()}
     ids = {*re.findall(r"`([0-9a-f]{12})`", trace)}

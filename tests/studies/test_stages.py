@@ -8,18 +8,16 @@ import pytest
 
 from gram_platform.config import CORE
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import attack_kinds, finetuning, scaling, stories
 from gram_platform.studies.searches.command import main
 from tests.corpora.conftest import make_records, write_jsonl
 from tests.refused import refused
+from tests.submitted import study_plan
 
 
 def graph_of(study, storage, *flags):
-    return build_graph(
-        study,
-        parse(study, ["--preset", "smoke", "--seeds", "1", "--storage", str(storage), *flags]),
+    return study_plan(
+        study, ["--preset", "smoke", "--seeds", "1", "--storage", str(storage), *flags]
     )
 
 

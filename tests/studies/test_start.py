@@ -13,13 +13,12 @@ from gram_platform.config.training import ARCHITECTURES
 from gram_platform.methods import plan
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.stories import STUDY as STORIES
 from tests.engine import conftest as cells
 from tests.refused import refused
 from tests.release.planted import complete, exported
 from tests.studies.processes import SMALL, submit
+from tests.submitted import parse, study_plan
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
@@ -42,7 +41,7 @@ def imported(request, setting, execution, tmp_path):
 
 def graph_of(storage, import_id, *arguments):
     flags = parse(STORIES, [*SMOKE, "--storage", str(storage), "--start", import_id, *arguments])
-    return build_graph(STORIES, flags)
+    return study_plan(STORIES, flags)
 
 
 def test_what_has_no_origin_begins_with_the_import(imported):
@@ -61,7 +60,7 @@ def test_what_has_no_origin_begins_with_the_import(imported):
     )
     (size,) = {node.size for node in graph.nodes}
     assert size.startswith("imported-")
-    assert graph.flags.sizes == (size,)
+    assert graph.choice.sizes == (size,)
     tokenizer = Store(storage).imported(import_id).result()["tokenizer_sha256"]
     assert graph.recipe.tokenizer.source == tokenizer  # not one that is trained on the corpus
 

@@ -4,9 +4,8 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config.identity import InvalidField
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from tests.submitted import study_plan
 
 MISSPELT = {
     ("--preset", "smok"): "smoke",
@@ -21,7 +20,7 @@ MISSPELT = {
 @pytest.mark.parametrize("arguments", MISSPELT, ids=" ".join)
 def test_a_misspelt_value_gets_a_suggestion(arguments, storage):
     with pytest.raises(InvalidField) as refused:
-        build_graph(STUDY, parse(STUDY, list(arguments)))
+        study_plan(STUDY, list(arguments))
     assert MISSPELT[arguments] in refused.value.expected.rpartition(":")[2]
 
 

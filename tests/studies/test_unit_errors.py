@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from gram_platform.studies.run import run_study
 
 from benchmarks.unit_errors import main
 from gram_platform.analysis.calibration import shipped_errors
@@ -14,15 +13,15 @@ from gram_platform.config import State
 from gram_platform.pages.results.record import record_from_plain
 from gram_platform.store import Store
 from gram_platform.studies import record as record_module
-from gram_platform.studies.build import Graph, build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration, scaling
+from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.record import finished_sizes, record_of
 from tests.refused import refused
+from tests.submitted import execute, study_plan
 
 
-def graph_of(tmp_path, *flags: str) -> Graph:
-    return build_graph(scaling.STUDY, parse(scaling.STUDY, [*flags, "--storage", str(tmp_path)]))
+def graph_of(tmp_path, *flags: str) -> StudyPlan:
+    return study_plan(scaling.STUDY, [*flags, "--storage", str(tmp_path)])
 
 
 def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
@@ -103,12 +102,12 @@ def test_a_calibration_in_the_storage_counts_for_studies_on_its_data(tmp_path, c
         "--storage",
         str(tmp_path),
     ]
-    assert run_study(calibration.STUDY, parse(calibration.STUDY, flags)) == 0
+    assert execute(calibration.STUDY, flags) == 0
     assert main([f"mine={tmp_path}"]) == 0
     lines = capsys.readouterr().out.splitlines()
     printed = [line for line in lines if line.startswith("mine,")]
     assert len(printed) == 2
-    assert run_study(scaling.STUDY, parse(scaling.STUDY, [*flags, "--methods", "baseline"])) == 0
+    assert execute(scaling.STUDY, [*flags, "--methods", "baseline"]) == 0
     assert "not calibrated" not in capsys.readouterr().out
     stored = json.loads(Store(str(tmp_path)).study_dir("scaling").read("study.json"))
     assert {row["measured_on"] for row in stored["unit_errors"]} == {"stories-smoke, tiny"}

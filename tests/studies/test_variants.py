@@ -8,10 +8,9 @@ import pytest
 from gram_platform.config import CORE
 from gram_platform.methods.nodes import method_costs
 from gram_platform.methods.setting import subsets_of
-from gram_platform.studies.build import Graph, build_graph
 from gram_platform.studies.campaign import run_campaign
 from gram_platform.studies.definition import Study, Variant
-from gram_platform.studies.flags import CampaignFlags, Flags, checked
+from gram_platform.studies.flags import CampaignFlags, Flags
 from gram_platform.studies.library import (
     accumulation,
     aux_scaling,
@@ -22,15 +21,17 @@ from gram_platform.studies.library import (
     titration,
 )
 from gram_platform.studies.library.dual_use import PAPER_WIDTHS, partly_labelled
+from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.record import record_of
 from tests.refused import refused
+from tests.submitted import study_plan
 
 
-def graph_of(study: Study, storage, **flags) -> Graph:
-    return build_graph(study, checked(study, Flags(preset="smoke", storage=str(storage), **flags)))
+def graph_of(study: Study, storage, **flags) -> StudyPlan:
+    return study_plan(study, Flags(preset="smoke", storage=str(storage), **flags))
 
 
-def runs_of(graph: Graph, **tags: str) -> list:
+def runs_of(graph: StudyPlan, **tags: str) -> list:
     found = [n for n in graph.entries if n.is_run and not n.is_attack]
     return [
         n.config for n in found if all(n.names.get(key) == value for key, value in tags.items())
@@ -63,7 +64,7 @@ def test_composing_evaluates_every_subset_of_the_modules_and_trains_one_run_a_me
     assert trained < {node.id for node in whole.nodes}
     assert len(runs_of(graph, method="gram")) == len(runs_of(graph, method="gram_subsets")) == 1
     assert len(runs_of(graph, method="ft_lora")) == 5  # a base and a branch a domain
-    views = {method: views_of(graph, method) for method in graph.flags.methods[1:]}
+    views = {method: views_of(graph, method) for method in graph.methods[1:]}
     for method, own in views.items():
         assert len(own) == len(set(own.values())) == 16
         assert dict(own["core+airport+beach"].weights) == {"airport": 1.0, "beach": 1.0}, method
@@ -97,7 +98,7 @@ def test_of_many_modules_ten_subsets_of_each_number_are_drawn():
     assert len(subsets_of(domains[:5])) == 32
 
 
-def views_of(graph: Graph, method: str) -> dict:
+def views_of(graph: StudyPlan, method: str) -> dict:
     own = [n for n in graph.entries if n.kind == "evaluation" and n.method == method]
     return {n.names["profile"]: n.config.view for n in own}
 
@@ -134,7 +135,7 @@ def test_the_cost_table_is_of_the_variants_that_a_method_has(tmp_path):
     assert set(costs) == {
         ("baseline", "1, 0.5"),
         ("filtering", "1"),
-        *((m, "0.5") for m in graph.flags.methods[1:]),
+        *((m, "0.5") for m in graph.methods[1:]),
     }
     (routed,) = runs_of(graph, method="gram", variant="0.5")
     expected = method_costs(partly_labelled(PAPER_WIDTHS).changed(graph.settings[0]), ("gram",))[0]

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from gram_platform.studies.run import run_study
 
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.terminal import masked
 from gram_platform.studies import submission, webhook
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
+from tests.submitted import execute, parse
 
 KEY = "T0/B0/5ecretKey"
 FLAGS = (
@@ -92,7 +91,7 @@ def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, mon
 
     def ended(code: int, event: str, *more: str) -> dict:
         before = len(server.got)
-        assert run_study(STUDY, parse(STUDY, [*flags, *more])) == code
+        assert execute(STUDY, [*flags, *more]) == code
         (message,) = server.got[before:]
         assert set(message) == {
             "text",
@@ -121,7 +120,7 @@ def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, mon
     with monkeypatch.context() as patch:
         patch.setattr(submission, "run_in_process", no_machine)
         with pytest.raises(Unavailable):
-            run_study(STUDY, parse(STUDY, flags))
+            execute(STUDY, flags)
     assert server.got[-1]["event"] == "failed"
     assert "Unavailable: https://***@host is away" in server.got[-1]["text"]
     server.status = 500

@@ -10,7 +10,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from gram_platform.studies.session import refresh_site
 
 from gram_platform.cli import main
 from gram_platform.config import View
@@ -18,6 +17,7 @@ from gram_platform.pages.index import Shown, read_shown, write_index
 from gram_platform.pages.results.record import load_record
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store
+from gram_platform.studies.drive import refresh_site
 from tests.pages.site.pages import parse_page, require_links_lead_somewhere
 from tests.pages.site.planted import HOSTILE, every_state
 

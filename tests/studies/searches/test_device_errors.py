@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from gram_platform.studies.session import execution_of
 
 from gram_platform.corpora import prepare
 from gram_platform.engine import trial_process
@@ -27,8 +26,7 @@ from gram_platform.engine.trial_process import (
 )
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
-from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.run import build_search, run_search
+from gram_platform.studies.workplace import execution_of
 from tests.engine.test_broken_devices import (
     assert_little_is_trained_twice,
     events,
@@ -38,6 +36,7 @@ from tests.engine.test_broken_devices import (
 from tests.engine.test_drained import in_own_process
 from tests.studies.processes import results
 from tests.studies.searches.planted import SEARCH, Baselines
+from tests.submitted import execute, study_plan
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 _is_poisoned = False  # this process, by the error of one trial
@@ -68,7 +67,7 @@ class Poisoned(Baselines):
 @pytest.fixture
 def planted(tmp_path):
     """(problem, execution, resources) of trials that may poison their process."""
-    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    graph = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
     prepare(graph.recipe, Store(graph.flags.storage).data_root)
     (tmp_path / "seen").mkdir()
     return Poisoned(graph.settings[0], tmp_path / "seen"), *execution_of(graph.flags, has_gpu=False)
@@ -151,9 +150,7 @@ FLAGS = ("--preset", "smoke", "--sizes", "tiny", "--checkpoint-every", "0.1", "-
 
 
 def run_grid(storage: Path) -> int:
-    return run_search(
-        lr_bs_grid.SEARCH, parse(lr_bs_grid.SEARCH, [*FLAGS, "--storage", str(storage)])
-    )
+    return execute(lr_bs_grid.SEARCH, [*FLAGS, "--storage", str(storage)])
 
 
 def grids_under_errors(folder: Path) -> None:

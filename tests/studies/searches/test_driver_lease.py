@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from gram_platform.studies.submission import Workplace
 
 from gram_platform.config import State
 from gram_platform.engine.capacity import Cordon
@@ -13,12 +12,13 @@ from gram_platform.engine.execution import ON_ONE_RANK, Execution, Resources
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
-from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
-from gram_platform.studies.searches.run import SearchDriver, build_search
+from gram_platform.studies.searches.run import SearchDriver
+from gram_platform.studies.workplace import Workplace
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
+from tests.submitted import study_plan
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def store(tmp_path):
 
 
 def test_limits_end_a_search(tmp_path):
-    work = build_search(
-        GRID, parse(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"])
-    )
+    work = study_plan(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"])
     store = Store(work.flags.storage).open_for_writing()
     driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
     driver.hours_before = 1.5
@@ -41,7 +39,7 @@ def test_limits_end_a_search(tmp_path):
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
-    work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    work = study_plan(GRID, ["--storage", str(tmp_path / "storage")])
     store = Store(work.flags.storage).open_for_writing()
     problem = work.problem(store)
     (node,) = problem.nodes({"lr": 1e-3})
@@ -88,7 +86,7 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
 def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to
     run."""
-    work = build_search(GRID, parse(GRID, ["--storage", str(tmp_path / "storage")]))
+    work = study_plan(GRID, ["--storage", str(tmp_path / "storage")])
     store = Store(work.flags.storage).open_for_writing()
     problem = work.problem(store)
     nodes = [node for _, point in work.points(store)[0] for node in problem.nodes(point)]
@@ -110,7 +108,7 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
 
 
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
-    work = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    work = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
     store = Store(work.flags.storage).open_for_writing()
     for group, nodes in zip(work.open(), (["r1", "r2"], "no list"), strict=True):
         trial = group.study.ask()

@@ -12,17 +12,16 @@ from collections import Counter
 import optuna
 import psutil
 import pytest
-from gram_platform.studies.session import execution_of
 
 from gram_platform.corpora import prepare
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.run import build_search, run_search
+from gram_platform.studies.workplace import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines
+from tests.submitted import execute, study_plan
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 OPTUNA_COMMAND = (sys.executable, "-m", "tests.studies.searches.planted", "optuna")
@@ -43,7 +42,7 @@ def history(storage) -> list[optuna.trial.FrozenTrial]:
 
 @pytest.mark.slow
 def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
-    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    graph = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
     prepare(graph.recipe, Store(graph.flags.storage).data_root)
     points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
     asked, outcomes, problem = [], [], Baselines(graph.settings[0])
@@ -71,7 +70,7 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
 def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_path):
     """A full disk under Optuna's database: Ray Tune made it a KeyError of ours within a text of its
     own."""
-    graph = build_search(SEARCH, parse(SEARCH, ["--storage", str(tmp_path / "storage")]))
+    graph = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
     prepare(graph.recipe, Store(graph.flags.storage).data_root)
 
     def on_end(outcome):
@@ -184,14 +183,14 @@ def test_a_killed_worker_is_replaced_and_its_run_continued(tmp_path):
 def test_a_search_ends_at_its_limit_and_a_higher_one_continues_it(ray_cluster, tmp_path, capsys):
     storage = tmp_path / "storage"
     flags = ["--storage", str(storage), "--max-concurrent", "1"]
-    assert run_search(SEARCH, parse(SEARCH, [*flags, "--max-hours", "0.0001"])) == 3
+    assert execute(SEARCH, [*flags, "--max-hours", "0.0001"]) == 3
     assert "max_hours is 0.0001" in capsys.readouterr().out
     (began,) = storage.glob("searches/*/devices.json")
     assert list(json.loads(began.read_text()).values()) == ["cpu"]
     num_limited = len(written(storage))
     assert 0 < num_limited < 8
 
-    assert run_search(SEARCH, parse(SEARCH, flags)) == 0
+    assert execute(SEARCH, flags) == 0
     assert Counter(trial.state.name for trial in history(storage)) == {"COMPLETE": 8}
     assert len(written(storage)) == 8
 
@@ -204,6 +203,6 @@ def test_a_finished_grid_starts_no_trial(ray_cluster, tmp_path, capsys):
         "4 trials, 4 of them were done before",
     ):
         before = written(storage)
-        assert run_search(GRID, parse(GRID, ["--storage", str(storage)])) == 0
+        assert execute(GRID, ["--storage", str(storage)]) == 0
         assert expected in capsys.readouterr().out
     assert written(storage) == before

@@ -16,23 +16,20 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
-from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.hyperparams import chosen_values
 from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
-from gram_platform.studies.searches.run import build_search
 from gram_platform.tracking import Tracker
 from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
+from tests.submitted import parse, study_plan
 
 NUM_STEPS, NUM_POINTS = 500.0, 12  # of the planted curve, and of its points
 COMMAND = (sys.executable, "experiments/hyperparams.py")
 
 
 def scene_of(root, *arguments):
-    return build_search(
-        SEARCH, parse(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments])
-    )
+    return study_plan(SEARCH, ["--preset", "smoke", "--storage", str(root), *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -15,22 +15,19 @@ from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_SIZES, load_law
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.store.files import seal
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse as parse_study
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY as SCALING
 from gram_platform.studies.searches.cells import GridShape, at
-from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.lr_batch_trials import objective
-from gram_platform.studies.searches.run import build_search
 from tests.refused import refused
+from tests.submitted import parse, study_plan
 
 FINAL = {"validation/loss/core": 4.0, "validation/loss/a": 1.0, "validation/loss/b": 2.0}
 
 
 def setup_of(tmp_path, *arguments, preset="smoke"):
     flags = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path), *arguments])
-    return build_search(SEARCH, flags)
+    return study_plan(SEARCH, flags)
 
 
 def complete(setup, store, point, loss) -> None:
@@ -287,8 +284,8 @@ def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(writ
     path = store.study_dir("lr_bs_grid").file("law.json")
     given = ["--preset", "smoke", "--storage", setup.flags.storage, "--law", path]
     with refused("law"):
-        build_graph(SCALING, parse_study(SCALING, given))
-    trusted = build_graph(SCALING, parse_study(SCALING, [*given, "--trust-law"]))
+        study_plan(SCALING, given)
+    trusted = study_plan(SCALING, [*given, "--trust-law"])
     assert len(trusted.law_doubts) == 1
     sizes = {setting.size.name: setting.size for setting in trusted.settings}
     assert sizes["tiny"].peak_lr == pytest.approx(1.1 * tiny.peak_lr)
@@ -307,7 +304,7 @@ def test_a_law_of_three_sizes_is_a_studys_law(tmp_path):
     counts = [total_parameters(size.dense()) for size in setup.preset.sizes.values()]
     assert (law.num_sizes, law.smallest, law.largest, law.flaw) == (3, min(counts), max(counts), "")
     given = ["--storage", str(tmp_path), "--law", str(tmp_path / "law.json")]
-    graph = build_graph(SCALING, parse_study(SCALING, given))
+    graph = study_plan(SCALING, given)
     assert graph.law_doubts == ()
     assert {s.size.name: s.size.peak_lr for s in graph.settings}["0.15M"] == pytest.approx(
         law.lr(117_920)

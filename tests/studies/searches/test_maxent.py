@@ -23,7 +23,6 @@ from gram_platform.studies.build import BEST, load_best
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
 from gram_platform.studies.searches import run as running
-from gram_platform.studies.searches.definition import parse_search as parse
 from gram_platform.studies.searches.maxent import space_of
 from gram_platform.studies.searches.maxent_trials import (
     METRIC,
@@ -39,6 +38,7 @@ from gram_platform.studies.searches.maxent_trials import (
 from tests.methods.test_plans import setting
 from tests.refused import refused
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
+from tests.submitted import parse
 
 CELLS = tuple(
     setting(
@@ -257,7 +257,7 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
 @pytest.mark.ray
 def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
-    assert running.run_search(SEARCH, parse(SEARCH, arguments)) == 0
+    assert running.execute(SEARCH, (arguments)) == 0
     setup = setup_of(*arguments[2:])
     search_id = setup.search_id
     folder = storage / "studies" / "maxent_search"
@@ -273,6 +273,6 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     runs = plan("maxent", dataclasses.replace(setup.settings[0], options=options)).runs
     assert [runs[profile].run_id for profile in trials["profile"]] == list(trials["runs"])
     capsys.readouterr()
-    assert running.run_search(SEARCH, parse(SEARCH, arguments)) == 0
+    assert running.execute(SEARCH, (arguments)) == 0
     assert "0 nodes executed" in capsys.readouterr().out
     pd.testing.assert_frame_equal(pd.read_csv(folder / "trials.csv"), trials)

@@ -13,9 +13,9 @@ from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST, build_graph, load_best
-from gram_platform.studies.campaign import needed_search, run_campaign, run_searched
-from gram_platform.studies.flags import CampaignFlags, Flags, checked
+from gram_platform.studies.build import BEST, load_best
+from gram_platform.studies.campaign import needed_search, run_campaign
+from gram_platform.studies.flags import CampaignFlags, Flags
 from gram_platform.studies.library import (
     aux_scaling,
     dual_use,
@@ -26,11 +26,10 @@ from gram_platform.studies.library import (
     token_localization,
 )
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.run import build_search
 from tests.refused import refused
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY
+from tests.submitted import execute, parse, study_plan
 
 COMMAND = (sys.executable, "-m", "tests.studies.searches.searched")
 SHORT = ("--retain", "airport")
@@ -40,11 +39,11 @@ NUM_RUNS = 1 + NUM_TRIALS + 3
 
 
 def flags_of(study, storage, **given) -> Flags:
-    return checked(study, Flags(storage=str(storage), **given))
+    return Flags(storage=str(storage), **given)
 
 
 def dry(study, storage, capsys, **given) -> str:
-    assert run_searched(study, flags_of(study, storage, dry_run=True, **given)) == 0
+    assert execute(study, flags_of(study, storage, dry_run=True, **given)) == 0
     return capsys.readouterr().out
 
 
@@ -59,11 +58,9 @@ def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(
 ):
     needed = needed_search(study, flags_of(study, tmp_path, preset="paper"))
     own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
-    assert needed.search_id == build_search(SEARCH, own).search_id
+    assert needed.search_id == study_plan(SEARCH, own).search_id
     assert [setting.seed for setting in needed.settings] == [0]
-    nodes = {
-        node.id for node in build_graph(study, flags_of(study, tmp_path, preset="paper")).nodes
-    }
+    nodes = {node.id for node in study_plan(study, flags_of(study, tmp_path, preset="paper")).nodes}
     assert {node.id for node in needed.prerequisites()} <= nodes
 
 
@@ -112,7 +109,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
         assert needed.search_id not in known
         known.add(needed.search_id)
         baselines = {
-            node.id for node in method_nodes("baseline", build_graph(STUDY, flags).settings[0])
+            node.id for node in method_nodes("baseline", study_plan(STUDY, flags).settings[0])
         }
         assert {node.id for node in needed.prerequisites()} == baselines
 
@@ -141,7 +138,7 @@ def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
     size = replace(STUDY.presets["smoke"].sizes["tiny"], core_tokens=10**9)
     study = replace(STUDY, presets={"smoke": replace(STUDY.presets["smoke"], sizes={"tiny": size})})
     with refused("corpus"):
-        run_searched(study, flags_of(study, tmp_path / "s"))
+        execute(study, flags_of(study, tmp_path / "s"))
     assert not (tmp_path / "s" / "runs").exists()
     assert not (tmp_path / "s" / "searches").exists()
 
@@ -208,7 +205,7 @@ def test_one_submission_of_all_runs_the_search_then_the_study_and_the_next_finds
     assert all(len(tries) == 1 for tries in attempts(storage).values())
 
     before = written(storage)
-    assert run_searched(STUDY, flags_of(STUDY, storage, retain=("airport",))) == 0
+    assert execute(STUDY, flags_of(STUDY, storage, retain=("airport",))) == 0
     text = capsys.readouterr().out
     assert "trials now" not in text
     assert "0 now" in text

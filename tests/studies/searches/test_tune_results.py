@@ -9,16 +9,15 @@ from ray import tune
 from gram_platform.engine.execution import results_place
 from gram_platform.engine.trial_process import Trial
 from gram_platform.store import Store
-from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.run import run_search
 from tests.studies.searches.planted import GRID
+from tests.submitted import execute
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_tunes_results_are_read_as_its_users_do(ray_cluster, tmp_path):
-    assert run_search(GRID, parse(GRID, ["--storage", str(tmp_path)])) == 0
+    assert execute(GRID, ["--storage", str(tmp_path)]) == 0
     (search_id,) = Store(tmp_path).list_searches()
     (submission,) = Path(tmp_path, "tune", f"planted-{search_id}").iterdir()
     grid = tune.Tuner.restore(str(submission), trainable=Trial).get_results()

@@ -1,0 +1,50 @@
+"""Executes nodes to their end, and returns what has become of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes
+from gram_platform.engine.in_process import LocalExecutor
+from gram_platform.engine.life import Progress
+from gram_platform.engine.ray_executor import RayExecutor
+from gram_platform.methods.nodes import Node
+
+OnChange = Callable[[Progress, Node | None], None]
+
+
+def run_graph(
+    nodes: Sequence[Node],
+    execution: Execution,
+    resources: Resources,
+    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+    on_change: OnChange = lambda progress, node: None,
+    **how: Any,
+) -> Progress:
+    """Executes nodes on Ray; `on_change` gets each that ends, and None whenever time passes."""
+    return _executed(RayExecutor(execution, resources, placements, **how), nodes, on_change)
+
+
+def run_in_process(
+    nodes: Sequence[Node],
+    execution: Execution,
+    on_change: OnChange = lambda progress, node: None,
+    **how: Any,
+) -> Progress:
+    """Executes nodes in this process; as `run_graph`."""
+    return _executed(LocalExecutor(execution, **how), nodes, on_change)
+
+
+def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) -> Progress:
+    with executor:
+        executor.look = lambda: on_change(executor.progress, None)
+        for event in executor.events(ListedNodes(nodes)):
+            if event.kind == ENDED:
+                on_change(executor.progress, event.node)
+    return executor.progress
+
+
+def warnings_of(executor: Executor, nodes: Sequence[Node]) -> list[Event]:
+    """Executes nodes; returns all events."""
+    with executor:
+        return list(executor.events(ListedNodes(nodes)))
