@@ -44,7 +44,7 @@ def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) ->
     return executor.progress
 
 
-def warnings_of(executor: Executor, nodes: Sequence[Node]) -> list[Event]:
-    """Executes nodes; returns all events."""
+def events_of(executor: Executor, nodes: Sequence[Node]) -> list[Event]:
+    """Executes nodes; returns what happened."""
     with executor:
         return list(executor.events(ListedNodes(nodes)))

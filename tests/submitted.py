@@ -12,9 +12,9 @@ from gram_platform.studies.searches.command import make_campaign_plan, own_flags
 from gram_platform.studies.searches.definition import Search, make_search_plan
 
 
-def parse(study: Study, words: list[str]) -> Flags:
+def parse(study: Study, words: Sequence[str]) -> Flags:
     """The flags of a command line, which nothing has checked."""
-    return parse_flags(own_flags(study), "", words)
+    return parse_flags(own_flags(study), "", list(words))
 
 
 def flags_of(study: Study, **values: object) -> Flags:
@@ -28,17 +28,17 @@ def flags_of(study: Study, **values: object) -> Flags:
     return flags
 
 
-def plan_of(study: Study, words: list[str] | Flags) -> Plan:
+def plan_of(study: Study, words: Sequence[str] | Flags) -> Plan:
     flags = words if isinstance(words, Flags) else parse(study, words)
     return make_search_plan(study, flags) if isinstance(study, Search) else make_plan(study, flags)
 
 
-def study_plan(study: Study, words: list[str] | Flags) -> StudyPlan:
+def study_plan(study: Study, words: Sequence[str] | Flags) -> StudyPlan:
     """The only study, or the search, of a plan."""
     return plan_of(study, words).studies[0]
 
 
-def execute(study: Study, words: list[str] | Flags) -> int:
+def execute(study: Study, words: Sequence[str] | Flags) -> int:
     """Runs a study, after the search that it begins with, or a search."""
     plan = plan_of(study, words)
     if isinstance(study, Search):
@@ -50,11 +50,13 @@ def execute(study: Study, words: list[str] | Flags) -> int:
     return drive_searched(plan)
 
 
-def execute_campaign(studies: Sequence[Study], searches: Sequence[Search], words: list[str]) -> int:
+def execute_campaign(
+    studies: Sequence[Study], searches: Sequence[Search], words: Sequence[str]
+) -> int:
     """Runs studies and searches together."""
     from gram_platform.studies.campaign import drive_campaign
 
-    plan, others = make_campaign_plan(studies, searches, parse_flags(MemberFlags, "", words))
+    plan, others = make_campaign_plan(studies, searches, parse_flags(MemberFlags, "", list(words)))
     return drive_campaign(plan, others)
 
 

@@ -22,7 +22,7 @@ from gram_platform.store.data import provide_corpus
 from gram_platform.studies.library.stories import STORIES_SMOKE, STUDY
 from gram_platform.studies.record import record_of
 from gram_platform.tracking.frame import store_frames
-from tests.submitted import parse, study_plan
+from tests.submitted import study_plan
 
 
 class WorstToken(Losses):
@@ -86,10 +86,9 @@ def study():
 
 def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     monkeypatch.setitem(MEASUREMENTS, WorstToken.name, SHOWN)
-    flags = parse(
-        study, ["--preset", "smoke", "--methods", "gram", "--storage", str(tmp_path / "storage")]
-    )
-    graph, store = study_plan(study, flags), Store(flags.storage).open_for_writing()
+    place = str(tmp_path / "storage")
+    graph = study_plan(study, ["--preset", "smoke", "--methods", "gram", "--storage", place])
+    store = Store(place).open_for_writing()
     require_closed(graph.nodes)
     provide_corpus(graph.recipe, store, None)
     store.study_dir("worst").write("study.json", record_of(graph).to_json())
@@ -98,7 +97,7 @@ def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     assert measurement.read(record, store) is None
     for node in graph.nodes:
         execute = execute_run if node.is_run else execute_evaluation
-        execute(node.config, node.names, Execution(flags.storage))
+        execute(node.config, node.names, Execution(place))
     results = measurement.read(record, store)
     assert set(results.table["method"]) == {"baseline", "gram"}
     assert (results.table["loss"] > 0).all()

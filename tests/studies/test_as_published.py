@@ -20,10 +20,9 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.definition import MaxEntRanges
-from gram_platform.studies.flags import Flags
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
 from gram_platform.studies.searches.hyperparams_trials import KNOB
-from tests.submitted import study_plan
+from tests.submitted import flags_of, study_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT.parent / "shared" / "data" / "published" / "settings.jsonl"
@@ -300,7 +299,7 @@ def test_sweeps_and_numbers_of_domains_are_the_printed_ones():
 def test_studies_of_one_size_compare_every_profile(tmp_path, name):
     """Though the ladder that they are taken from compares core + virology alone."""
     for kind in ("paper", "as_run"):
-        graph = study_plan(study(name), Flags(preset=kind, storage=str(tmp_path)))
+        graph = study_plan(study(name), flags_of(study(name), preset=kind, storage=str(tmp_path)))
         assert graph.settings[0].profiles == SINGLES
 
 

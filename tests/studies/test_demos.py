@@ -9,9 +9,8 @@ import pytest
 from gram_platform.config.flops import core_parameters
 from gram_platform.config.ladder import DEMO_SIZES
 from gram_platform.methods.setting import Elicitation
-from gram_platform.studies.flags import Flags
 from tests.refused import refused
-from tests.submitted import study_plan
+from tests.submitted import flags_of, study_plan
 
 TOKENS_PER_PARAMETER = 9
 
@@ -21,7 +20,9 @@ def study(name):
 
 
 def graph(name, storage, **flags):
-    return study_plan(study(name), Flags(preset="demo", storage=str(storage), **flags))
+    return study_plan(
+        study(name), flags_of(study(name), preset="demo", storage=str(storage), **flags)
+    )
 
 
 @pytest.mark.parametrize("size", DEMO_SIZES.values(), ids=DEMO_SIZES)
@@ -43,9 +44,10 @@ def test_the_scaling_demo_reports_what_it_was_not_chosen_on():
 
 def test_a_preset_may_have_fewer_methods_and_the_flag_adds_them():
     scaling = study("scaling")
-    assert Flags().methods == ("baseline", "filtering", "gram")
-    assert Flags(preset="smoke").methods == scaling.methods
-    assert Flags(methods=("ft_lora",)).methods == ("baseline", "ft_lora")
+    methods_of = lambda **given: study_plan(scaling, flags_of(scaling, **given)).methods
+    assert methods_of() == ("baseline", "filtering", "gram")
+    assert methods_of(preset="smoke") == scaling.methods
+    assert methods_of(methods=("ft_lora",)) == ("baseline", "ft_lora")
 
 
 def test_demos_share_the_runs_of_the_scaling_demo(tmp_path):

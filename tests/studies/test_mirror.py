@@ -17,8 +17,9 @@ def test_a_study_that_ends_soon_after_mlflow_came_back_is_sent(storage):
             tracker.prepare_database()
         database.unlink(missing_ok=True)
     said: list[str] = []
-    with Mirror(tracker, Store(str(storage)), said.append) as mirror:
-        mirror.finish(())
+    mirror = Mirror(tracker, Store(str(storage)), said.append)
+    mirror.start()
+    mirror.finish(())
     assert not mirror.is_away
     assert not said
     assert database.is_file()

@@ -11,6 +11,7 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import RoutingConfig
+from gram_platform.engine.in_process import LocalExecutor
 from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
 from gram_platform.methods.nodes import Node, method_nodes, node_name
@@ -19,7 +20,7 @@ from gram_platform.studies.library import accumulation, scaling
 from gram_platform.studies.live import LiveView
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.engine import conftest as cells
-from tests.executed import run_in_process
+from tests.executed import events_of
 from tests.record.ids import graphs
 from tests.submitted import execute
 
@@ -119,7 +120,9 @@ def test_terminal_status_mlflow_and_ray_call_a_node_the_same(setting, nodes, exe
         directory.ensure_config(node.config)
         directory.add_tags(node.names)
         directory.start_attempt("a test").fail("it failed")
-    run_in_process(nodes, execution, LiveView(nodes, store, "s", in_process=True).update)
+    view = LiveView(nodes, store, "s", in_process=True)
+    for event in events_of(LocalExecutor(execution), nodes):
+        view.see(event)
     printed = capsys.readouterr().out
     assert all(f" {name} trained in " in printed for name in runs.values())
     main(["status", "--storage", store.root, "--json"])

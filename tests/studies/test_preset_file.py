@@ -14,7 +14,7 @@ from gram_platform.studies.library import lr_bs_grid, scaling, stories
 from gram_platform.studies.library.scaling import SMOKE, STUDY
 from gram_platform.studies.record import record_of
 from tests.refused import refused
-from tests.submitted import parse, study_plan
+from tests.submitted import parse, plan_of, study_plan
 
 SAME_AS_SMOKE = """
 base = "demo"
@@ -100,7 +100,7 @@ def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
     )
     changes = ("num_seeds=1", "sizes.tiny.peak_lr=0.002", "sizes.small=false")
     changes += ("routing.p_aux_spread=0.1", "options.elicitation=false")
-    assert graph.flags.changes == changes
+    assert graph.changes == changes
     runs = {node.method: node.config for node in graph.nodes if node.is_run}
     assert {(run.optimizer.peak_lr, run.seed) for run in runs.values()} == {(2e-3, 0)}
     assert runs["gram"].routing.p_aux_spread == 0.1
@@ -113,8 +113,9 @@ def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
 
 def test_the_record_has_no_local_path(tmp_path):
     graph = graph_of(["--preset", "smoke", "--storage", str(tmp_path)])
-    flags = replace(graph.flags, corpus="/home/me/my_text", law="/home/me/law.json")
-    facts = " ".join(record_of(replace(graph, flags=flags)).facts)
+    choice = replace(graph.choice, corpus="/home/me/my_text")
+    elsewhere = replace(graph, choice=choice, sources={"law": "/home/me/law.json"})
+    facts = " ".join(record_of(elsewhere).facts)
     assert "my_text" in facts
     assert "law.json" in facts
     assert "/home" not in facts
@@ -161,7 +162,7 @@ def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):
     (folder / "all.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     graph = graph_of(written('base = "smoke"\ncorpus = "./text"\n'))
-    assert graph.flags.corpus == str(folder)
+    assert graph.choice.corpus == str(folder)
     assert graph.recipe.domains == ("core", "x")
     assert "recipe" not in record_of(graph).params
     (tmp_path / "recipe.toml").write_text('records = ["text"]\n')
@@ -186,7 +187,7 @@ WRONG = {  # the lines of a file -> the field that is wrong, and its place
 @pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_file_is_refused_before_any_work(text, written, tmp_path):
     with pytest.raises(InvalidField) as caught:
-        parse(STUDY, written(text))
+        plan_of(STUDY, written(text))
     field, line = WRONG[text]
     assert caught.value.field == field
     assert "my.toml" in caught.value.place
@@ -205,7 +206,7 @@ def test_a_wrong_file_is_refused_before_any_work(text, written, tmp_path):
 )
 def test_a_wrong_change_is_refused(change, field, tmp_path):
     with refused(field):
-        parse(STUDY, ["--preset", "smoke", "--storage", str(tmp_path), "--set", change])
+        plan_of(STUDY, ["--preset", "smoke", "--storage", str(tmp_path), "--set", change])
 
 
 @pytest.mark.parametrize("study", [scaling.STUDY, stories.STUDY])

@@ -16,15 +16,15 @@ COLUMNS = 80
 PROGRAM = """
 import sys, time
 from functools import partial
+from gram_platform.engine.executor import ENDED, WARNED, Event
 from gram_platform.engine.life import Progress
 from gram_platform.pages.results.results import brief_results, summary_text
-from gram_platform.studies.build import build_graph
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.live import LiveView, show_results
 from tests.pages.test_unit import rows, study
+from tests.submitted import study_plan
 
-nodes = build_graph(STUDY, parse(STUDY, ["--preset", "demo", "--storage", sys.argv[1]])).nodes
+nodes = study_plan(STUDY, ["--preset", "demo", "--storage", sys.argv[1]]).nodes
 first, second, *others = [node for node in nodes if node.is_run]
 
 class Planted:
@@ -41,18 +41,20 @@ class Planted:
 
 view = LiveView(nodes, Planted(), "scaling")
 view.in_process = True  # no gauges, which need Ray
-progress = Progress(nodes, {first.id}, {node.id: 0.0 for node in others[:3]})
-progress.failed[second.id] = "the loss became NaN"
-with view:
-    progress.warn(second, ["died; starts again"])
-    for ended in (first, second):
-        view.next_s = 0.0  # as after some seconds
-        view.update(progress, ended)
-        view.bars.refresh()
-    view.begin_trials(4)
-    view.trial_started("tiny lr 0.004 batch 8 s0")
-    view.trial_ended("a trial", "a trial: loss 3.2 (5 s)")
+progress = Progress({first.id}, {node.id: 0.0 for node in others[:3]})
+progress.failed[second.id] = failure = "the loss became NaN"
+view.start(nodes, progress)
+view.see(Event(WARNED, second, "died; starts again"))
+for node, text in ((first, ""), (second, failure)):
+    view.next_s = 0.0  # as after some seconds
+    view.see(Event(ENDED, node, text))
+    view.look()
     view.bars.refresh()
+view.begin_trials(4)
+view.trial_started("tiny lr 0.004 batch 8 s0")
+view.trial_ended("a trial", "a trial: loss 3.2 (5 s)")
+view.bars.refresh()
+view.stop()
 found = study(*rows("tiny", 0.07, 0.11))
 text, brief = summary_text(found.record, found), partial(brief_results, found.record, found)
 show_results(view.console, text, brief)

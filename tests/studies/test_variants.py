@@ -8,9 +8,7 @@ import pytest
 from gram_platform.config import CORE
 from gram_platform.methods.nodes import method_costs
 from gram_platform.methods.setting import subsets_of
-from gram_platform.studies.campaign import run_campaign
 from gram_platform.studies.definition import Study, Variant
-from gram_platform.studies.flags import CampaignFlags, Flags
 from gram_platform.studies.library import (
     accumulation,
     aux_scaling,
@@ -24,11 +22,11 @@ from gram_platform.studies.library.dual_use import PAPER_WIDTHS, partly_labelled
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.record import record_of
 from tests.refused import refused
-from tests.submitted import study_plan
+from tests.submitted import execute_campaign, flags_of, study_plan
 
 
 def graph_of(study: Study, storage, **flags) -> StudyPlan:
-    return study_plan(study, Flags(preset="smoke", storage=str(storage), **flags))
+    return study_plan(study, flags_of(study, preset="smoke", storage=str(storage), **flags))
 
 
 def runs_of(graph: StudyPlan, **tags: str) -> list:
@@ -180,20 +178,12 @@ def test_a_corpus_with_too_few_labels_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "flags"),
-    [
-        ("studies", {"studies": ("scalling",)}),
-        ("sizes", {"sizes": ("tiny",)}),
-        ("seeds", {"seeds": -1}),
-    ],
+    ("field", "value"), [("studies", "scalling"), ("sizes", "tiny"), ("seeds", "-1")]
 )
-def test_bad_input_of_all_studies_starts_nothing(tmp_path, field, flags):
+def test_bad_input_of_all_studies_starts_nothing(tmp_path, field, value):
+    words = ["--preset", "smoke", "--storage", str(tmp_path / "s"), f"--{field}", value]
     with refused(field):
-        run_campaign(
-            (scaling.STUDY,),
-            (),
-            CampaignFlags(preset="smoke", storage=str(tmp_path / "s"), **flags),
-        )
+        execute_campaign((scaling.STUDY,), (), words)
     assert not (tmp_path / "s").exists()
 
 

@@ -15,7 +15,7 @@ import pytest
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.terminal import masked
-from gram_platform.studies import submission, webhook
+from gram_platform.studies import drive, webhook
 from gram_platform.studies.library.scaling import STUDY
 from tests.submitted import execute, parse
 
@@ -118,7 +118,7 @@ def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, mon
         raise Unavailable("https://me:pa55word@host is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(submission, "run_in_process", no_machine)
+        patch.setattr(drive, "write_tables", no_machine)
         with pytest.raises(Unavailable):
             execute(STUDY, flags)
     assert server.got[-1]["event"] == "failed"

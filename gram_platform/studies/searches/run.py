@@ -98,7 +98,7 @@ class SearchDriver(Observers):
             for event in executor.events(ListedNodes(self.nodes)):
                 self.see(event)
         if not super().failures():
-            self._execute_trials(at)
+            self.execute_trials(at)
         self.flush()
         failures = self.failures()
         for line in failures:
@@ -130,7 +130,7 @@ class SearchDriver(Observers):
         rows = self.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
         self.folder.write_json(SEARCH_FILE, {**plain, "submissions": rows})
 
-    def _execute_trials(self, at: Workplace) -> None:
+    def execute_trials(self, at: Workplace) -> None:
         """Executes the trials that are missing, until a limit is reached."""
         self.problem = self.work.problem(self.store)
         for following in self.work.rounds(self.store, self.problem):

@@ -93,6 +93,7 @@ class Grid(Search):
 
 class Optuna(Search):
     flags_type = OptunaFlags
+    needs_optuna = True
 
     def work_type(self):
         return PlantedTrials

@@ -36,7 +36,7 @@ from tests.engine.test_broken_devices import (
 from tests.engine.test_drained import in_own_process
 from tests.studies.processes import results
 from tests.studies.searches.planted import SEARCH, Baselines
-from tests.submitted import execute, study_plan
+from tests.submitted import execute, plan_of
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 _is_poisoned = False  # this process, by the error of one trial
@@ -67,10 +67,11 @@ class Poisoned(Baselines):
 @pytest.fixture
 def planted(tmp_path):
     """(problem, execution, resources) of trials that may poison their process."""
-    graph = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
-    prepare(graph.recipe, Store(graph.flags.storage).data_root)
+    plan = plan_of(SEARCH, ["--storage", str(tmp_path / "storage")])
+    (graph,) = plan.studies
+    prepare(graph.recipe, Store(plan.storage).data_root)
     (tmp_path / "seen").mkdir()
-    return Poisoned(graph.settings[0], tmp_path / "seen"), *execution_of(graph.flags, has_gpu=False)
+    return Poisoned(graph.settings[0], tmp_path / "seen"), *execution_of(plan)
 
 
 @pytest.mark.ray

@@ -8,17 +8,21 @@ import torch
 
 from gram_platform.config import State
 from gram_platform.engine.capacity import Cordon
-from gram_platform.engine.execution import ON_ONE_RANK, Execution, Resources
+from gram_platform.engine.execution import ON_ONE_RANK
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
 from gram_platform.studies.searches.run import SearchDriver
-from gram_platform.studies.workplace import Workplace
-from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.studies.workplace import Workplace, execution_of
 from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
-from tests.submitted import study_plan
+from tests.submitted import plan_of, study_plan
+
+
+def driver_of(tmp_path, *flags: str) -> SearchDriver:
+    plan = plan_of(GRID, ["--storage", str(tmp_path / "storage"), *flags])
+    return SearchDriver(plan, plan.studies[0], Store(plan.storage).open_for_writing())
 
 
 @pytest.fixture
@@ -27,20 +31,18 @@ def store(tmp_path):
 
 
 def test_limits_end_a_search(tmp_path):
-    work = study_plan(GRID, ["--storage", str(tmp_path / "storage"), "--max-hours", "2"])
-    store = Store(work.flags.storage).open_for_writing()
-    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
+    driver = driver_of(tmp_path, "--max-hours", "2")
     driver.hours_before = 1.5
-    assert driver._may_start()
+    assert not driver.limit_reached()
     driver.outcomes["0"] = Outcome(
         "0", {}, State.COMPLETE, started=0.0, elapsed_s=900.0, rank_s=1800.0
     )
-    assert not driver._may_start()
+    assert driver.limit_reached()
 
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
-    work = study_plan(GRID, ["--storage", str(tmp_path / "storage")])
-    store = Store(work.flags.storage).open_for_writing()
+    driver = driver_of(tmp_path)
+    work, store = driver.work, driver.store
     problem = work.problem(store)
     (node,) = problem.nodes({"lr": 1e-3})
     with store.run(node.id).start_attempt("test") as attempt:
@@ -48,7 +50,6 @@ def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_pa
     first = next(work.rounds(store, problem))
     assert [int(n) for n in re.findall(r"\d+", first.text)] == [4, 1]
     assert first.source.num_left == 3
-    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
     driver.hours_before += first.hours_before
     assert driver.spent_hours() == pytest.approx(
         4 * store.run(node.id).timing()["elapsed_s"] / 3600
@@ -86,30 +87,28 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
 def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to
     run."""
-    work = study_plan(GRID, ["--storage", str(tmp_path / "storage")])
-    store = Store(work.flags.storage).open_for_writing()
+    driver = driver_of(tmp_path)
+    work, store = driver.work, driver.store
     problem = work.problem(store)
     nodes = [node for _, point in work.points(store)[0] for node in problem.nodes(point)]
     for node in nodes:
         store.run(node.id).ensure_config(node.config)
         with store.run(node.id).start_attempt("test") as attempt:
             attempt.complete({}, {"weight": torch.zeros(1)})
-    driver = SearchDriver(work, store, Tracker(default_tracking_uri(store.root)))
-    submission, resources = driver.submission, Resources()
-    with submission.mirror:
-        driver.execute(
-            Workplace(
-                Execution(store.root), resources, Cordon(resources), lambda node: ON_ONE_RANK, {}
-            )
-        )
-    submission.mirror.finish(submission.ids)
-    assert not submission.mirror.is_away
+    execution, resources = execution_of(driver.plan)
+    at = Workplace(
+        execution, resources, Cordon(resources), False, lambda node: ON_ONE_RANK, {}, frozenset()
+    )
+    driver.mirror.start()
+    driver.execute_trials(at)
+    driver.flush()
+    assert not driver.mirror.is_away
     assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}
 
 
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
     work = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
-    store = Store(work.flags.storage).open_for_writing()
+    store = Store(work.choice.storage).open_for_writing()
     for group, nodes in zip(work.open(), (["r1", "r2"], "no list"), strict=True):
         trial = group.study.ask()
         trial.set_user_attr("nodes", nodes)

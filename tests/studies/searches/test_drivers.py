@@ -21,7 +21,7 @@ from gram_platform.studies.workplace import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
 from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines
-from tests.submitted import execute, study_plan
+from tests.submitted import execute, plan_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 OPTUNA_COMMAND = (sys.executable, "-m", "tests.studies.searches.planted", "optuna")
@@ -42,11 +42,12 @@ def history(storage) -> list[optuna.trial.FrozenTrial]:
 
 @pytest.mark.slow
 def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
-    graph = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
-    prepare(graph.recipe, Store(graph.flags.storage).data_root)
+    plan = plan_of(SEARCH, ["--storage", str(tmp_path / "storage")])
+    (graph,) = plan.studies
+    prepare(graph.recipe, Store(plan.storage).data_root)
     points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
     asked, outcomes, problem = [], [], Baselines(graph.settings[0])
-    arguments = (problem, *execution_of(graph.flags, has_gpu=False))
+    arguments = (problem, *execution_of(plan))
     note = lambda proposal: asked.append(time.time())
     tuning = Tuning("planted", metric=OBJECTIVE.metric)
     run_trials(PointList(points), *arguments, tuning, on_start=note, on_end=outcomes.append)
@@ -70,13 +71,14 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
 def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_path):
     """A full disk under Optuna's database: Ray Tune made it a KeyError of ours within a text of its
     own."""
-    graph = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
-    prepare(graph.recipe, Store(graph.flags.storage).data_root)
+    plan = plan_of(SEARCH, ["--storage", str(tmp_path / "storage")])
+    (graph,) = plan.studies
+    prepare(graph.recipe, Store(plan.storage).data_root)
 
     def on_end(outcome):
         raise OSError(errno.ENOSPC, "no room")
 
-    arguments = (Baselines(graph.settings[0]), *execution_of(graph.flags, has_gpu=False))
+    arguments = (Baselines(graph.settings[0]), *execution_of(plan))
     with pytest.raises(OSError) as caught:
         run_trials(
             PointList([("1", {"lr": 1e30})] * 5), *arguments, Tuning("planted"), on_end=on_end

@@ -44,7 +44,7 @@ def setup(root):
 
 @pytest.fixture(scope="module")
 def points(setup):
-    return dict(setup.points(Store(setup.flags.storage))[0])
+    return dict(setup.points(Store(setup.choice.storage))[0])
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -86,7 +86,7 @@ def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
 
 
 def test_the_presets_own_values_are_the_studys_nodes(setup, points):
-    problem = setup.problem(Store(setup.flags.storage))
+    problem = setup.problem(Store(setup.choice.storage))
     for name, method in (
         ("p_cr 0.5 tiny s0", "gram"),
         ("p_as 0.3 tiny s0", "gram"),
@@ -99,7 +99,7 @@ def test_the_presets_own_values_are_the_studys_nodes(setup, points):
 
 
 def test_a_value_changes_its_knob_and_nothing_else(setup, points):
-    problem = setup.problem(Store(setup.flags.storage))
+    problem = setup.problem(Store(setup.choice.storage))
     routings = [problem.nodes(points[f"p_cr {value} tiny s0"])[0].config for value in ("0.5", "1")]
     assert [run.routing.p_core_robust for run in routings] == [0.5, 1.0]
     assert {run.routing.p_aux_spread for run in routings} == {0.3}

@@ -22,7 +22,6 @@ from gram_platform.store import Store
 from gram_platform.studies.build import BEST, load_best
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches import run as running
 from gram_platform.studies.searches.maxent import space_of
 from gram_platform.studies.searches.maxent_trials import (
     METRIC,
@@ -38,7 +37,7 @@ from gram_platform.studies.searches.maxent_trials import (
 from tests.methods.test_plans import setting
 from tests.refused import refused
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
-from tests.submitted import parse
+from tests.submitted import execute, plan_of, study_plan
 
 CELLS = tuple(
     setting(
@@ -215,7 +214,7 @@ def test_studies_read_what_a_search_wrote(tmp_path):
 
 
 def setup_of(*arguments: str):
-    return running.build_search(SEARCH, parse(SEARCH, ["--preset", "smoke", *arguments]))
+    return study_plan(SEARCH, ["--preset", "smoke", *arguments])
 
 
 def test_the_searchs_id_is_its_question(storage):
@@ -244,20 +243,20 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
         (["--space", "peak_lr=0:1"], "space.peak_lr"),
     ):
         with refused(field):
-            parse(SEARCH, ["--preset", "smoke", *arguments])
+            plan_of(SEARCH, ["--preset", "smoke", *arguments])
     ranges = SEARCH.presets["smoke"].maxent_search
     several = dataclasses.replace(
         SEARCH, presets={"smoke": dataclasses.replace(scaling.SMOKE, maxent_search=ranges)}
     )
     with refused("sizes"):
-        parse(several, ["--preset", "smoke"])
+        plan_of(several, ["--preset", "smoke"])
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     arguments = ["--preset", "smoke", "--retain", "airport", "--trials", "1"]
-    assert running.execute(SEARCH, (arguments)) == 0
+    assert execute(SEARCH, arguments) == 0
     setup = setup_of(*arguments[2:])
     search_id = setup.search_id
     folder = storage / "studies" / "maxent_search"
@@ -273,6 +272,6 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     runs = plan("maxent", dataclasses.replace(setup.settings[0], options=options)).runs
     assert [runs[profile].run_id for profile in trials["profile"]] == list(trials["runs"])
     capsys.readouterr()
-    assert running.execute(SEARCH, (arguments)) == 0
+    assert execute(SEARCH, arguments) == 0
     assert "0 nodes executed" in capsys.readouterr().out
     pd.testing.assert_frame_equal(pd.read_csv(folder / "trials.csv"), trials)

@@ -10,12 +10,11 @@ import optuna
 import pytest
 
 from gram_platform.methods import plan
-from gram_platform.methods.nodes import method_nodes
+from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
+from gram_platform.studies import campaign
 from gram_platform.studies.build import BEST, load_best
-from gram_platform.studies.campaign import needed_search, run_campaign
-from gram_platform.studies.flags import CampaignFlags, Flags
 from gram_platform.studies.library import (
     aux_scaling,
     dual_use,
@@ -29,7 +28,7 @@ from gram_platform.studies.library.maxent_search import SEARCH
 from tests.refused import refused
 from tests.studies.processes import Submission, attempts, num_trained_twice, submit, written
 from tests.studies.searches.searched import STUDY
-from tests.submitted import execute, parse, study_plan
+from tests.submitted import execute, execute_campaign, flags_of, parse, plan_of, study_plan
 
 COMMAND = (sys.executable, "-m", "tests.studies.searches.searched")
 SHORT = ("--retain", "airport")
@@ -38,12 +37,17 @@ NUM_TRIALS = 4  # 2 of each of 2 profiles
 NUM_RUNS = 1 + NUM_TRIALS + 3
 
 
-def flags_of(study, storage, **given) -> Flags:
-    return Flags(storage=str(storage), **given)
+def needed_search(study, storage, **given):
+    plan = plan_of(study, flags_of(study, storage=str(storage), **given))
+    return campaign.needed_search(plan, plan.studies[0])
+
+
+def nodes_of(study, storage, **given) -> list[Node]:
+    return study_plan(study, flags_of(study, storage=str(storage), **given)).nodes
 
 
 def dry(study, storage, capsys, **given) -> str:
-    assert execute(study, flags_of(study, storage, dry_run=True, **given)) == 0
+    assert execute(study, flags_of(study, storage=str(storage), dry_run=True, **given)) == 0
     return capsys.readouterr().out
 
 
@@ -56,17 +60,17 @@ def dry(study, storage, capsys, **given) -> str:
 def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(
     tmp_path, study, preset
 ):
-    needed = needed_search(study, flags_of(study, tmp_path, preset="paper"))
+    needed = needed_search(study, tmp_path, preset="paper")
     own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
     assert needed.search_id == study_plan(SEARCH, own).search_id
     assert [setting.seed for setting in needed.settings] == [0]
-    nodes = {node.id for node in study_plan(study, flags_of(study, tmp_path, preset="paper")).nodes}
+    nodes = {node.id for node in nodes_of(study, tmp_path, preset="paper")}
     assert {node.id for node in needed.prerequisites()} <= nodes
 
 
 def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
     ids = {
-        study.name: needed_search(study, flags_of(study, tmp_path, preset="paper")).search_id
+        study.name: needed_search(study, tmp_path, preset="paper").search_id
         for study in (stories.STUDY, samples.STUDY, dual_use.STUDY, token_localization.STUDY)
     }
     assert ids["stories"] == ids["samples"] != ids["dual_use"] == ids["token_localization"]
@@ -75,42 +79,30 @@ def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
 def test_no_search_where_none_is_needed(tmp_path):
     for study in (stories.STUDY, dual_use.STUDY, titration.STUDY):
         for preset in ("smoke", "demo"):
-            assert (
-                needed_search(study, flags_of(study, tmp_path, preset=preset, methods=("maxent",)))
-                is None
-            )
+            assert needed_search(study, tmp_path, preset=preset, methods=("maxent",)) is None
     own = {"preset": "paper", "methods": ("gram",)}
-    assert needed_search(dual_use.STUDY, flags_of(dual_use.STUDY, tmp_path, **own)) is None
-    assert (
-        needed_search(
-            dual_use.STUDY, flags_of(dual_use.STUDY, tmp_path, preset="paper", maxent="abc")
-        )
-        is None
-    )
-    assert (
-        needed_search(titration.STUDY, flags_of(titration.STUDY, tmp_path, preset="paper")) is None
-    )
+    assert needed_search(dual_use.STUDY, tmp_path, **own) is None
+    assert needed_search(dual_use.STUDY, tmp_path, preset="paper", maxent="abc") is None
+    assert needed_search(titration.STUDY, tmp_path, preset="paper") is None
     for study in (aux_scaling.STUDY, partial_labels.STUDY):  # other data than the search would see
         assert study.presets["paper"].maxent_search is None
 
 
 def test_the_search_follows_the_flags_of_the_study(tmp_path):
-    known = {needed_search(STUDY, flags_of(STUDY, tmp_path)).search_id}
-    other_seeds = needed_search(STUDY, flags_of(STUDY, tmp_path, seeds=3))
+    known = {needed_search(STUDY, tmp_path).search_id}
+    other_seeds = needed_search(STUDY, tmp_path, seeds=3)
     assert other_seeds.search_id in known
-    assert other_seeds.flags.seeds == 1
+    assert other_seeds.choice.seeds == 1
     for given in (
         {"retain": ("airport",)},
         {"corpus": "stories"},
         {"law": "paper", "trust_law": True},
     ):
-        flags = flags_of(STUDY, tmp_path, **given)
-        needed = needed_search(STUDY, flags)
+        needed = needed_search(STUDY, tmp_path, **given)
         assert needed.search_id not in known
         known.add(needed.search_id)
-        baselines = {
-            node.id for node in method_nodes("baseline", study_plan(STUDY, flags).settings[0])
-        }
+        own = study_plan(STUDY, flags_of(STUDY, storage=str(tmp_path), **given))
+        baselines = {node.id for node in method_nodes("baseline", own.settings[0])}
         assert {node.id for node in needed.prerequisites()} == baselines
 
 
@@ -126,8 +118,8 @@ def test_the_dry_run_has_the_search_before_the_study(tmp_path, capsys):
 
 
 def test_the_dry_run_of_all_has_each_search_once(tmp_path, capsys):
-    flags = CampaignFlags(preset="paper", storage=str(tmp_path / "s"), dry_run=True)
-    assert run_campaign((stories.STUDY, samples.STUDY), (), flags) == 0
+    words = ["--preset", "paper", "--storage", str(tmp_path / "s"), "--dry-run"]
+    assert execute_campaign((stories.STUDY, samples.STUDY), (), words) == 0
     text = capsys.readouterr().out
     assert text.count("study maxent_search, preset paper") == 1
     assert not (tmp_path / "s").exists()
@@ -138,13 +130,13 @@ def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
     size = replace(STUDY.presets["smoke"].sizes["tiny"], core_tokens=10**9)
     study = replace(STUDY, presets={"smoke": replace(STUDY.presets["smoke"], sizes={"tiny": size})})
     with refused("corpus"):
-        execute(study, flags_of(study, tmp_path / "s"))
+        execute(study, flags_of(study, storage=str(tmp_path / "s")))
     assert not (tmp_path / "s" / "runs").exists()
     assert not (tmp_path / "s" / "searches").exists()
 
 
 def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
-    needed = needed_search(STUDY, flags_of(STUDY, tmp_path))
+    needed = needed_search(STUDY, tmp_path)
     assert needed.target == 2
     assert not needed.is_complete()
     folder = needed.folder(Store(tmp_path).open_for_writing())
@@ -164,7 +156,7 @@ def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
 def require_whole(storage) -> None:
     """Every trial once, every run once, and MaxEnt's runs of the study with the best trials'
     parameters."""
-    needed = needed_search(STUDY, flags_of(STUDY, storage, retain=("airport",)))
+    needed = needed_search(STUDY, storage, retain=("airport",))
     url = f"sqlite:///{storage}/optuna.db"
     studies = [
         optuna.load_study(study_name=name, storage=url) for name in optuna.get_all_study_names(url)
@@ -192,20 +184,20 @@ def test_one_submission_of_all_runs_the_search_then_the_study_and_the_next_finds
     ray_cluster, tmp_path, capsys
 ):
     storage = tmp_path / "storage"
-    flags = CampaignFlags(storage=str(storage), preset="smoke", retain=("airport",))
+    words = ["--storage", str(storage), "--preset", "smoke", "--retain", "airport"]
     again = replace(
         SEARCH,
         presets={"smoke": replace(STUDY.presets["smoke"], num_seeds=1)},
         default_preset="smoke",
     )
-    assert run_campaign((STUDY,), (again,), flags) == 0
+    assert execute_campaign((STUDY,), (again,), words) == 0
     text = capsys.readouterr().out
     assert text.count("trials now") == 1  # the search that the study began with is not run after it
     require_whole(storage)
     assert all(len(tries) == 1 for tries in attempts(storage).values())
 
     before = written(storage)
-    assert execute(STUDY, flags_of(STUDY, storage, retain=("airport",))) == 0
+    assert execute(STUDY, flags_of(STUDY, storage=str(storage), retain=("airport",))) == 0
     text = capsys.readouterr().out
     assert "trials now" not in text
     assert "0 now" in text

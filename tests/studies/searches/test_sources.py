@@ -7,7 +7,7 @@ from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, open_study
 from gram_platform.engine.trials import Outcome, execute_trial
-from gram_platform.studies.searches.definition import OptunaFlags
+from gram_platform.studies.searches.definition import OptunaFlags, optuna_place
 from gram_platform.studies.searches.lr_batch import GridFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
 from tests.refused import refused
@@ -58,14 +58,18 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
         (GridFlags(lrs=(" , ",)), "lrs"),
         (GridFlags(window=-0.1), "window"),
         (GridFlags(max_extensions=-2), "max_extensions"),
-        (OptunaFlags(trials=-1, storage="/s"), "trials"),
-        (OptunaFlags(optuna_uri="optuna.db", storage="/s"), "optuna_uri"),
-        (OptunaFlags(storage="memory://s"), "optuna_uri"),
+        (OptunaFlags(trials=-1), "trials"),
     ],
 )
 def test_bad_flags_are_refused_by_name(flags, field):
     with refused(field):
         flags.checked()
+
+
+@pytest.mark.parametrize(("uri", "storage"), [("optuna.db", "/s"), ("", "memory://s")])
+def test_a_place_that_holds_no_database_of_optuna_is_refused(uri, storage):
+    with refused("optuna_uri"):
+        optuna_place(uri, storage)
 
 
 # ---------------------------------------------------------------------------------------- proposals
