@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes
 from gram_platform.engine.in_process import LocalExecutor
@@ -48,3 +49,23 @@ def events_of(executor: Executor, nodes: Sequence[Node]) -> list[Event]:
     """Executes nodes; returns what happened."""
     with executor:
         return list(executor.events(ListedNodes(nodes)))
+
+
+def ray_executor(
+    nodes: Sequence[Node],
+    execution: Execution,
+    cordon: Cordon | None = None,
+    placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+    retry_diverged: bool = False,
+) -> RayExecutor:
+    """What executes nodes on Ray; it has started none of them."""
+    executor = RayExecutor(
+        execution, Resources(), placements, cordon, poll_s=0.0, retry_diverged=retry_diverged
+    )
+    executor.waiting.add(nodes)
+    return executor
+
+
+def happened(executor: Executor, kind: str) -> list[Event]:
+    """The events of a kind that nobody has read yet."""
+    return [event for event in executor._happened if event.kind == kind]

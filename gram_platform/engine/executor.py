@@ -82,16 +82,25 @@ class Executor:
             # Who reads the events may stop before the first node starts.
             yield Event(WAITED)
             while self.advance():
-                happened, self._happened = self._happened, []
-                yield from happened or (Event(WAITED),)
+                yield from self._take()
+                self.wait()
+                yield from self._take() or (Event(WAITED),)
 
     def stop_starting(self) -> None:
         """Starts no node any more; those that are running end."""
         self.is_stopping = True
 
     def advance(self) -> bool:
-        """Starts nodes, or waits for one; False when no node is left to execute."""
+        """Starts nodes; False when no node is left to execute."""
         raise NotImplementedError
+
+    def wait(self) -> None:
+        """Waits until a node ends, or for about a second."""
+        raise NotImplementedError
+
+    def _take(self) -> list[Event]:
+        happened, self._happened = self._happened, []
+        return happened
 
     def note_start(self, task: Task) -> None:
         self.waiting.start(task)

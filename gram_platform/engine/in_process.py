@@ -26,7 +26,7 @@ from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-LOOK_EVERY_S = 1.0
+TICK_S = 1.0
 
 
 class LocalExecutor(Executor):
@@ -65,28 +65,28 @@ class LocalExecutor(Executor):
         if now >= self._deadline:
             request.receive(TIME_IS_UP)
         if now >= self._next_look_s:
-            self._next_look_s = now + LOOK_EVERY_S
+            self._next_look_s = now + TICK_S
             self.look()
 
     def advance(self) -> bool:
-        """Chooses the next task, or executes the chosen one. Waits while other drivers hold all."""
-        if self._chosen:
-            task, self._chosen = self._chosen, ()
-            self._execute(task)
-            return True
-        if self.is_stopping or not self.waiting:
-            return False
+        """Chooses the task that is executed next."""
         if self._stop.received:
             self._stop.exit()
-        for node in (ended := self.waiting.look_again()):
+        if self.is_stopping or not self.waiting:
+            return False
+        for node in self.waiting.look_again():
             self.note_end(node)
-        if not ended:
-            self._chosen = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
-            if self._chosen:
-                self.note_start(self._chosen)
-            else:
-                time.sleep(HELD_RETRY_S / 2)
+        self._chosen = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
+        if self._chosen:
+            self.note_start(self._chosen)
         return True
+
+    def wait(self) -> None:
+        """Executes the chosen task. Waits while other drivers hold all."""
+        if self._chosen:
+            self._execute(self._chosen)
+        else:
+            time.sleep(HELD_RETRY_S / 2)
 
     def _execute(self, task: Task) -> None:
         """Executes a task, and notes its end or how it is tried again."""

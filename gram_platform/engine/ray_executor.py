@@ -70,19 +70,19 @@ class RayExecutor(Executor):
         self.slots.close()
 
     def advance(self) -> bool:
-        """Starts ready nodes that fit on the cluster, then waits for a task to end, at most
-        `poll_s`."""
+        """Starts ready nodes that fit on the cluster."""
         require_ray()
         self.look()
         self.ended += self.waiting.look_again()
         self._start([] if self.is_stopping else self._fitting())
         self._kill_stalled()
-        is_left = bool(self.in_flight or self.ended)
-        if not is_left and (self.is_stopping or not self.waiting):
-            return False
-        for node in self._wait():
+        is_waiting = bool(self.waiting) and not self.is_stopping
+        return bool(self.in_flight or self.ended or is_waiting)
+
+    def wait(self) -> None:
+        """Waits until a task ends, at most `poll_s`."""
+        for node in self._ended_nodes():
             self.note_end(node)
-        return True
 
     def _start(self, tasks: Sequence[Task]) -> None:
         """Starts gangs, and as many other tasks as there are free slots.
@@ -174,9 +174,8 @@ class RayExecutor(Executor):
                 )
                 self.slots.kill(reference)
 
-    def _wait(self) -> list[Node]:
-        """Waits until a task ends, at most `poll_s`; returns the nodes of all tasks that have
-        ended."""
+    def _ended_nodes(self) -> list[Node]:
+        """Returns the nodes of all tasks that have ended; waits for one, at most `poll_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended

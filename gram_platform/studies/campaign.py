@@ -18,9 +18,10 @@ from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searc
 from gram_platform.studies.packing import pack_corpora, require_supply
 from gram_platform.studies.plan import Plan, StudyPlan
 from gram_platform.studies.price import predicted, sharing, work_left
-from gram_platform.studies.searches.definition import OptunaFlags, optuna_place, work_of
+from gram_platform.studies.searches.definition import optuna_place, work_of
 from gram_platform.studies.searches.maxent_trials import METHOD, MaxEntWork
 from gram_platform.studies.searches.run import drive_search
+from gram_platform.studies.searches.trial_flags import OptunaFlags
 
 
 def drive_searched(plan: Plan) -> int:

@@ -328,3 +328,8 @@ def _folded(paragraph: str) -> str:
     with a blank."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
+
+
+def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the items of a list that blanks or commas separate."""
+    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())

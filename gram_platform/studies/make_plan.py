@@ -31,7 +31,7 @@ from gram_platform.studies.definition import (
     read_preset,
     with_changes,
 )
-from gram_platform.studies.flags import Flags, StudyFlags
+from gram_platform.studies.flags import Flags, StudyFlags, split_list
 from gram_platform.studies.plan import (
     CPU,
     Choice,
@@ -233,11 +233,6 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------------------------- forms of flags
-
-
-def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the items of a list that blanks or commas separate."""
-    return tuple(part.strip() for value in values for part in value.split(",") if part.strip())
 
 
 def tracking_place(uri: str, storage: str) -> str:

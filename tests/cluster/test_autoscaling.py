@@ -184,23 +184,26 @@ from dataclasses import replace
 import ray
 from ray._private.state import available_resources_per_node
 from ray.util import placement_group_table
-from gram_platform.studies import session
-flags_of = session.execution_of
-session.execution_of = lambda flags, has_gpu: (
-    replace(flags_of(flags, True)[0], device="cpu"), flags_of(flags, True)[1])
+from gram_platform.studies import workplace
+own = workplace.execution_of
+workplace.execution_of = lambda plan: (replace(own(plan)[0], device="cpu"), own(plan)[1])
 """
 STUDY_JOB = (
     PRETEND
     + """
 import random, psutil
-from gram_platform.engine import graph
+from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.flags import parse
-from gram_platform.studies.run import run_study
+from tests.submitted import execute
 
 most, idle, longest, gangs, killed = [0], {}, [0.0], [], []
-graphs, init = [], graph._Graph.__init__
-graph._Graph.__init__ = lambda self, *args: (init(self, *args), graphs.append(self))[0]
+graphs, init = [], RayExecutor.__init__
+
+def noted(self, *args, **more):
+    init(self, *args, **more)
+    graphs.append(self)
+
+RayExecutor.__init__ = noted
 
 def watch():
     while True:
@@ -233,7 +236,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 arguments = ["--preset", "smoke", "--methods", "baseline,gram", "--storage", sys.argv[1]]
 arguments += ["--device", "cuda", "--num-workers", "tiny=1", "small=2", "--gpus-per-machine", "2"]
-code = run_study(STUDY, parse(STUDY, arguments))
+code = execute(STUDY, arguments)
 seen = {"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed)}
 print("SEEN", json.dumps(seen | {"longest_idle_s": longest[0]}))
 """
@@ -242,8 +245,7 @@ GRID_JOB = (
     PRETEND
     + """
 from gram_platform.studies.library.lr_bs_grid import SEARCH
-from gram_platform.studies.searches.definition import parse_search as parse
-from gram_platform.studies.searches.run import run_search
+from tests.submitted import execute
 
 most = {"machines": 0, "asked": 0, "gpus": 0.0}
 
@@ -262,7 +264,7 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()
 arguments = ["--preset", "smoke", "--sizes", "tiny", "--storage", sys.argv[1]]
 arguments += ["--device", "cuda", "--gpus-per-run", "0.5"]
-code = run_search(SEARCH, parse(SEARCH, arguments))
+code = execute(SEARCH, arguments)
 print("SEEN", json.dumps({"code": code, **most}))
 """
 )

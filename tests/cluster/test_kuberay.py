@@ -31,7 +31,7 @@ from tests.cluster.files import (
     the,
     walk,
 )
-from tests.submitted import parse
+from tests.submitted import plan_of
 
 KUSTOMIZATION_FIELDS = {"apiVersion", "kind", "resources", "patches", "replacements"}
 PUBLISHED_SCHEMAS = (
@@ -126,10 +126,8 @@ def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint
     """Each size of the job, all modules in every pass, the planner's rate, and a storage of 1
     GB/s."""
     study, arguments = study_of_entrypoint
-    flags, domains = (
-        parse(study, arguments),
-        ("core", "virology", "cybersecurity", "nuclear", "lisp"),
-    )
+    sizes = plan_of(study, arguments).studies[0].choice.sizes
+    domains = ("core", "virology", "cybersecurity", "nuclear", "lisp")
     groups = [
         group
         for group in ray_cluster_spec()["workerGroupSpecs"]
@@ -137,8 +135,8 @@ def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint
     ]
     grace_s = min(group["template"]["spec"]["terminationGracePeriodSeconds"] for group in groups)
     rate = 4 * 0.4 * MACHINES["h100"].flops_per_second  # four ranks
-    assert "2B" in flags.sizes
-    for size in (PAPER_SIZES[name] for name in flags.sizes):
+    assert "2B" in sizes
+    for size in (PAPER_SIZES[name] for name in sizes):
         model = size.modular(domains)
         active = model.module_domains
         step_s = hardware_flops(model, size.batch_size, active, modules_trained=active) / rate
@@ -151,23 +149,24 @@ def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
     starts.
     """
     study, arguments = study_of_entrypoint
-    flags = parse(study, arguments)
-    assert (flags.preset, flags.storage, flags.tracking_uri) == (
+    plan = plan_of(study, arguments)
+    (part,) = plan.studies
+    assert (part.preset_name, plan.storage, plan.tracking_uri) == (
         "paper",
         "/mnt/gram",
         "http://mlflow:5000",
     )
-    assert (flags.device, flags.yes) == ("cuda", True)
-    execution, resources = execution_of(flags, has_gpu=False)
-    assert (execution.device, flags.ranks.number, resources.gpus_per_rank) == ("cuda", 4, 1.0)
+    assert (plan.device, plan.limits.yes) == ("cuda", True)
+    execution, resources = execution_of(plan)
+    assert (execution.device, part.ranks.number, resources.gpus_per_rank) == ("cuda", 4, 1.0)
 
 
 def test_the_grids_entrypoint_is_a_command_of_the_search():
     python, script, *arguments = the("RayJob", "gram-grid")["spec"]["entrypoint"].split()
     assert (python, script) == ("python", "/opt/gram/experiments/lr_bs_grid.py")
-    flags = parse(SEARCH, arguments)
-    assert (flags.device, flags.yes) == ("cuda", True)
-    assert (flags.preset, flags.storage, flags.tracking_uri) == (
+    plan = plan_of(SEARCH, arguments)
+    assert (plan.device, plan.limits.yes) == ("cuda", True)
+    assert (plan.studies[0].preset_name, plan.storage, plan.tracking_uri) == (
         "paper",
         "/mnt/gram",
         "http://mlflow:5000",

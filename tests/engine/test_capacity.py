@@ -21,10 +21,9 @@ from ray.core.generated.autoscaler_pb2 import (
 from gram_platform.config.flops import GIB
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.space import Parameter, Space
-from gram_platform.engine import capacity, graph, ray_private
+from gram_platform.engine import capacity, ray_private
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.life import Progress
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _Searcher
 from gram_platform.engine.trial_process import Patience, TrialResources
@@ -33,6 +32,7 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.store.files import seal
 from tests.engine.conftest import TINY, on_ranks
 from tests.engine.test_drained import Machines, in_own_process
+from tests.executed import ray_executor
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_free_resources_are_counted_in_ranks(
 ):
     cluster({"CPU": float(now)}, most, can_grow)
     cordon = Cordon(Resources(max_gpus=max_gpus))
-    study = graph._Graph(Progress(nodes), execution, cordon, False, placements_of(nodes))
+    study = ray_executor(nodes, execution, cordon, placements_of(nodes))
     for node in nodes[12 : 12 + in_flight]:
         study._note(node.id, (node,))
     assert Counter(task[0].size for task in study._fitting()) == handed
@@ -106,9 +106,7 @@ def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines
 def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, execution, cluster):
     """What is in flight counts, and runs of one rank go on."""
     cluster({"CPU": 1000.0}, gangs=2)
-    study = graph._Graph(
-        Progress(nodes), execution, Cordon(Resources()), False, placements_of(nodes)
-    )
+    study = ray_executor(nodes, execution, None, placements_of(nodes))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 2, "narrow": 12}
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
@@ -149,7 +147,7 @@ def place_trials() -> None:
 def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, cluster):
     cluster({"CPU": 16.0, "GPU": 1.0})
     asked = Resources(gpus_per_rank=1.0, gpus_per_run=0.1)
-    study = graph._Graph(Progress(nodes[:12]), execution, Cordon(asked), False, {})
+    study = ray_executor(nodes[:12], execution, Cordon(asked))
     assert len(study._fitting()) == 10
 
 

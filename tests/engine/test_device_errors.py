@@ -12,7 +12,8 @@ import torch
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from gram_platform.config.endings import Stopped, Unavailable
-from gram_platform.engine import capacity, devices, graph, slots
+from gram_platform.engine import capacity, devices, slots
+from gram_platform.engine import ray_executor as ray_executor_module
 from gram_platform.engine.capacity import MAX_REPLACEMENTS, Cordon
 from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.devices import (
@@ -25,7 +26,8 @@ from gram_platform.engine.devices import (
 )
 from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
 from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Resources
-from gram_platform.engine.life import MAX_CRASHES, Crashes, Progress
+from gram_platform.engine.executor import WARNED
+from gram_platform.engine.life import MAX_CRASHES, Crashes
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import OutOfMemory, is_out_of_memory
 from gram_platform.methods.nodes import Node, method_nodes
@@ -33,7 +35,7 @@ from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.files import StorageAway
 from gram_platform.train.loop import TrainingDiverged
 from tests.engine.conftest import on_ranks
-from tests.executed import run_in_process
+from tests.executed import happened, ray_executor, run_in_process
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA`"
 OF_DEVICES = (
@@ -171,7 +173,7 @@ def test_what_another_process_may_not_meet_is_not_recorded_as_a_failure(
 
 
 def study_of(execution, nodes, placements=None):
-    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), False, placements or {})
+    return ray_executor(nodes, execution, placements=placements or {})
 
 
 def study_of_one(execution, setting):
@@ -184,7 +186,7 @@ def ends_with(monkeypatch, error: Exception) -> None:
     raised = (
         RayTaskError("execute", "", error) if not isinstance(error, WorkerCrashedError) else error
     )
-    for module in (graph, slots):
+    for module in (ray_executor_module, slots):
         monkeypatch.setattr(module.ray, "get", mock.MagicMock(side_effect=raised))
 
 
@@ -196,7 +198,7 @@ def test_crashes_count_on_machines_that_pass_the_probe(setting, execution, monke
     ends_with(monkeypatch, DeviceError(ILLEGAL, report()))
     assert [study._settle(node, None, (node,)) for _ in range(MAX_CRASHES)] == [False] * 3 + [True]
     assert node.id in study.progress.failed
-    assert len(study.progress.warnings[node.id]) == 3 * MAX_CRASHES + 3
+    assert len(happened(study, WARNED)) == 3 * MAX_CRASHES + 3
 
 
 def test_a_service_that_is_away_does_not_fail_a_node_at_once(setting, execution, monkeypatch):

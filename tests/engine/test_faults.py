@@ -14,11 +14,11 @@ from unittest import mock
 import pytest
 from ray.exceptions import LocalRayletDiedError, RayError, WorkerCrashedError
 
-from gram_platform.engine import graph, process, slots
-from gram_platform.engine.capacity import Cordon
+from gram_platform.engine import process, slots
+from gram_platform.engine import ray_executor as on_ray
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.in_process import execute_node
-from gram_platform.engine.life import MAX_CRASHES, Progress
+from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import StopRequest, is_out_of_memory, memory_advice
 from gram_platform.methods import plan
@@ -29,6 +29,7 @@ from gram_platform.store.attempts import Attempt
 from gram_platform.studies.workplace import division_of, placement_of
 from tests.engine.conftest import TWO_RANKS
 from tests.engine.test_node import Stopped, result_bytes, stop_after, strip_clock
+from tests.executed import ray_executor
 
 
 def in_fork(target, *args) -> multiprocessing.Process:
@@ -206,7 +207,7 @@ def test_errors_of_allocators():
 
 def empty_graph(execution, nodes):
     placements = {node.id: placement_of(node, Ranks(), "cpu") for node in nodes}
-    return graph._Graph(Progress(nodes), execution, Cordon(Resources()), False, placements)
+    return ray_executor(nodes, execution, placements=placements)
 
 
 def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
@@ -256,7 +257,7 @@ def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then
             for reference in list(study.slots.starting):
                 study._take_back(reference)
 
-    with pytest.raises(graph.ClusterLost):
+    with pytest.raises(on_ray.ClusterLost):
         execute_for_a_minute()
     assert starts == [0, 0, 1, 1, 3, 3, 7, 7]
 
@@ -270,15 +271,17 @@ def test_a_task_without_rays_process_on_this_machine_ends_the_study(
     study.waiting = mock.MagicMock()
     study._note("a gang", task)
     monkeypatch.setattr(
-        graph, "ray", mock.MagicMock(get=mock.MagicMock(side_effect=LocalRayletDiedError()))
+        on_ray, "ray", mock.MagicMock(get=mock.MagicMock(side_effect=LocalRayletDiedError()))
     )
-    with pytest.raises(graph.ClusterLost):
+    with pytest.raises(on_ray.ClusterLost):
         study._take_back("a gang")
     study.waiting.again.assert_not_called()
 
 
 def test_a_study_looks_whether_its_ray_is_alive(execution, monkeypatch):
     study = empty_graph(execution, [])
-    monkeypatch.setattr(graph, "require_ray", mock.MagicMock(side_effect=graph.ClusterLost("gone")))
-    with pytest.raises(graph.ClusterLost):
+    monkeypatch.setattr(
+        on_ray, "require_ray", mock.MagicMock(side_effect=on_ray.ClusterLost("gone"))
+    )
+    with pytest.raises(on_ray.ClusterLost):
         study.advance()

@@ -4,15 +4,16 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import ray
 from ray.exceptions import RayTaskError
 
-from gram_platform.engine import graph, life, trials
-from gram_platform.engine.capacity import Cordon
+from gram_platform.engine import life, trials
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.life import Progress
+from gram_platform.engine.executor import ENDED
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
+from tests.executed import happened, ray_executor
 
 DIVERGED = ("loss nan at step 7", {"kind": "diverged"})
 
@@ -39,8 +40,8 @@ def held_graph(node, execution, monkeypatch, retry_diverged=False):
         error = LeaseHeld(node.id, lease)
         raise RayTaskError("execute", "", error)
 
-    study = graph._Graph(Progress([node]), execution, Cordon(Resources()), retry_diverged, {})
-    monkeypatch.setattr(graph.ray, "get", get)
+    study = ray_executor([node], execution, retry_diverged=retry_diverged)
+    monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(
         study, "_fitting", lambda: [task for _, tasks in study.waiting.tasks() for task in tasks]
     )
@@ -63,7 +64,8 @@ def test_a_study_takes_over_the_end_that_another_driver_brought_about(
     study = held_graph(node, execution, monkeypatch)
     other.fail(*DIVERGED)
     assert study.advance()
-    assert study.wait(0.0) == [node]  # is reported, as what ends here is
+    study.wait()
+    assert [event.node for event in happened(study, ENDED)] == [node]  # as what ends here is
     assert study.progress.failed == {node.id: DIVERGED[0]}
     assert not study.advance()
 

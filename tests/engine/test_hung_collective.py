@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from gram_platform.engine import graph
+from gram_platform.engine import ray_executor
 from gram_platform.engine.execution import Resources
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
@@ -30,7 +30,7 @@ def test_a_rank_that_hangs(ray_cluster, execution, setting):
         execution, placement=TWO_RANKS, checkpoint_every_s=0.5, collective_timeout_s=TIMEOUT_S
     )
     directory = Store(execution.storage).run(run.run_id)
-    task = graph._execute_gang.options(num_cpus=0).remote((Node(run, ()),), two, Resources())
+    task = ray_executor._execute_gang.options(num_cpus=0).remote((Node(run, ()),), two, Resources())
     deadline = time.monotonic() + 120
     while directory.committed_step() == 0:
         assert time.monotonic() < deadline, "no checkpoint"

@@ -137,7 +137,8 @@ def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
     assert strip_clock(directory.records()) == strip_clock(records)
 
 
-def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed):
+def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed, monkeypatch):
+    monkeypatch.setattr("gram_platform.engine.in_process.TICK_S", 0.0)
     node = Node(run, ())
     directory = Store(execution.storage).run(run.run_id)
 
@@ -146,9 +147,7 @@ def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed):
         step.
         """
         with pytest.raises(SystemExit) as ended:
-            run_in_process(
-                [node], execution, lambda *_: time.sleep(0.1), poll_s=0.0, limit_s=limit_s
-            )
+            run_in_process([node], execution, lambda *_: time.sleep(0.1), limit_s=limit_s)
         assert ended.value.code == TIME_IS_UP
         return directory.committed_step()
 

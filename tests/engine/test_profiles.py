@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from gram_platform.config import CORE, Evaluation, View
-from gram_platform.engine import graph
 from gram_platform.engine.evaluation import common_work, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.engine.node import execute_run
+from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.model.transformer import Attention
@@ -105,9 +105,9 @@ def test_one_that_fails_fails_alone(setting, execution, ray_cluster, monkeypatch
     nodes = method_nodes("gram", setting)
     views = [node for node in nodes if node.kind == "evaluation"]
     wrong = dataclasses.replace(views[0].config, view=View.of(nodes[0].id, {"nope": 1.0}))
-    submitted, note, ended = [], graph._Graph._note, []
+    submitted, note, ended = [], RayExecutor._note, []
     monkeypatch.setattr(
-        graph._Graph,
+        RayExecutor,
         "_note",
         lambda self, ref, task: (submitted.append(len(task)), note(self, ref, task))[1],
     )

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from gram_platform.engine import life
-from gram_platform.engine.execution import Placement
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Placement
 from gram_platform.engine.life import NodeLifecycle, Progress, WaitingNodes
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
@@ -42,8 +42,14 @@ def start(waiting):
     return task
 
 
+def waiting_of(nodes, lifecycle, placements=ALL_ON_ONE_RANK) -> WaitingNodes:
+    waiting = WaitingNodes(Progress(), lifecycle, placements)
+    waiting.add(nodes)
+    return waiting
+
+
 def test_a_node_waits_for_what_it_needs_and_profiles_of_one_run_are_one_task(nodes, lifecycle):
-    waiting = WaitingNodes(Progress(nodes), lifecycle)
+    waiting = waiting_of(nodes, lifecycle)
     runs = [node for node in nodes if not node.needs]
     assert ready(waiting) == [(run,) for run in runs]
     (first,) = start(waiting)
@@ -59,7 +65,7 @@ def test_a_node_waits_for_what_it_needs_and_profiles_of_one_run_are_one_task(nod
 
 def test_the_widest_runs_come_first_and_each_number_of_ranks_has_its_queue(nodes, lifecycle):
     placements = {node.id: on_ranks(4 if node.names["seed"] == "1" else 1) for node in nodes}
-    waiting = WaitingNodes(Progress(nodes), lifecycle, placements)
+    waiting = waiting_of(nodes, lifecycle, placements)
     found = [(ranks, [task[0].names["seed"] for task in tasks]) for ranks, tasks in waiting.tasks()]
     assert found == [(4, ["1"]), (1, ["0"])]
 
@@ -78,8 +84,8 @@ def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(
         if node.is_run
         else 0.0
     )
-    waiting = WaitingNodes(
-        Progress(nodes), lifecycle, {node.id: Placement(hours=hours(node)) for node in nodes}
+    waiting = waiting_of(
+        nodes, lifecycle, {node.id: Placement(hours=hours(node)) for node in nodes}
     )
     (first,), (second,) = ready(waiting)
     assert (first.method == "gram") == (comes_first == "gram")
@@ -90,7 +96,7 @@ def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(
 
 
 def test_profiles_whose_common_task_failed_are_tasks_of_their_own(nodes, lifecycle):
-    waiting = WaitingNodes(Progress(nodes), lifecycle)
+    waiting = waiting_of(nodes, lifecycle)
     waiting.done(start(waiting)[0])
     views = start(waiting)
     for view in views:
@@ -104,8 +110,9 @@ def test_profiles_whose_common_task_failed_are_tasks_of_their_own(nodes, lifecyc
 def test_a_failure_blocks_what_needs_it_directly_or_not_and_nothing_else(setting, lifecycle):
     nodes = method_nodes("ft_lora", setting)  # base <- adapters <- evaluations
     base = next(node for node in nodes if node.is_run and not node.needs)
-    progress = Progress(nodes)
+    progress = Progress()
     waiting = WaitingNodes(progress, lifecycle)
+    waiting.add(nodes)
     task = start(waiting)
     assert task == (base,)
     waiting.failed(base, "why")
@@ -125,8 +132,9 @@ def test_what_has_ended_before_is_counted_and_what_it_was_waited_for_with_can_st
     monkeypatch.setattr(
         lifecycle, "ends", lambda nodes: {node.id: ends.get(node.id) for node in nodes}
     )
-    progress = Progress(nodes)
+    progress = Progress()
     waiting = WaitingNodes(progress, lifecycle)
+    waiting.add(nodes)
     assert (progress.done, progress.reused, progress.failed) == (
         {first.id},
         1,
@@ -143,7 +151,7 @@ def test_a_held_node_waits_and_ends_with_the_other_driver(nodes, lifecycle, monk
         lifecycle, "ends", lambda nodes: {node.id: ends.get(node.id) for node in nodes}
     )
     monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
-    waiting = WaitingNodes(Progress(nodes), lifecycle)
+    waiting = waiting_of(nodes, lifecycle)
     (node,) = start(waiting)
     waiting.again(node, held=True)
     assert not waiting.look_again()

@@ -11,8 +11,15 @@ from typing import Any
 from gram_platform.config.endings import exit_with
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import FlagGroup, Flags, MemberFlags, StudyFlags, parse_flags
-from gram_platform.studies.make_plan import make_plan, split_list
+from gram_platform.studies.flags import (
+    FlagGroup,
+    Flags,
+    MemberFlags,
+    StudyFlags,
+    parse_flags,
+    split_list,
+)
+from gram_platform.studies.make_plan import make_plan
 from gram_platform.studies.plan import Plan
 from gram_platform.studies.searches.definition import Search, make_search_plan
 

@@ -7,61 +7,19 @@ and its `--help` need none of it.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import invalid
 from gram_platform.store import Store
 from gram_platform.studies.build import resolve_corpora, settings_of
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import FlagGroup, Flags, Number, Switch, Texts
-from gram_platform.studies.make_plan import plan_of, read_study, split_list
+from gram_platform.studies.flags import Flags
+from gram_platform.studies.make_plan import plan_of, read_study
 from gram_platform.studies.plan import Plan, StudyPlan
+from gram_platform.studies.searches.trial_flags import TrialFlags
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.work import SearchWork
-
-
-# -------------------------------------------------------------------------------------------- flags
-
-
-@dataclass(frozen=True)
-class TrialFlags(FlagGroup):
-    """Of this search.
-
-    Args:
-        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that
-            can grow also the trials that depend on no result: all of a grid, the first ten of an
-            Optuna study)
-        report_only: build tables and report again from what is stored; start no trial
-    """
-
-    title = "search"
-
-    max_concurrent: Number = 0
-    report_only: Switch = False
-
-    def checked(self) -> Self:
-        """Returns the flags with their lists read; ValueError naming flag and value."""
-        require_int("max_concurrent", self.max_concurrent, 0)
-        return self
-
-
-@dataclass(frozen=True)
-class OptunaFlags(TrialFlags):
-    """Of this search.
-
-    Args:
-        trials: trials to be complete, in each Optuna study of the search (default: the preset's)
-        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to
-            hold one
-    """
-
-    trials: Number = 0
-    space: Texts = ()
-
-    def checked(self) -> Self:
-        require_int("trials", self.trials, 0)
-        return replace(super().checked(), space=split_list(self.space))
 
 
 def optuna_place(uri: str, storage: str) -> str:
@@ -83,9 +41,6 @@ def optuna_place(uri: str, storage: str) -> str:
         expected = "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db"
         raise invalid("optuna_uri", uri, expected)
     return uri
-
-
-# ----------------------------------------------------------------------------------------- searches
 
 
 @dataclass(frozen=True)

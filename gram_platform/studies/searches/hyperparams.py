@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from gram_platform.studies.flags import Texts
 from gram_platform.studies.plan import StudyPlan
-from gram_platform.studies.searches.definition import Search, TrialFlags
+from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.knobs import Values, chosen_values
+from gram_platform.studies.searches.trial_flags import TrialFlags
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.hyperparams_trials import SweepWork

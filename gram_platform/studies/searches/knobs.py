@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import invalid, require_choice, require_real
 from gram_platform.methods import Setting
-from gram_platform.studies.make_plan import split_list
+from gram_platform.studies.flags import split_list
 
 # The values of each knob, ascending.
 Values = Mapping[str, tuple[float, ...]]

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Self
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.identity import invalid, require_int, require_real
 from gram_platform.config.ladder import Size
-from gram_platform.studies.flags import Amount, Number
-from gram_platform.studies.make_plan import split_list
+from gram_platform.studies.flags import Amount, Number, split_list
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.cells import GridShape, LiteralGrids, whole, why_not
-from gram_platform.studies.searches.definition import Search, TrialFlags
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.trial_flags import TrialFlags
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.lr_batch_trials import GridsWork

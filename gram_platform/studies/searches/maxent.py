@@ -15,7 +15,8 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.space import Parameter, Space
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.plan import StudyPlan
-from gram_platform.studies.searches.definition import OptunaFlags, Search
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.trial_flags import OptunaFlags
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.maxent_trials import MaxEntWork

@@ -24,9 +24,9 @@ from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.studies.plan import StudyPlan
-from gram_platform.studies.searches.definition import TrialFlags
 from gram_platform.studies.searches.optuna_studies import attributes, num_complete, open_storage
 from gram_platform.studies.searches.report import SearchOutput, counts_text, json_file
+from gram_platform.studies.searches.trial_flags import TrialFlags
 from gram_platform.studies.workplace import machine_hours
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.database import database_path

@@ -12,8 +12,9 @@ from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.command import main
-from gram_platform.studies.searches.definition import OptunaFlags, Search
+from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.report import SearchOutput
+from gram_platform.studies.searches.trial_flags import OptunaFlags
 from gram_platform.studies.searches.work import GridWork, OptunaWork
 from gram_platform.tracking.views import TrialColumns
 
