@@ -142,7 +142,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     """Reads the flags that studies and searches share, without nodes; ValueError as `make_plan`."""
     given, of_size, device, cost = flags.subject, flags.size, flags.device, flags.cost
     name, changes = read_preset(study.presets, given.preset or study.default_preset, changes)
-    preset = with_changes(study, name, changes).presets[name]
+    study = with_changes(study, name, changes)
+    preset = study.presets[name]
     sizes = split_list(of_size.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))

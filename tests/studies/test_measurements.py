@@ -18,7 +18,7 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.library import samples
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.studies.packing import shortages
-from tests.submitted import study_plan
+from tests.submitted import plan_of, study_plan
 
 AUXILIARY = ("airport", "beach")
 SETTING = Setting(
@@ -95,7 +95,8 @@ def test_the_compared_views_continue_core_too():
 def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     """Every method is trained with C++ and without it, and asked to continue both; of both there is
     text enough."""
-    graph = study_plan(samples.STUDY, ["--preset", "installed"])
+    plan = plan_of(samples.STUDY, ["--preset", "installed"])
+    (graph,) = plan.studies
     evaluations = [node for node in graph.nodes if node.kind == "evaluation"]
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
     profiles = [node.names["profile"] for node in evaluations if node.method == "filtering"]
@@ -107,7 +108,7 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
         (CORE, "stubs")
     }
     assert graph.data_id == other.data_id
-    describe(graph)
+    describe(plan)
     # Nothing is packed.
     assert sorted(path.name for path in (storage / "data").iterdir()) == ["installed", "scans"]
 

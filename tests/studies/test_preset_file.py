@@ -12,6 +12,7 @@ from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, shown_place
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
 from gram_platform.studies.library.scaling import SMOKE, STUDY
+from gram_platform.studies.make_plan import read_study
 from gram_platform.studies.record import record_of
 from tests.refused import refused
 from tests.submitted import parse, plan_of, study_plan
@@ -95,9 +96,10 @@ def test_a_file_that_changes_nothing_is_its_base(written):
 
 def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
     text = 'base = "smoke"\nnum_seeds = 1\n[sizes.tiny]\npeak_lr = 2e-3\n[sizes]\nsmall = false\n'
-    graph = graph_of(
-        written(text, "--set", "routing.p_aux_spread=0.1", "options.elicitation=false")
+    plan = plan_of(
+        STUDY, written(text, "--set", "routing.p_aux_spread=0.1", "options.elicitation=false")
     )
+    (graph,) = plan.studies
     changes = ("num_seeds=1", "sizes.tiny.peak_lr=0.002", "sizes.small=false")
     changes += ("routing.p_aux_spread=0.1", "options.elicitation=false")
     assert graph.changes == changes
@@ -105,7 +107,7 @@ def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
     assert {(run.optimizer.peak_lr, run.seed) for run in runs.values()} == {(2e-3, 0)}
     assert runs["gram"].routing.p_aux_spread == 0.1
     assert not any(node.is_attack for node in graph.nodes)
-    assert [f"changed: {change}" for change in changes] == describe(graph).splitlines()[1:6]
+    assert [f"changed: {change}" for change in changes] == describe(plan).splitlines()[1:6]
     record = record_of(graph)
     assert record.params["changes"] == "; ".join(changes)
     assert json.loads(record.to_json())["params"]["preset"] == "smoke"
@@ -213,7 +215,8 @@ def test_a_wrong_change_is_refused(change, field, tmp_path):
 def test_every_preset_can_be_changed(study, tmp_path):
     """What is tried of a changed preset holds for every preset."""
     for name in study.presets:
-        found = parse(
+        flags = parse(
             study, ["--preset", name, "--storage", str(tmp_path), "--set", "first_seed=7"]
         )
+        found = read_study(study, flags, flags.subject.changes)
         assert found.changes == ("first_seed=7",)

@@ -19,10 +19,10 @@ from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.hyperparams import chosen_values
 from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
 from gram_platform.studies.searches.report import trial_tags
-from gram_platform.tracking import Tracker
+from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
-from tests.submitted import parse, study_plan
+from tests.submitted import plan_of, study_plan
 
 NUM_STEPS, NUM_POINTS = 500.0, 12  # of the planted curve, and of its points
 COMMAND = (sys.executable, "experiments/hyperparams.py")
@@ -74,7 +74,7 @@ def test_knobs_and_values_of_the_flag():
 )
 def test_wrong_knobs(knobs, field, storage):
     with refused(field):
-        parse(SEARCH, ["--knobs", knobs])
+        plan_of(SEARCH, ["--knobs", knobs])
 
 
 def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
@@ -274,7 +274,7 @@ def test_tables_figures_and_report(output):
 
 def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
-    before, tracker = setup.write(store, None), Tracker(setup.flags.tracking_uri)
+    before, tracker = setup.write(store, None), Tracker(default_tracking_uri(setup.choice.storage))
     tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
     after = setup.write(store, tracker)
     assert after.files["table.csv"] == before.files["table.csv"]

@@ -82,7 +82,9 @@ def test_no_search_where_none_is_needed(tmp_path):
             assert needed_search(study, tmp_path, preset=preset, methods=("maxent",)) is None
     own = {"preset": "paper", "methods": ("gram",)}
     assert needed_search(dual_use.STUDY, tmp_path, **own) is None
-    assert needed_search(dual_use.STUDY, tmp_path, preset="paper", maxent="abc") is None
+    plan = plan_of(dual_use.STUDY, flags_of(dual_use.STUDY, storage=str(tmp_path), preset="paper"))
+    given = replace(plan.studies[0], sources={"maxent": "abc"})
+    assert campaign.needed_search(plan, given) is None
     assert needed_search(titration.STUDY, tmp_path, preset="paper") is None
     for study in (aux_scaling.STUDY, partial_labels.STUDY):  # other data than the search would see
         assert study.presets["paper"].maxent_search is None
