@@ -6,16 +6,16 @@ import time
 from unittest import mock
 
 import ray
-from gram_platform.engine.graph import run_graph
-from gram_platform.studies.session import connect
 
 from benchmarks.many_runs import DOMAINS, run_config
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import Evaluation, View
 from gram_platform.engine import slots
+from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport, probe_here
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
-from gram_platform.engine.life import Progress
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.executor import ENDED, ListedNodes
+from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.studies.live import LiveView
@@ -79,18 +79,15 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
     """Returns the CPU seconds of this process, with its live view, from the first node's end to the
     last's."""
     store = Store(settings.storage).open_for_writing()
-    view, starts = _SilentView(nodes, store, "planted"), []
-
-    def on_change(progress: Progress, node: Node | None) -> None:
-        if not starts:
-            starts.append(time.process_time())
-        view.update(progress, node)
-
-    progress = run_graph(
-        nodes, Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change
-    )
-    assert len(progress.done) == len(nodes), progress.failed
-    return time.process_time() - starts[0]
+    view, started = _SilentView(nodes, store, "planted"), None
+    with RayExecutor(Execution(settings.storage), Resources()) as executor:
+        view.progress, executor.look = executor.progress, view.look
+        for event in executor.events(ListedNodes(nodes)):
+            if event.kind == ENDED and started is None:
+                started = time.process_time()
+            view.see(event)
+    assert started is not None and len(executor.progress.done) == len(nodes)
+    return time.process_time() - started
 
 
 class _SilentView(LiveView):
@@ -99,5 +96,5 @@ class _SilentView(LiveView):
     def say(self, text: str, style: str = "") -> None:
         pass
 
-    def _say_ended(self, progress: Progress, node: Node) -> None:
+    def _say_ended(self, node: Node, failure: str) -> None:
         pass

@@ -4,14 +4,13 @@ writing."""
 import dataclasses
 import time
 
-from gram_platform.engine.graph import run_graph
-from gram_platform.studies.session import connect
-
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.corpora import PackedCorpus, prepare, resolve
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Resources
-from gram_platform.engine.life import Progress
+from gram_platform.engine.cluster import connect
+from gram_platform.engine.execution import Execution, Resources
+from gram_platform.engine.executor import ListedNodes
+from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import Store
@@ -103,20 +102,17 @@ def _run(
     started, ended, ahead_s, store = time.perf_counter(), [], 0.0, Store(settings.storage)
     awaited = {node.id for node in first}
 
-    def on_change(progress: Progress, node: Node | None) -> None:
-        nonlocal ahead_s
-        if not ended and awaited <= progress.done:
-            ended.append(time.perf_counter())
-            ahead_s = sum(time.time() - since for since in progress.running.values())
-            ahead_s += sum(
-                _elapsed_s(store, node)
-                for node in nodes
-                if node.is_run and node.id in progress.done
-            )
-
-    progress = run_graph(
-        [*first, *nodes], Execution(settings.storage), Resources(), ALL_ON_ONE_RANK, on_change
-    )
+    with RayExecutor(Execution(settings.storage), Resources()) as executor:
+        progress = executor.progress
+        for _ in executor.events(ListedNodes([*first, *nodes])):
+            if not ended and awaited <= progress.done:
+                ended.append(time.perf_counter())
+                ahead_s = sum(time.time() - since for since in progress.running.values())
+                ahead_s += sum(
+                    _elapsed_s(store, node)
+                    for node in nodes
+                    if node.is_run and node.id in progress.done
+                )
     assert len(progress.done) == len(first) + len(nodes), progress.failed
     return ended[0] - started, time.perf_counter() - ended[0], ahead_s
 

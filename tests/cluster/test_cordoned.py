@@ -18,14 +18,13 @@ from gram_platform.engine.cluster import ClusterLost
 from gram_platform.store.machines import read_cordoned
 from gram_platform.store import Store
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.flags import parse
-from gram_platform.studies.run import run_study
+from tests.submitted import execute
 
 arguments = ["--preset", "smoke", "--sizes", "tiny", "--methods", "baseline"]
 arguments += ["--storage", sys.argv[1], "--device", "cuda", "--max-gpus", "1"]
 text = ""
 try:
-    run_study(STUDY, parse(STUDY, arguments))
+    execute(STUDY, arguments)
 except ClusterLost as error:
     text = str(error)
 found = [machine["machine"] for machine in read_cordoned(Store(sys.argv[1]), "scaling")]

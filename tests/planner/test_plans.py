@@ -32,7 +32,7 @@ from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.workplace import placement_of
 from tests.planner.scene import DOMAINS, run_of
 from tests.refused import refused
-from tests.submitted import parse, study_plan
+from tests.submitted import plan_of, study_plan
 
 
 def paper_run(name: str, study=STUDY):
@@ -161,7 +161,7 @@ def test_the_papers_dry_run_adds_up(storage):
     """6 N D of the printed tokens and our parameter counts; hours and dollars at the table's share
     of the rate."""
     words = ["--preset", "paper", "--machine", "h200", "--seeds", "1", "--methods", "baseline"]
-    text = describe(study_plan(STUDY, ["--storage", str(storage), *words]))
+    text = describe(plan_of(STUDY, ["--storage", str(storage), *words]))
     lines = [line.split() for line in text[: text.index("memory of one")].splitlines()]
     rows = {words[1]: words[2:] for words in lines if words[:1] == ["baseline"]}
     printed = {
@@ -208,17 +208,18 @@ def test_runs_are_placed_as_they_are_planned(storage):
         "--machine",
         "h200",
     ]
-    flags = parse(STUDY, ["--storage", str(storage), *words, "--num-workers", "800M=4", "5B=auto"])
-    trained = [n for n in study_plan(STUDY, flags).nodes if n.is_run and not n.is_attack]
+    words += ["--storage", str(storage), "--num-workers", "800M=4", "5B=auto"]
+    study = study_plan(STUDY, words)
+    trained = [n for n in study.nodes if n.is_run and not n.is_attack]
     assert {node.size for node in trained} == {"800M", "5B"}
     for node in trained:
         num_ranks = 4 if node.size == "800M" else fewest_ranks(node.config, MACHINES["h200"])
-        placed = placement_of(node, flags.ranks, "cuda").fewest
+        placed = placement_of(node, study.ranks, "cuda").fewest
         assert (placed.num_ranks, placed.num_passes) == (
             num_ranks,
             passes_within(node.config, num_ranks, MACHINES["h200"]),
         )
-        on_cpus = placement_of(node, flags.ranks, "cpu").fewest
+        on_cpus = placement_of(node, study.ranks, "cpu").fewest
         assert (on_cpus.num_passes, on_cpus.num_merged) == (1, 1)
 
 
@@ -227,18 +228,10 @@ def test_runs_are_placed_as_they_are_planned(storage):
 )
 def test_a_dry_run_plans_the_ranks_that_are_asked_for(storage, words, ranks):
     """The planner decides only if nothing is asked for; the study then has one rank a run."""
-    flags = parse(
-        STUDY,
-        [
-            "--storage",
-            str(storage),
-            "--preset",
-            "paper",
-            *(("--num-workers", *words) if words else ()),
-        ],
-    )
-    assert flags.planned_ranks.wanted("5B") == ranks
-    assert flags.ranks.wanted("5B") == (ranks if words else 1)
+    given = ("--num-workers", *words) if words else ()
+    study = study_plan(STUDY, ["--storage", str(storage), "--preset", "paper", *given])
+    assert study.planned_ranks.wanted("5B") == ranks
+    assert study.ranks.wanted("5B") == (ranks if words else 1)
 
 
 def test_the_table_of_utilisation_marks_estimates():

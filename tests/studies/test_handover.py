@@ -14,7 +14,7 @@ from gram_platform.engine.handover import main, read_nodes
 from gram_platform.studies.library import scaling, stories
 from tests.refused import refused
 from tests.studies.processes import ROOT, SMALL, attempts, results, submit, table, written
-from tests.submitted import execute, parse
+from tests.submitted import execute, parse, plan_of
 from tests.test_architecture import NOT_IN_CORE
 
 NO_RAY = {"ray_address": "127.0.0.1:1"}  # nothing listens there: a study that starts Ray fails
@@ -161,7 +161,7 @@ def test_text_that_is_elsewhere_is_asked_for(exported, tmp_path):
 def test_flags_that_need_ray_are_refused(tmp_path):
     for wanted in ("2", "tiny=2", "auto"):
         with refused("num_workers"):
-            parse(scaling.STUDY, ["--preset", "smoke", "--in-process", "--num-workers", wanted])
+            plan_of(scaling.STUDY, ["--preset", "smoke", "--in-process", "--num-workers", wanted])
     with refused("export_nodes"):
         parse(
             scaling.STUDY,

@@ -17,7 +17,7 @@ from gram_platform.config.identity import InvalidField
 from gram_platform.config.terminal import masked
 from gram_platform.studies import drive, webhook
 from gram_platform.studies.library.scaling import STUDY
-from tests.submitted import execute, parse
+from tests.submitted import execute, plan_of
 
 KEY = "T0/B0/5ecretKey"
 FLAGS = (
@@ -188,7 +188,7 @@ def test_a_webhook_that_is_not_there_is_a_reason(server):
 )
 def test_another_address_is_bad_input_whose_error_has_no_key(url):
     with pytest.raises(InvalidField) as found:
-        parse(STUDY, ["--notify", url])
+        plan_of(STUDY, ["--notify", url])
     assert found.value.field == "notify"
     assert KEY.split("/")[-1] not in str(found.value)
     assert "pa55word" not in str(found.value)
