@@ -86,7 +86,8 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
             if event.kind == ENDED and started is None:
                 started = time.process_time()
             view.see(event)
-    assert started is not None and len(executor.progress.done) == len(nodes)
+    assert started is not None
+    assert len(executor.progress.done) == len(nodes)
     return time.process_time() - started
 
 
