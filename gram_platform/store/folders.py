@@ -212,6 +212,7 @@ class LocalFolder(Folder):
         self.require_folders()
         os.rename(self.file(old), self.file(new))
 
+    @persistent
     def plain_file(self, name: str) -> str:
         """Returns the path of a file, or of an absent one.
 
