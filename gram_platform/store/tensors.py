@@ -9,8 +9,8 @@ import errno
 import hashlib
 import json
 import math
+import mmap
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -142,9 +142,8 @@ def _opened(path: str, file: FileIO) -> TensorFile:
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     except OSError as error:
-        # The number is only in the text, or lost if the file could not be opened a second time.
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error), path) from error
+        # The library's errors have no number. The file was open, so it may soon be read again.
+        raise OSError(errno.EIO, str(error), path) from error
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     entries = json.loads(file.read(length))
@@ -261,7 +260,13 @@ class DiskTensors(Mapping):
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
         """Reads only the rows [first, stop) of a tensor. ValueError when no file has some."""
-        piece, done = self.stored(name).empty(first, stop), first
+        piece = self.stored(name).empty(first, stop)
+        self._fill(name, piece)
+        return piece.rows
+
+    def _fill(self, name: str, piece: Piece) -> None:
+        done = piece.first_row
+        stop = done + num_rows(piece.rows.shape)
         for file, held in sorted(self.holders[name], key=lambda holder: holder[1].first):
             high = min(stop, held.stop)
             if held.first <= done < high:
@@ -269,10 +274,9 @@ class DiskTensors(Mapping):
                 done = high
         if done < stop:
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
-        return piece.rows
 
     def sha256(self) -> str:
-        """Computes `hash_tensors` in blocks of rows, without a copy of any tensor.
+        """Computes `hash_tensors`; afterwards no tensor's bytes are in this process's memory.
 
         ValueError when the files lack rows.
         """
@@ -280,10 +284,19 @@ class DiskTensors(Mapping):
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        shape = self.stored(name).shape
-        step = max(1, BLOCK_SIZE // max(1, math.prod(shape[1:])))
-        for first in range(0, num_rows(shape), step):
-            yield self.rows(name, first, min(first + step, num_rows(shape)))
+        """Yields all rows in blocks, in memory that goes back to the system: a map of its own."""
+        stored = self.stored(name)
+        shape, dtype = stored.shape, getattr(torch, stored.dtype)
+        if not math.prod(shape):
+            return
+        row_size, count = math.prod(shape[1:]), num_rows(shape)
+        step = min(count, max(1, BLOCK_SIZE // row_size))
+        memory = torch.frombuffer(mmap.mmap(-1, step * row_size * dtype.itemsize), dtype=dtype)
+        for first in range(0, count, step):
+            num = min(step, count - first)
+            rows = memory[: num * row_size].reshape((num, *shape[1:]) if shape else ())
+            self._fill(name, Piece(rows, first, shape))
+            yield rows
 
     def __contains__(self, name: object) -> bool:
         return name in self.holders

@@ -63,7 +63,7 @@ def gram(place: Path, user: int, umask: str, *arguments: str) -> subprocess.Comp
     ours = {"HOME": home, "GRAM_CACHE": f"{home}/cache", "PYTHONPATH": str(ROOT)}
     words = [str(user), umask, *arguments, "--storage", str(place / "storage")]
     return subprocess.run(
-        [*"unshare -m bash -c".split(), SCRIPT, "-", *words],
+        [*["unshare", "-m", "bash", "-c"], SCRIPT, "-", *words],
         env={**os.environ, **ours, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
