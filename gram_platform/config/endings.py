@@ -143,7 +143,9 @@ def explained(error: BaseException) -> str:
     It names a missing permission, and a locale that can spell a name.
     """
     if isinstance(error, PermissionError):
-        return (error.filename and missing_right(os.path.abspath(error.filename))) or str(error)
+        return (error.filename and missing_right(os.path.abspath(str(error.filename)))) or str(
+            error
+        )
     if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):
         return str(error)
     text = error.object if len(error.object) < 200 else error.object[error.start : error.end]

@@ -42,6 +42,8 @@ FILE_DTYPES = {
 }
 # The alignment of the data's first byte, as the library's own writer aligns it.
 HEADER_ALIGNMENT = 8
+# The library refuses a longer one.
+LONGEST_HEADER = 100_000_000
 # Numbers of a tensor that are hashed at once.
 BLOCK_SIZE = 2**19
 
@@ -135,18 +137,19 @@ def open_tensors(path: str | os.PathLike) -> Iterator[TensorFile]:
 
 
 def _opened(path: str, file: FileIO) -> TensorFile:
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    header = file.read(min(length, LONGEST_HEADER))
     try:
         with safe_open(path, "np"):
-            # Opening checks the header.
+            # Opening checks the header. It maps the file, so the header is read before.
             pass
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     except OSError as error:
         # The library's errors have no number. The file was open, so it may soon be read again.
         raise OSError(errno.EIO, str(error), path) from error
-    file.seek(0)
-    length = int.from_bytes(file.read(8), "little")
-    entries = json.loads(file.read(length))
+    entries = json.loads(header)
     entries.pop("__metadata__", None)
     dtypes = {stored: dtype for dtype, stored in FILE_DTYPES.items()}
     held, starts = {}, {}
