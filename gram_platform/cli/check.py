@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from gram_platform.cli.flags import Storage, stored
 from gram_platform.config.crash_safe import special_entries
+from gram_platform.config.endings import BAD_INPUT, FAILED, explained
 from gram_platform.config.identity import hash_file, local_path
 from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
@@ -19,7 +20,7 @@ Check = tuple[str, Callable[[], object]]
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read everything a storage keeps and compare it with its hashes; change nothing.
 
-    Exit code 1 if something is lost.
+    Exit code 1 if something is lost, 2 if only permissions to read something are missing.
 
     Data, weights, checkpoints, metrics and tensors are read whole: this takes as long as the disk
     needs.
@@ -28,13 +29,16 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
         storage: folder or URL of the storage
         exports: folders that `gram export` wrote, to be checked too
     """
-    num_places, lost = 0, []
+    num_places, lost, barred = 0, [], []
     for place, check in [*_checks(stored(storage)), *_exports(exports)]:
-        num_places += 1
-        lost += [f"{place}: {problem}" for problem in _problems(check)]
-    say("\n".join([*lost, f"{num_places} places read, {len(lost)} problems"]))
-    if lost:
-        raise SystemExit(1)
+        try:
+            lost += [f"{place}: {problem}" for problem in _problems(check)]
+            num_places += 1
+        except PermissionError as error:
+            barred.append(f"{place}: {explained(error)}")
+    say("\n".join([*lost, *barred, f"{num_places} places read, {len(lost)} problems"]))
+    if lost or barred:
+        raise SystemExit(FAILED if lost else BAD_INPUT)
 
 
 def _problems(check: Callable[[], object]) -> list[str]:
@@ -42,6 +46,8 @@ def _problems(check: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         try:
             check()
+        except PermissionError:
+            raise
         except (ValueError, OSError) as error:
             return [str(error)]
     return list(

@@ -163,6 +163,9 @@ class Folder:
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         """Removes half-written files of killed writers. Object stores have none."""
 
+    def require_rights(self) -> None:
+        """PermissionError if this user may not write here. An object store says so later."""
+
     def _check_writable(self) -> None:
         if not self.writable:
             raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")

@@ -21,6 +21,7 @@ from gram_platform.pages.results.record import write_or_log
 from gram_platform.pages.results.results import Brief
 from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
 from gram_platform.store import Folder, Store
+from gram_platform.store.root import HISTORY
 from gram_platform.studies.build import Graph
 from gram_platform.studies.device import note_device
 from gram_platform.studies.live import LiveView, show_results
@@ -144,7 +145,8 @@ class Submission:
         """Decides where each node that is left is executed; starts Ray if it is needed.
 
         `planned`: the nodes, and others that may be executed; `has_more`: whether there may be
-        nodes that nobody knows yet. ValueError as `require_capacity` and `note_device`.
+        nodes that nobody knows yet. ValueError as `require_capacity` and `note_device`,
+        PermissionError for a folder that is written later.
         """
         ends = NodeLifecycle(self.store).ends(self.nodes)
         self.done_before = {node_id for node_id, end in ends.items() if end == ""}
@@ -173,6 +175,10 @@ class Submission:
             )
         for graph in self.graphs if executes else ():
             note_device(graph, self.store, execution.device)
+        for name in self.names:
+            self.store.study_dir(name).child(HISTORY).require_rights()
+        for node in left:
+            self.store.node(node.kind, node.id).folder.require_rights()
         begin_work()
         uses_ray = executes and self.flags.needs_ray
         self.provenance = provenance(machine_text(uses_ray), upload_of_job()) if executes else None
