@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from gram_platform.config import State
+from gram_platform.config import State, hash_run
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
@@ -94,6 +94,9 @@ class RunDirectory(NodeDirectory):
     kind = "run"
     id_field = "run_id"
     result_kind = RunResult
+
+    def id_of(self, plain: Mapping) -> str:
+        return hash_run(plain)
 
     @property
     def run_id(self) -> str:
@@ -241,6 +244,12 @@ class RunDirectory(NodeDirectory):
                         continue
             return self.publish(seal(finished["result"]))
         return None
+
+    def set_result_aside(self, reason: str) -> None:
+        # A finished attempt would restore the result.
+        for attempt_id, _ in self.finished_attempts():
+            self.attempts.child(attempt_id).set_aside(FINISHED, reason, "outdated")
+        super().set_result_aside(reason)
 
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
         """Lists (attempt_id, finish) of attempts that trained to the end.
