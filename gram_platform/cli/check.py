@@ -31,12 +31,13 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
         storage: folder or URL of the storage
         exports: folders that `gram export` wrote, to be checked too
     """
-    store, places = stored(storage), set()
-    lost: dict[str, None] = {}
+    store, places, lost = stored(storage), set(), {}
     for place, check in [*_checks(store), *_exports(exports)]:
         places.add(place)
-        lost |= dict.fromkeys(f"{place}: {problem}" for problem in _problems(check))
-    say("\n".join([*lost, *_unknown(store), f"{len(places)} places read, {len(lost)} problems"]))
+        for problem in _problems(check):
+            lost.setdefault(problem, f"{place}: {problem}")
+    summary = f"{len(places)} places read, {len(lost)} problems"
+    say("\n".join([*lost.values(), *_unknown(store), summary]))
     if lost:
         raise SystemExit(1)
 
@@ -75,7 +76,7 @@ def _checks(store: Store) -> Iterator[Check]:
 
 def _read_origin(store: Store, node: RunDirectory | EvaluationDirectory) -> None:
     if reason := store.outdated(node.result() or {}):
-        warn(f"{reason}: submit again", 2)
+        warn(f"{node.folder.file(RESULT)} was {reason}: submit again", 2)
     # A foreign folder, or one whose creation was interrupted, has neither.
     if node.folder.exists(CONFIG) or node.status() != State.ABSENT:
         node.config()
