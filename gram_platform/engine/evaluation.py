@@ -89,10 +89,9 @@ def execute_profiles(
     if missing:
         started, first = time.monotonic(), evaluations[0]
         corpus = _corpus(first, store, execution)
-        sources = {one: store.source_weights(one.view) for one in missing}
-        _, model = load_view(
-            store, _view_of_all([evaluation.view for evaluation in missing]), first.precision
-        )
+        view = _view_of_all([evaluation.view for evaluation in missing])
+        sources = store.source_weights(view)
+        _, model = load_view(store, view, first.precision)
         measured = MEASURES[first.measure](list(missing), corpus, model.to(execution.device))
         elapsed_s = (time.monotonic() - started) / len(missing)
         for (evaluation, directory), (fields, tensors) in zip(
@@ -104,7 +103,7 @@ def execute_profiles(
                 "run_id": view.run_id,
                 "view_id": view.view_id,
             }
-            fields |= {"data_fingerprint": corpus.fingerprint, SOURCES: sources[evaluation]}
+            fields |= {"data_fingerprint": corpus.fingerprint, SOURCES: sources}
             store.set_outdated_aside(directory)
             results[evaluation] = directory.complete(
                 fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors

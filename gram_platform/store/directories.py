@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,6 @@ from gram_platform.config import (
 )
 from gram_platform.config.identity import (
     InvalidField,
-    canonical_json,
     hash_file,
     invalid,
     short_hash,
@@ -209,19 +207,11 @@ class NodeDirectory:
             raise invalid(
                 self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
             )
-        self._ensure_config(config)
-
-    def _ensure_config(self, config: object) -> None:
-        data = (canonical_json(config) + "\n").encode()
-        try:
-            existing = self.folder.read_json(CONFIG)
-            if existing not in (None, json.loads(data)):
-                raise CorruptFile(f"it is not the config of {self.kind} {self.node_id}")
-        except CorruptFile as error:
-            self.folder.set_aside(CONFIG, error)
-            existing = None
-        if existing is None:
-            self.folder.create(CONFIG, data)
+        if self.has_config():
+            return
+        if self.folder.exists(CONFIG):
+            self.folder.set_aside(CONFIG, f"it is not the config of {self.kind} {self.node_id}")
+        self.folder.write_json(CONFIG, config)
 
 
 @dataclass(frozen=True)
@@ -338,7 +328,7 @@ class ImportDirectory(NodeDirectory):
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
             raise invalid("import_id", expected, f"the directory's import_id, {self.node_id}")
-        self._ensure_config({"model": model})
+        self.folder.write_json(CONFIG, {"model": model})
         self.folder.write_with(WEIGHTS, write)
         if tokenizer is not None:
             self.folder.write(TOKENIZER, tokenizer)
