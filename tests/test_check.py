@@ -14,7 +14,7 @@ from gram_platform.config.identity import hash_file
 from gram_platform.corpora import prepare, resolve
 from gram_platform.release.export import RECORD
 from gram_platform.store import Store
-from gram_platform.store.directories import SOURCES
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.files import seal
 from gram_platform.store.root import BEST
 from tests.store.training import run_config, train
@@ -38,7 +38,7 @@ def whole(tmp_path_factory) -> Path:
     store.run(DROPPED.run_id).drop_weights()
     place = store.evaluation(EVALUATION.eval_id)
     place.ensure_config(EVALUATION)
-    fields = {"losses": {"core": 2.5}, SOURCES: store.source_weights(EVALUATION.view)}
+    fields = {"losses": {"core": 2.5}, SOURCE_HASHES: store.source_weights(EVALUATION.view)}
     place.complete(fields, {"elapsed_s": 1.0}, {"means": torch.ones(2)})
     store.run(DONE.run_id).add_tags({"method": "gram"})
     store.study_dir("scaling").write_whole({"table.csv": b"core\n2.5\n"})
@@ -123,12 +123,12 @@ def test_an_evaluation_of_other_weights_is_named_and_one_of_unknown_weights_coun
     (path,) = (tmp_path / "storage").glob("evaluations/*/result.json")
     result = json.loads(path.read_bytes())
     del result["sha256"]
-    path.write_bytes(seal(result | {SOURCES: {DONE.run_id: "0" * 64}}))
+    path.write_bytes(seal(result | {SOURCE_HASHES: {DONE.run_id: "0" * 64}}))
     code, lines = checked(tmp_path, capsys)
     assert (code, len(lines)) == (1, 2)
     assert lines[0].startswith(f"evaluation {EVALUATION.eval_id}: ")
     assert DONE.run_id in lines[0]
-    del result[SOURCES]
+    del result[SOURCE_HASHES]
     path.write_bytes(seal(result))
     code, lines = checked(tmp_path, capsys)
     assert (code, len(lines)) == (0, 2)

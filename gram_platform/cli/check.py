@@ -12,7 +12,7 @@ from gram_platform.config.terminal import say, warn
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
-from gram_platform.store.directories import CONFIG, RESULT, SOURCES, TENSORS_HASH
+from gram_platform.store.directories import CONFIG, RESULT, SOURCE_HASHES, TENSORS_HASH
 from gram_platform.store.root import BEST
 
 # A place, and what of it raises or warns when it is damaged.
@@ -87,7 +87,9 @@ def _unknown(store: Store) -> list[str]:
     unknown = 0
     for node in store.nodes():
         result, plain = map(node.folder.read_spare, (RESULT, CONFIG))
-        unknown += bool(result and SOURCES not in result and plain.get("start", plain.get("view")))
+        unknown += bool(
+            result and SOURCE_HASHES not in result and plain.get("start", plain.get("view"))
+        )
     return [f"source unknown: {unknown} results do not name their weights"] if unknown else []
 
 

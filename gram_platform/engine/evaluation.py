@@ -32,7 +32,7 @@ from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
-from gram_platform.store.directories import SOURCES
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.views import load_view
 from gram_platform.train.evaluate import (
     profile_losses,
@@ -103,7 +103,7 @@ def execute_profiles(
                 "run_id": view.run_id,
                 "view_id": view.view_id,
             }
-            fields |= {"data_fingerprint": corpus.fingerprint, SOURCES: sources}
+            fields |= {"data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
             store.set_outdated_aside(directory)
             results[evaluation] = directory.complete(
                 fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors

@@ -36,7 +36,7 @@ from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.store import CorruptFile, LeaseHeld
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import BEST, NORM, PROBE, PROGRESS, VALIDATION
-from gram_platform.store.directories import SOURCES
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.shards import Resumed, read_checkpoint
 from gram_platform.store.views import open_dense
 from gram_platform.train.compilation import num_graphs
@@ -256,7 +256,7 @@ class RunExecution:
             raise invalid(
                 "data", self.identity, f"the data and plan of the run's checkpoint, {stored}"
             )
-        self.sources = resumed.state.get(SOURCES, {})
+        self.sources = resumed.state.get(SOURCE_HASHES, {})
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.summary.load_state(resumed.state["summary"])
@@ -269,7 +269,7 @@ class RunExecution:
 
     def _same_start(self, resumed: Resumed) -> Resumed:
         """Returns a checkpoint; CorruptFile if its run started from other weights."""
-        if (resumed.state.get(SOURCES) or self.sources) != self.sources:
+        if (resumed.state.get(SOURCE_HASHES) or self.sources) != self.sources:
             raise CorruptFile("its run started from other weights")
         return resumed
 
@@ -389,7 +389,7 @@ class RunExecution:
         self.background.wait()
         state = {
             **self.identity,
-            SOURCES: self.sources,
+            SOURCE_HASHES: self.sources,
             "final": dict(self.final),
             "num_stale": self.num_stale,
         }
@@ -411,7 +411,7 @@ class RunExecution:
         """Writes the weights and the result, which has deterministic fields only."""
         fields = {
             **self.identity,
-            **({SOURCES: self.sources} if self.sources else {}),
+            **({SOURCE_HASHES: self.sources} if self.sources else {}),
             "num_steps": self.step,
             "num_tokens": int(Fraction(self.step, self.run.num_steps) * self.run.num_tokens),
             "parameters": total_parameters(self.run.model),

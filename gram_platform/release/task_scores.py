@@ -28,7 +28,7 @@ from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
-from gram_platform.store.directories import SOURCES
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.views import load_view
 
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
         task: task_fields(found["results"][task], samples)
         for task, samples in found["samples"].items()
     }
-    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint, SOURCES: sources}
+    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:

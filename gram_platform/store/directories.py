@@ -42,7 +42,7 @@ CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timin
 # The result's field with the hash of the tensors' file.
 TENSORS_HASH = "tensors_sha256"
 # The result's field with the `weights_sha256`, by id, of what the node was made from.
-SOURCES = "source_weights_sha256"
+SOURCE_HASHES = "source_weights_sha256"
 WRONG_HASH = "its hash is not the result's"
 # Read without conversion, so that a result written again has the same bytes.
 Number = float | int

@@ -16,7 +16,7 @@ from gram_platform.corpora.packed import cache_folder
 from gram_platform.store.directories import (
     CONFIG,
     RESULT,
-    SOURCES,
+    SOURCE_HASHES,
     TAGS,
     EvaluationDirectory,
     ImportDirectory,
@@ -207,7 +207,7 @@ class Store:
 
     def outdated(self, result: Mapping) -> str:
         """Names a known source of a result that has other weights now; "" if none has."""
-        for run_id, before in result.get(SOURCES, {}).items():
+        for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
             if now is not None and now["weights_sha256"] != before:
                 return f"made from other weights of {run_id} than it has now"
@@ -330,5 +330,5 @@ def _finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
     if result is None:
         return None
-    weights = result.get("weights_sha256", ""), result.get(SOURCES, {})
+    weights = result.get("weights_sha256", ""), result.get(SOURCE_HASHES, {})
     return Finished(result["sha256"], node.tags(), node.has_config(), *weights)

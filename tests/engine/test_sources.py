@@ -13,13 +13,15 @@ from gram_platform.engine.execution import Execution
 from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import NodeLifecycle, done_ids
 from gram_platform.engine.node import RunExecution, execute_run
+from gram_platform.engine.ranks import train_rank
 from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.methods.setting import Elicitation, Options
 from gram_platform.store import Store
-from gram_platform.store.directories import SOURCES
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.files import seal
 from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_node import Stopped, stop_after
+from tests.ranks import run_ranks
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def train_otherwise(execution: Execution, node: Node) -> str:
 
 
 def sources(execution: Execution, node: Node) -> dict | None:
-    return json.loads(path_of(execution, node).read_bytes()).get(SOURCES)
+    return json.loads(path_of(execution, node).read_bytes()).get(SOURCE_HASHES)
 
 
 def test_what_other_weights_made_is_made_again_in_the_same_submission(
@@ -78,7 +80,7 @@ def test_what_other_weights_made_is_made_again_in_the_same_submission(
     first = result_files(execution, nodes)
     before = {gram.id: execution.store().run(gram.id).result()["weights_sha256"]}
     assert all(sources(execution, node) == before for node in made_of_it)
-    assert SOURCES not in json.loads(first[gram.id]), "it has a random start"
+    assert SOURCE_HASHES not in json.loads(first[gram.id]), "it has a random start"
     after = {gram.id: train_otherwise(execution, gram)}
     assert done_ids(nodes, Store(execution.storage)) == set(first) - {n.id for n in made_of_it}
     progress = run_in_process(nodes, execution)
@@ -108,7 +110,7 @@ def test_a_result_of_an_unknown_source_stays(nodes, gram, made_of_it, execution)
     run_in_process(nodes, execution)
     for node in made_of_it:
         result = json.loads(path_of(execution, node).read_bytes())
-        fields = {k: v for k, v in result.items() if k not in ("sha256", SOURCES)}
+        fields = {k: v for k, v in result.items() if k not in ("sha256", SOURCE_HASHES)}
         if node.is_run:
             (finished,) = path_of(execution, node).parent.glob("attempts/*/complete.json")
             finish = json.loads(finished.read_bytes())
@@ -189,7 +191,7 @@ def test_a_checkpoint_of_the_same_start_is_continued(gram, attack, execution, mo
     steps = []
     resume = RunExecution._resume
     monkeypatch.setattr(RunExecution, "_resume", lambda one: steps.append(resume(one)) or steps[-1])
-    assert execute_run(attack.config, {}, execution)[SOURCES].keys() == {gram.id}
+    assert execute_run(attack.config, {}, execution)[SOURCE_HASHES].keys() == {gram.id}
     assert steps[0] > 0
 
 
@@ -207,4 +209,15 @@ def test_a_kill_before_the_new_result_costs_nothing(gram, attack, execution, mon
     assert Store(execution.storage).run(attack.id).result() is None
     progress = run_in_process([gram, attack], execution)
     assert progress.done == {gram.id, attack.id}
+    assert sources(execution, attack) == after
+
+
+def train(rank, num_ranks, run, execution):
+    assert train_rank(run, execution) is None
+
+
+def test_ranks_make_a_run_of_another_start_again(gram, attack, execution):
+    run_in_process([gram, attack], execution)
+    after = {gram.id: train_otherwise(execution, gram)}
+    run_ranks(2, train, attack.config, execution)
     assert sources(execution, attack) == after
