@@ -31,13 +31,16 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
         storage: folder or URL of the storage
         exports: folders that `gram export` wrote, to be checked too
     """
-    store, places, lost = stored(storage), set(), {}
-    for place, check in [*_checks(store), *_exports(exports)]:
+    places, lost, unknown = set(), {}, []
+    for place, check in [*_checks(stored(storage), unknown), *_exports(exports)]:
         places.add(place)
         for problem in _problems(check):
             lost.setdefault(problem, f"{place}: {problem}")
-    summary = f"{len(places)} places read, {len(lost)} problems"
-    say("\n".join([*lost.values(), *_unknown(store), summary]))
+    for line in lost.values():
+        say(line)
+    if unknown:
+        say(f"source unknown: {len(unknown)} results do not name the weights that they are of")
+    say(f"{len(places)} places read, {len(lost)} problems")
     if lost:
         raise SystemExit(1)
 
@@ -52,7 +55,8 @@ def _problems(check: Callable[[], object]) -> list[str]:
     return [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
 
 
-def _checks(store: Store) -> Iterator[Check]:
+def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
+    """Yields all checks of a storage; they add nodes whose sources nobody knows to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)
@@ -60,7 +64,7 @@ def _checks(store: Store) -> Iterator[Check]:
         yield f"data {data_id}", partial(_read_data, store, data_id)
     for node in store.nodes():
         read = _read_run if isinstance(node, RunDirectory) else _read_evaluation
-        for check in partial(read, node), node.tags, partial(_read_origin, store, node):
+        for check in partial(read, node), node.tags, partial(_read_origin, store, node, unknown):
             yield f"{node.kind} {node.node_id}", check
     for one in map(store.imported, store.list_imports()):
         tokenizer = partial(one.tokenizer, store.data_root)
@@ -74,23 +78,17 @@ def _checks(store: Store) -> Iterator[Check]:
             yield f"study {name}", page.require_whole
 
 
-def _read_origin(store: Store, node: RunDirectory | EvaluationDirectory) -> None:
-    if reason := store.outdated(node.result() or {}):
+def _read_origin(
+    store: Store, node: RunDirectory | EvaluationDirectory, unknown: list[str]
+) -> None:
+    result = node.result() or {}
+    if reason := store.outdated(result):
         warn(f"{node.folder.file(RESULT)} was {reason}: submit again", 2)
     # A foreign folder, or one whose creation was interrupted, has neither.
     if node.folder.exists(CONFIG) or node.status() != State.ABSENT:
-        node.config()
-
-
-def _unknown(store: Store) -> list[str]:
-    """Returns a line about results that do not name their sources, if there are any."""
-    unknown = 0
-    for node in store.nodes():
-        result, plain = map(node.folder.read_spare, (RESULT, CONFIG))
-        unknown += bool(
-            result and SOURCE_HASHES not in result and plain.get("start", plain.get("view"))
-        )
-    return [f"source unknown: {unknown} results do not name their weights"] if unknown else []
+        plain = node.config()
+        if result and SOURCE_HASHES not in result and plain.get("start", plain.get("view")):
+            unknown.append(node.node_id)
 
 
 def _refuse(path: str, kind: str) -> None:

@@ -186,8 +186,8 @@ class NodeDirectory:
             warn(text, stacklevel=3)
         return existing
 
-    def set_result_aside(self, reason: str) -> None:
-        self.folder.set_aside(RESULT, reason, "outdated")
+    def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
+        self.folder.set_aside(RESULT, reason, fault)
 
     def has_config(self) -> bool:
         """Returns whether the config is there and intact."""
