@@ -206,16 +206,11 @@ def data_id_of(store: Store, run_id: str) -> str | None:
 
 def _identity(store: Store, export: ExportRequest) -> dict:
     """Returns the fields on which two exports must agree to be the same."""
-    origins = {export.view.run_id, *export.view.origins.values()}
-    hashes = {
-        run_id: store.origin(run_id).require_result()["weights_sha256"]
-        for run_id in sorted(origins)
-    }
     sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
     return {
         "layout": EXPORT_LAYOUT,
         "view": to_plain(export.view),
-        "weights_sha256": hashes,
+        "weights_sha256": store.source_weights(export.view),
         **sizes,
     }
 

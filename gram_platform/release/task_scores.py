@@ -28,6 +28,7 @@ from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.views import load_view
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def score_profiles(
             view, run.data.data_id, benchmark.tasks, version("lm_eval"), files_sha256, *asked
         )
         directory = store.evaluation(scores.eval_id)
-        if (result := directory.result()) is None:
+        if (result := store.current_result(directory)) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
             directory.add_tags(
@@ -237,6 +238,7 @@ def score_profiles(
                 }
             )
             fields = _scored(store, scores, manager, device)
+            store.set_outdated_aside(directory)
             result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})
             say(
                 f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation"
@@ -296,7 +298,7 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
 
     from gram_platform.release.harness_model import HarnessModel
 
-    corpus = open_corpus(store, scores.data_id)
+    corpus, sources = open_corpus(store, scores.data_id), store.source_weights(scores.view)
     _, model = load_view(store, scores.view, scores.precision)
     asked = HarnessModel(
         model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path)
@@ -313,7 +315,7 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
         task: task_fields(found["results"][task], samples)
         for task, samples in found["samples"].items()
     }
-    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint}
+    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:

@@ -277,8 +277,7 @@ def publish_files(
     """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any;
     returns {name: path}."""
     folder = store.study_dir(name)
-    for file, data in files.items():
-        folder.write(file, data)
+    folder.write_whole(files)
     if tracker is not None:
         tracker.log_study(name, files, figures, params, lines, node_tags, views, code, node_metrics)
     return {file: folder.address(file) for file in files}
