@@ -17,7 +17,7 @@ claims.
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
@@ -80,19 +80,8 @@ TOO_LITTLE = (
 # A column of claims.
 UNIT_ERROR = "unit_error"
 # Columns of claims that no file has: the range that the claim names, two seeds' differences.
-UNWRITTEN = WITHIN, POINTS = "within", "points"
-JUDGEMENT_COLUMNS = [
-    "claim",
-    "verdict",
-    "difference",
-    "low",
-    "high",
-    UNIT_ERROR,
-    "num_seeds",
-    "detectable",
-    WITHIN,
-    POINTS,
-]
+WITHIN, POINTS = "within", "points"
+UNWRITTEN = [WITHIN, POINTS]
 # Columns of claims: what explains a verdict, and the verdict by Holm's correction.
 EXPLANATION, HOLM = "explanation", "holm_verdict"
 # A column of claims: the profile at which they are judged.
@@ -100,7 +89,6 @@ PROFILE = "profile"
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
-PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT, EXPLANATION]
 # Text, value, and (method, class) of the left and the right side; "": the judged method.
 LOCALIZATION_CLAIMS = (
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
@@ -135,6 +123,10 @@ class Judgement:
     within: pd.Interval = POSITIVE
     # The differences of two seeds.
     points: tuple[float, ...] = ()
+
+
+JUDGEMENT_COLUMNS = [field.name for field in fields(Judgement)]
+PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT, EXPLANATION]
 
 
 def judge(
@@ -224,9 +216,9 @@ def separation_claims(
             for frame in (per_seed, spread)
         )
         if set.intersection(*map(set, sides)):
-            ends = (size, "retain", 1.0), (size, "forget", 1.0)
-            error = None if unit_error is None else _of_ratios(unit_error, *ends)
             text = f"{method}, {size}: retain is above forget"
+            claim = Claim(text, Side(method, "retain"), Side(method, "forget"), "")
+            error = _unit_error(unit_error, claim, size, {})
             judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
 
@@ -290,9 +282,7 @@ def paper_claims(
                     row["paper"] = paper_difference(
                         study, claim, variant, _values(per_seed, VARIANT)
                     )
-                error = (
-                    None if unit_error is None else _unit_error(unit_error, claim, size, weights)
-                )
+                error = _unit_error(unit_error, claim, size, weights)
                 row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
                 if row["verdict"] == NOT_MEASURABLE:
                     row[EXPLANATION] = _decidable(claim)
@@ -300,21 +290,24 @@ def paper_claims(
     return pd.DataFrame(rows, columns=PAPER_COLUMNS)
 
 
-def _unit_error(errors: UnitErrors, claim: Claim, size: str, weights: Mapping[str, float]) -> float:
+def _unit_error(
+    errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
+) -> float | None:
     """Returns the error of a claim's difference that is the unit's; NaN if a part is not known.
 
     A claim about one class, at one size and variant, reads both sides off the same curves, and has
     the error of such a difference. Others have the errors of both sides' ratios, or of every size's
     by its weight, added in quadrature.
     """
-    if not weights and len({(side.variant, side.name) for side in claim.terms}) == 1:
-        return errors.get((size, claim.left.name), NOT_KNOWN).difference
-    ends = [(size, claim.left.name, 1.0), (size, claim.right.name, 1.0)]
-    return _of_ratios(errors, *([(at, claim.left.name, w) for at, w in weights.items()] or ends))
-
-
-def _of_ratios(errors: UnitErrors, *parts: tuple[str, str, float]) -> float:
-    return math.hypot(*(errors.get((at, name), NOT_KNOWN).ratio * w for at, name, w in parts))
+    if errors is None:
+        return None
+    ends = [(size, end.name) for end in (claim.left, claim.right)]
+    if weights:
+        known = [errors.get((at, claim.left.name), NOT_KNOWN).ratio for at in weights]
+        return math.hypot(*np.multiply(known, [*weights.values()]))
+    if len({(side.variant, side.name) for side in claim.terms}) == 1:
+        return errors.get(ends[0], NOT_KNOWN).difference
+    return math.hypot(*(errors.get(end, NOT_KNOWN).ratio for end in ends))
 
 
 def _decidable(claim: Claim) -> str:
@@ -330,29 +323,20 @@ def _decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Returns {size: weight}, of sizes with values in the first frame, and {seed: fall} of each
-    frame's seeds that have all of them."""
-    left, right = (
-        {size: replace(end, size=size) for size in places} for end in (claim.left, claim.right)
-    )
-    values = [
-        {
-            size: _sides(frame, replace(claim, left=left[size], right=right[size]), size, variant)[
-                0
-            ]
-            for size in places
-        }
-        for frame in frames
-    ]
-    known = [size for size in places if values[0][size]]
-    weights = dict(zip(known, fall_weights([places[size] for size in known]), strict=True))
-    return weights, [
-        {
-            seed: sum(of[size][seed] * weight for size, weight in weights.items())
-            for seed in set.intersection(*(set(of[size]) for size in known))
-        }
-        for of in values
-    ]
+    """Returns {size: its weight in the fall}, and of each frame {seed: fall}.
+
+    The sizes are those with values in the first frame, the seeds those that have all sizes.
+    """
+    sides = {size: replace(claim.left, size=size) for size in places}
+    claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
+    values = [{z: _sides(of, claims[z], z, variant)[0] for z in places} for of in frames]
+    sizes = [size for size in places if values[0][size]]
+    weights = dict(zip(sizes, fall_weights([places[size] for size in sizes]), strict=True))
+    falls = []
+    for of in values:
+        seeds = set.intersection(*(set(of[size]) for size in sizes))
+        falls.append({seed: sum(of[z][seed] * w for z, w in weights.items()) for seed in seeds})
+    return weights, falls
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:

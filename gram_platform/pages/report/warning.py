@@ -1,7 +1,7 @@
 """Says what went wrong in a study: nodes without a result, poor fits, a unit that is off."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from gram_platform.analysis.calibration import FITS, NOT_KNOWN, UnitError, errors_by_class
 from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
@@ -94,20 +94,13 @@ def unit_warning(record: StudyRecord) -> str:
     not ours, or not judged."""
     if record.preset in ("", UNJUDGED_PRESET):
         return ""
-    of_size = {
-        size: {words: unit_error(record, size, name) for name, words in UNIT_WORDS.items()}
-        for size in record.sizes
-    }
-    known = {
-        size: {k: e for k, e in errors.items() if e != NOT_KNOWN}
-        for size, errors in of_size.items()
-    }
+    of_size = {size: [unit_error(record, size, n) for n in UNIT_WORDS] for size in record.sizes}
+    unknown = [size for size, errors in of_size.items() if NOT_KNOWN in errors]
     wrong = {
         size: errors
-        for size, errors in known.items()
-        if any(max(error) >= FITS for error in errors.values())
+        for size, errors in of_size.items()
+        if size not in unknown and any(max(error) >= FITS for error in errors)
     }
-    unknown = [size for size, errors in known.items() if len(errors) < len(UNIT_WORDS)]
     parts = []
     if wrong:
         measured = dict.fromkeys(
@@ -127,9 +120,8 @@ def unit_warning(record: StudyRecord) -> str:
     return " ".join(parts)
 
 
-def _sentence(size: str, errors: Mapping[str, UnitError]) -> str:
-    ratios = " and ".join(
-        f"of {words} by \u00b1{error.ratio:.2f}" for words, error in errors.items()
-    )
-    differences = " and ".join(f"\u00b1{error.difference:.2f}" for error in errors.values())
+def _sentence(size: str, errors: Sequence[UnitError]) -> str:
+    words = zip(UNIT_WORDS.values(), errors, strict=True)
+    ratios = " and ".join(f"of {word} by \u00b1{error.ratio:.2f}" for word, error in words)
+    differences = " and ".join(f"\u00b1{error.difference:.2f}" for error in errors)
     return f"at {size} a compute ratio {ratios}, a difference of two methods by {differences}"
