@@ -152,6 +152,15 @@ def widened(interval: Interval, margin: float) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
+    """Returns how many times wider an interval is at the levels 1 to `number` [number].
+
+    The quantile of level j is 1 - (1 - TAIL) / j. `freedom` [n, 1] gives factors [n, number].
+    """
+    quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
+    return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
+
+
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER.
 

@@ -22,7 +22,6 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from gram_platform.analysis.calibration import (
     NOT_KNOWN,
@@ -34,8 +33,8 @@ from gram_platform.analysis.calibration import (
     shipped_errors,
 )
 from gram_platform.analysis.intervals import (
-    TAIL,
     Interval,
+    level_factors,
     paired_differences,
     pseudo_frame,
     smallest_detectable,
@@ -484,16 +483,15 @@ def _holm(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts that stay if one family in twenty may have a false "agree", and one a
     false "disagree"; without an interval none stays.
 
-    Source: Holm (1979). A claim passes level j if its interval of 1 - 2 (1 - TAIL) / j lies on its
-    side; the k-th strongest of n stays if it and all stronger ones pass level n + 1 - k.
+    Source: Holm (1979). A claim passes level j if its interval at `level_factors` lies on its side.
+    The k-th strongest of n stays if it and all stronger ones pass level n + 1 - k.
     """
     found = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]
     number = len(family)
     # Of each claim and level [n, n].
     seeds, unit = family[["num_seeds"]].to_numpy() - 1, effective_freedom(NUM_SHARES, RATIO_LAGS)
-    levels = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
-    of_seeds, of_unit = (stats.t.ppf(levels, n) / stats.t.ppf(TAIL, n) for n in (seeds, unit))
+    of_seeds, of_unit = level_factors(number, seeds), level_factors(number, unit)
     spread = (family[["high"]].to_numpy() - family[["low"]].to_numpy()) / 2.0
     halves = np.hypot(spread * of_seeds, family[[UNIT_ERROR]].fillna(0.0).to_numpy() * of_unit)
     ends = np.reshape([(within.left, within.right) for within in family[WITHIN]], (-1, 2))
