@@ -50,7 +50,8 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
 
-SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
+SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Here the unit's error is in no verdict. Paper: the"
+SWEEP_RULE += " difference in its figure, at its scale."
 
 
 @dataclass(frozen=True)
