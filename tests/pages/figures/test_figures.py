@@ -57,7 +57,8 @@ def test_two_seeds_show_their_two_points_and_no_interval():
     ):
         assert all(trace.error_y.array is None for trace in figure.data)
         rows = two.per_seed[two.per_seed["profile"] == profile]
-        shown = [y for trace in figure.data if trace.mode == "markers" for y in trace.y]
+        points = [t for t in figure.data if t.type == "scatter" and t.mode == "markers"]
+        shown = [y for trace in points for y in trace.y]
         assert sorted(shown) == sorted(rows.loc[rows["method"] != "baseline", "core"])
 
 
