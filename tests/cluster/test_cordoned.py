@@ -21,7 +21,7 @@ from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.flags import parse
 from gram_platform.studies.run import run_study
 
-arguments = ["--preset", "smoke", "--sizes", "tiny", "--methods", "baseline"]
+arguments = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "2", "--methods", "baseline"]
 arguments += ["--storage", sys.argv[1], "--device", "cuda", "--max-gpus", "1"]
 text = ""
 try:

@@ -21,7 +21,7 @@ from tests.refused import refused
 
 SAME_AS_SMOKE = """
 base = "demo"
-num_seeds = 2
+num_seeds = 3
 first_seed = 0
 methods = []
 corpus = "stories-smoke"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pandas as pd
 
@@ -51,6 +51,7 @@ UnitError = TypedDict(
         "ratio": float | int,
         "difference": float | int,
         "measured_on": str,
+        "num_shares": NotRequired[int],
     },
 )
 

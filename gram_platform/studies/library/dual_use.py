@@ -64,7 +64,7 @@ DUAL_USE_DEMO = dataclasses.replace(
 DUAL_USE_SMOKE = dataclasses.replace(
     DUAL_USE_DEMO,
     sizes={"tiny": SMOKE_SIZES["tiny"]},
-    num_seeds=2,
+    num_seeds=3,
     first_seed=0,
     corpus="stories-smoke",
     aux_share=0.2,

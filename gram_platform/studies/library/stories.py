@@ -125,7 +125,7 @@ STORIES_SMOKE = dataclasses.replace(
     STORIES_PAPER,
     family=OURS,
     sizes=STORIES_SMOKE_SIZES,
-    num_seeds=2,
+    num_seeds=3,
     corpus="stories-smoke",
     aux_share=0.25,
     num_eval_points=8,
