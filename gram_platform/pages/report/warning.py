@@ -99,7 +99,7 @@ def unit_warning(record: StudyRecord) -> str:
         for size in record.sizes
     }
     known = {
-        size: {k: e for k, e in errors.items() if e != NOT_KNOWN}
+        size: {k: e for k, e in errors.items() if e is not NOT_KNOWN}
         for size, errors in of_size.items()
     }
     wrong = {
