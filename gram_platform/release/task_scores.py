@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,7 +83,7 @@ class Benchmark:
             )
         from lm_eval.tasks import TaskManager
 
-        folder = str(local_path("include_path", self.folder).resolve()) if self.folder else ""
+        folder = self.folder and os.path.realpath(local_path("include_path", self.folder))
         if folder and not Path(folder).is_dir():
             raise invalid("include_path", self.folder, "a folder with task files (.yaml)")
         known = TaskManager(include_path=folder or None).all_tasks
@@ -136,7 +137,9 @@ def _included(folder: Path) -> list[Path]:
     while pending:
         path = pending.pop()
         for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
-            named = [(path.parent / name).resolve() for name in INCLUDED_NAMES.findall(names)]
+            named = [
+                Path(os.path.realpath(path.parent / name)) for name in INCLUDED_NAMES.findall(names)
+            ]
             new = [
                 each
                 for each in named
@@ -156,7 +159,9 @@ def _reads_elsewhere(task: "Task", folder: Path) -> bool:
     source = Path(str(getattr(config, "dataset_path", None)))
     places += [source] if source.exists() else []
     is_made = callable(getattr(config, "custom_dataset", None))
-    return is_made or not all(place.resolve().is_relative_to(folder) for place in places)
+    return is_made or not all(
+        Path(os.path.realpath(place)).is_relative_to(folder) for place in places
+    )
 
 
 def _strings(value: object) -> Iterator[str]:
