@@ -9,9 +9,11 @@ STAMP := $(VENV)/.installed
 AUDIT := $(VENV)-audit
 LOWEST := $(VENV)-lowest
 DOCS := $(VENV)-docs
-# Prefers the interpreter that the pins were tested with; set PYTHON=... to choose another (3.11 or newer).
+# Prefers the interpreter that the pins were resolved with; set PYTHON=... to choose another of those that pass the tests.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
-	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+	$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
+REQUIRE_PYTHON = @test -n "$(PYTHON)" || \
+	{ echo "Python 3.11, 3.12 or 3.13 with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
 ARGS ?=
 
 help: ## show this list
@@ -20,7 +22,7 @@ help: ## show this list
 setup: $(STAMP) ## install the pinned dependencies and this project into .venv
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	$(REQUIRE_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): 2.3 GB, one to three minutes"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet --no-compile -c constraints.txt -e '.[dev]'
@@ -54,7 +56,7 @@ test-lowest: $(LOWEST)/.installed ## run all tests except the slow ones with the
 	$(LOWEST)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 $(LOWEST)/.installed: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	$(REQUIRE_PYTHON)
 	@echo "installing into $(LOWEST): 6 GB, two to five minutes"
 	$(PYTHON) -m venv --clear $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet --quiet uv==0.13.9
@@ -68,7 +70,7 @@ box: setup ## run the smoke study on a cluster of five hosts that are namespaces
 	$(BIN)/python -m tests.cluster.box $(ARGS)
 
 audit: ## look the pinned versions up among known vulnerabilities; needs a network, and fails without one
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	$(REQUIRE_PYTHON)
 	test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/python -m pip install --quiet pip-audit==2.10.1; }
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt $(ARGS)
 
@@ -82,7 +84,7 @@ docs: $(DOCS)/.installed ## build the documents as a site in site/; a link that 
 	$(DOCS)/bin/mkdocs build --strict $(ARGS)
 
 $(DOCS)/.installed: docs/requirements.txt
-	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
+	$(REQUIRE_PYTHON)
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --quiet -r docs/requirements.txt
 	@touch $@

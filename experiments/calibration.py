@@ -15,7 +15,7 @@ higher. Two errors of the ratio, each for core and for the auxiliary domains: of
 Expect in the demo (stories): half of the steps reads .61 for core and .58 for the auxiliary domains
 at 0.15M, .80 and .76 at 0.28M, .8 of them .85 and .78, .90 and .99, all of them 1.00 and 1.02, 1.00
 and 1.10; an unfinished baseline's loss at .8 of the steps reads .68 to .70. In the smoke preset
-(two seeds of 49 steps) half of the steps reads .54.
+(seeds 0 and 1, 49 steps) half of the steps reads .54.
 """
 
 from gram_platform.studies.library.calibration import STUDY

@@ -4,13 +4,16 @@ training are missing."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions, version
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from benchmarks.many_runs import write_study
@@ -22,6 +25,7 @@ from tests.cluster.files import constraint
 from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
 REQUIRED = [Requirement(text) for text in PROJECT["dependencies"]]
 EXTRAS = {
     name: [Requirement(text) for text in texts]
@@ -41,6 +45,38 @@ frames = [gram.load_store({storage!r}), gram.load_store_curves({storage!r})]
 frames += [gram.load_runs({uri!r}), gram.load_curves({uri!r})]
 print(json.dumps([frame.to_csv(index=False) for frame in frames]))
 """
+
+
+def test_the_versions_of_python_agree():
+    allowed = SpecifierSet(PROJECT["requires-python"])
+    assert [v for v in (f"3.{minor}" for minor in range(30)) if v in allowed] == PYTHONS
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "check.yml").read_text())["jobs"]
+    assert jobs["pinned"]["strategy"]["matrix"]["python"] == PYTHONS
+    assert {
+        setting["with"]["python-version"]
+        for job in jobs.values()
+        for setting in job["steps"]
+        if "setup-python" in setting.get("uses", "")
+    } == {PYTHONS[0], PYTHONS[-1], "${{ matrix.python }}"}
+    named = re.search(r"Python (3\.\d[\d., or]+)", (ROOT / "README.md").read_text())
+    assert re.findall(r"3\.\d+", named[1]) == PYTHONS
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+def test_make_takes_a_python_that_passes_the_tests(tmp_path):
+    place, taken = tmp_path / "python3", []
+    for name in ("3.10", *PYTHONS, f"3.{int(PYTHONS[-1][2:]) + 1}"):
+        pretended = f"import sys; sys.version_info = ({name.replace('.', ', ')}, 0)"
+        place.write_text(
+            f"#!/bin/sh\nexec {sys.executable} -c '{pretended}; exec(sys.argv[2])' \"$@\"\n"
+        )
+        place.chmod(0o755)
+        command = [shutil.which("make"), "-n", "setup", f"VENV={tmp_path / 'venv'}"]
+        found = subprocess.run(
+            command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True
+        )
+        taken += [name] if "python3 -m venv" in found.stdout else []
+    assert taken == PYTHONS
 
 
 def test_every_direct_import_is_declared():

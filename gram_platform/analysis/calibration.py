@@ -10,19 +10,21 @@ An error is a compute ratio minus a share. There are two:
 So the unit of a set-up is off by an error that the seeds of a study cannot show: the root mean
 square over the shares of the errors' means over seeds (`rms_of_means`). A difference of two ratios
 that are read off the same curves has another error: the same of differences between neighbouring
-shares. `unit_errors.csv` holds the errors that were measured for the package.
+shares. `unit_errors.csv` holds the errors that were measured for the package. A claim takes the
+half-width of their 90% interval: the root mean square times the t factor of its degrees of freedom.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
-from gram_platform.analysis.intervals import ENDS, interval_columns
+from gram_platform.analysis.intervals import ENDS, TAIL, interval_columns
 from gram_platform.analysis.ratios import ALL, ELICITED, PREFIX, baseline_references
 from gram_platform.config import CORE
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -45,9 +47,15 @@ CALIBRATION_COLUMNS = [
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
 # A unit whose errors are below needs no warning.
 FITS = 0.05
-# A size takes the error of one with at most so many times its parameters and steps, or so many
-# times fewer [ours].
+# A size takes the error of one with at most so many times its parameters, and on the same text
+# steps, or so many times fewer [ours].
 NEAR = 3.0
+# The correlations of errors, and of differences, that lie 1, 2, ... shares apart: means over the
+# calibrations of `unit_errors.csv` (docs/findings/intervals.md).
+RATIO_LAGS = (0.56, 0.41, 0.37, 0.22, 0.10, 0.16, -0.06)
+DIFFERENCE_LAGS = (-0.23, 0.01, -0.03, 0.04, -0.38, -0.29)
+# Of a record that does not say how many shares were rated.
+NUM_SHARES = 8
 ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
 MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "num_shares", "num_seeds"]
 FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
@@ -185,7 +193,7 @@ def share_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 class UnitError(NamedTuple):
-    """Root mean square errors of the unit, in compute ratio; NaN if not known."""
+    """Half-widths of the unit's 90% intervals, in compute ratio; NaN if not known."""
 
     # The error of one ratio.
     ratio: float
@@ -230,36 +238,54 @@ def shipped_errors() -> pd.DataFrame:
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
-    """Returns the rows of FILE_COLUMNS, one per class, that tell most about a size.
+    """Returns a row of FILE_COLUMNS for each class with `places`, where it was measured.
 
-    They are those of sizes within NEAR: of the corpus if it was measured there, else of any; for
-    each class of the nearest size, and of several the largest error. [] if none is near.
+    It is that of the nearest size of the corpus within NEAR. If there is none, it has the largest
+    errors that were measured on any text at sizes with parameters within NEAR. [] without any.
     """
-    places = zip(rows["parameters"], rows["steps"], strict=True)
-    far = [max(_times(a, parameters), _times(b, steps)) for a, b in places]
-    rows = rows.assign(far=far)
-    rows = rows[rows["far"] <= NEAR]
-    same = rows[rows["corpus"] == corpus]
-    nearest = (same if len(same) else rows).sort_values(
-        ["far", "ratio"], ascending=[True, False], kind="stable"
-    )
-    return nearest.drop(columns="far").drop_duplicates("class").sort_index().to_dict("records")
+    apart = [_times(other, parameters) for other in rows["parameters"]]
+    far = [max(a, _times(b, steps)) for a, b in zip(apart, rows["steps"], strict=True)]
+    rows, found = rows.assign(apart=apart, far=far), []
+    for _, cell in rows[rows["apart"] <= NEAR].groupby("class", sort=False):
+        same = cell[(cell["corpus"] == corpus) & (cell["far"] <= NEAR)]
+        if len(same):
+            used = same.nsmallest(1, "far")
+        else:
+            used = cell.loc[list(dict.fromkeys(cell[["ratio", "difference"]].idxmax()))]
+        places = list(zip(used["corpus"], used["size"], strict=True))
+        largest = used[["ratio", "difference"]].max().to_dict()
+        fewest = {"num_shares": int(used["num_shares"].min())}
+        found.append({**used.iloc[0], **largest, **fewest, "places": places})
+    return found
 
 
 def _times(number: float, other: float) -> float:
     return max(number / other, other / number)
 
 
+def effective_freedom(number: int, lags: Sequence[float]) -> float:
+    """Returns the degrees of freedom of the mean square of values that are correlated by `lags`.
+
+    Source: Satterthwaite (1946), trace(R)^2 / trace(R^2) of the correlations R.
+    """
+    squares = sum((number - k) * r**2 for k, r in enumerate(lags, 1) if k < number)
+    return number**2 / (number + 2.0 * squares)
+
+
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
-    """Returns {(size, class): error} of rows with `size, class, ratio, difference`.
+    """Returns {(size, class): error} of rows with `size, class, ratio, difference`, root mean
+    squares, and `num_shares`.
 
     The class of a row is core or AUXILIARY.
     """
-    found = {
-        (row["size"], row["class"]): UnitError(row["ratio"], row["difference"]) for row in stored
-    }
-    sizes = dict.fromkeys(size for size, _ in found)
-    pairs = [
-        (size, name, found.get((size, kind))) for size in sizes for name, kind in CLASS_OF.items()
-    ]
-    return {(size, name): error for size, name, error in pairs if error}
+    found = {}
+    for row in stored:
+        number = row.get("num_shares", NUM_SHARES)
+        ratio, difference = (
+            stats.t.ppf(TAIL, effective_freedom(*of))
+            for of in ((number, RATIO_LAGS), (number - 1, DIFFERENCE_LAGS))
+        )
+        error = UnitError(float(ratio * row["ratio"]), float(difference * row["difference"]))
+        for name in (name for name, kind in CLASS_OF.items() if kind == row["class"]):
+            found[row["size"], name] = error
+    return found

@@ -25,11 +25,8 @@ from gram_platform.config.identity import invalid
 MIN_POINTS = 3
 # s0 is at its bound if s0 + min(s) is below this share of `_scale`, or this close to the upper end.
 BOUND_FRACTION = 0.05
-# A fit is poor if its `rms` is above this, residuals of 2% of the loss, or its `step_rms` above the
-# next [ours]: read compute ratios on that domain with care.
-POOR_RMS = 0.02
-# 5% of the steps, about the margin within which claims call ratios equal.
-POOR_STEP_RMS = 0.05
+# The smallest and the largest `step_rms` of the published curves (docs/findings/unit.md).
+PUBLISHED_STEP_RMS = (0.18, 0.71)
 GRID_POINTS = 400
 # Numbers held at once in an array of offsets x points: 8 MB.
 NUMBERS_AT_ONCE = 2**20
@@ -89,8 +86,8 @@ class LearningCurve:
 
     @property
     def poor(self) -> bool:
-        """Tells whether the residual exceeds POOR_RMS or POOR_STEP_RMS."""
-        return self.rms > POOR_RMS or self.step_rms > POOR_STEP_RMS
+        """Tells whether the fit is worse than every published one."""
+        return self.step_rms > PUBLISHED_STEP_RMS[1]
 
     def loss(self, step):
         """Returns the fitted loss (nats a token) at `step`, a number or an array.

@@ -19,6 +19,8 @@ TAIL = 0.5 + CONFIDENCE / 2.0
 POWER = 0.8
 # The suffixes of the three columns of a mean and its interval.
 ENDS = ("", "_low", "_high")
+# Fewer values have no interval: the t factor of two is 6.3.
+FEWEST = 3
 # The kinds of intervals.
 JACKKNIFE, CURVE_FIXED = "leave-one-seed-out jackknife", "t over seeds with the curve fixed"
 # The suffix of columns of pseudo-values, beside those of values; where the curve is fixed there are
@@ -67,7 +69,7 @@ def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> No
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval; NaN ends if a single value leaves the spread unknown."""
+    """A mean and the ends of its interval; NaN ends if fewer than three values leave it unknown."""
 
     mean: float
     low: float
@@ -77,15 +79,15 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed.
 
-    NaN ends if n is 1. `pseudo_values` [n]: the jackknife's, of the same seeds, whose standard
-    deviation replaces that of the values (`ratios.pseudo_values`). The values' mean stays the
-    centre. The ends are NaN if a pseudo-value is. ValueError if there is no value or one is not
+    NaN ends if n is below FEWEST. `pseudo_values` [n]: the jackknife's, of the same seeds, whose
+    standard deviation replaces that of the values (`ratios.pseudo_values`). The values' mean stays
+    the centre. The ends are NaN if a pseudo-value is. ValueError if there is no value or one is not
     finite: leave out unknown values first.
     """
     array = _finite("values", values)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
     mean, num = float(array.mean()), len(array)
-    if num < 2:
+    if num < FEWEST:
         return Interval(mean, math.nan, math.nan)
     half = float(stats.t.ppf(TAIL, num - 1) * spread.std(ddof=1) / math.sqrt(num))
     return Interval(mean, mean - half, mean + half)
@@ -148,6 +150,15 @@ def widened(interval: Interval, margin: float) -> Interval:
         return interval
     half = math.hypot(0.0 if math.isnan(low) else (high - low) / 2.0, margin)
     return Interval(mean, mean - half, mean + half)
+
+
+def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
+    """Returns how many times wider an interval is at the levels 1 to `number` [number].
+
+    The quantile of level j is 1 - (1 - TAIL) / j. `freedom` [n, 1] gives factors [n, number].
+    """
+    quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
+    return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
 
 
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:

@@ -54,6 +54,8 @@ CLASSES = ("core", "retain", "forget", ELICITED)
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
+# The suffix of columns that no file has: the two values of two seeds, which have no interval.
+POINTS = "_points"
 # So many are named in `runs`; the rest is counted.
 MOST_RUNS = 6
 
@@ -256,12 +258,15 @@ def over_seeds(
         row = dict(zip(names, key, strict=True))
         for name in values:
             row |= interval_columns(name, group[name], spread.loc[group.index, name])
+            known = tuple(group[name].dropna())
+            row[name + POINTS] = known if len(known) == 2 else ()
         counts = group[list(values)].count()
         rows.append(
             {**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)}
         )
     return pd.DataFrame(
-        rows, columns=[*names, *(name + end for name in values for end in ENDS), "num_seeds"]
+        rows,
+        columns=[*names, *(name + end for name in values for end in (*ENDS, POINTS)), "num_seeds"],
     )
 
 
@@ -345,9 +350,10 @@ def run_names(run_ids: pd.Series) -> str:
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
     """Writes CSV, equal text for equal values: fractions in this format, or None for all digits.
 
-    Empty without a value. An apostrophe goes before text that a spreadsheet would take for a
-    formula.
+    Empty without a value. Columns of points are left out. An apostrophe goes before text that a
+    spreadsheet would take for a formula.
     """
+    frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
     frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(
         columns=_no_formula
@@ -409,30 +415,34 @@ def labelled(frame: pd.DataFrame) -> pd.DataFrame:
 
 def interval_cell(row: Mapping, name: str) -> str:
     """Returns `interval_text` of a row's columns of a class, empty without a value."""
-    return interval_text(*(row[name + end] for end in ENDS))
+    return interval_text(*(row[name + end] for end in ENDS), row.get(name + POINTS, ()))
 
 
 def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
     """Returns `interval_text` of the columns `name, name_low, name_high` in every row."""
-    return [
-        interval_text(*row)
-        for row in frame[[name + end for end in ENDS]].itertuples(index=False, name=None)
-    ]
+    columns = (*(frame[name + end] for end in ENDS), points_of(frame, name))
+    return list(map(interval_text, *columns))
 
 
-def interval_text(mean: float, low: float, high: float) -> str:
-    """Returns `mean [low, high]`, the mean alone without an interval, nothing without a mean."""
-    if np.isnan(mean):
-        return ""
-    return f"{mean:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
+def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
+    """Returns the points of a column in every row, () where there are none."""
+    return frame.get(name + POINTS, [()] * len(frame))
 
 
-def short_text(mean: float, low: float, high: float) -> str:
-    """Returns `mean ±half` of an interval for a narrow terminal.
+def interval_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
+    """Returns `mean [low, high]`, `mean (point, point)` of two points, else the mean alone.
 
-    The mean alone without an interval, nothing without a mean.
+    Nothing without a mean.
     """
     if np.isnan(mean):
         return ""
+    listed = f" ({', '.join(f'{point:.3f}' for point in points)})" if points else ""
+    return f"{mean:.3f}" + (listed if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
+
+
+def short_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
+    """Returns `mean ±half` of an interval for a narrow terminal; without one `interval_text`."""
+    if np.isnan(low):
+        return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
-    return f"{mean:.3f}" + ("" if np.isnan(low) else half)
+    return f"{mean:.3f}{half}"

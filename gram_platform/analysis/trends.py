@@ -76,6 +76,15 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     )
 
 
+def fall_weights(places: Sequence[float]) -> np.ndarray:
+    """Returns weights [n] of values at `places` [n], two or more, whose sum is the values' fall.
+
+    The fall is that of their least-squares line from the first place to the last.
+    """
+    x = np.asarray(places, float) - np.mean(places)
+    return x * (x[0] - x[-1]) / (x @ x)
+
+
 @dataclass(frozen=True)
 class Trend:
     """A law fitted without the largest size, and its prediction there."""

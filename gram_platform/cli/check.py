@@ -2,39 +2,52 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from gram_platform.cli.flags import Storage, stored
+from gram_platform.config import State
 from gram_platform.config.crash_safe import special_entries
+from gram_platform.config.endings import BAD_INPUT, FAILED, explained
 from gram_platform.config.identity import hash_file, local_path
-from gram_platform.config.terminal import say
+from gram_platform.config.terminal import say, warn
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
 from gram_platform.store import CorruptFile, EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
-from gram_platform.store.directories import TENSORS_HASH
+from gram_platform.store.directories import CONFIG, RESULT, SOURCE_HASHES, TENSORS_HASH
+from gram_platform.store.root import BEST
 
-# A place, and what raises or warns when it is damaged.
+# A place, and what of it raises or warns when it is damaged.
 Check = tuple[str, Callable[[], object]]
 
 
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read everything a storage keeps and compare it with its hashes; change nothing.
 
-    Exit code 1 if something is lost.
+    Exit code 1 if something is lost, or was made from other weights than its run has now; 2 if only
+    permissions to read something are missing.
 
     Data, weights, checkpoints, metrics and tensors are read whole: this takes as long as the disk
-    needs.
+    needs. MLflow's files and the site are not read.
 
     Args:
         storage: folder or URL of the storage
         exports: folders that `gram export` wrote, to be checked too
     """
-    num_places, lost = 0, []
-    for place, check in [*_checks(stored(storage)), *_exports(exports)]:
-        num_places += 1
-        lost += [f"{place}: {problem}" for problem in _problems(check)]
-    say("\n".join([*lost, f"{num_places} places read, {len(lost)} problems"]))
-    if lost:
-        raise SystemExit(1)
+    places, lost, barred, unknown = set(), {}, {}, []
+    for place, check in [*_checks(stored(storage), unknown), *_exports(exports)]:
+        places.add(place)
+        try:
+            for problem in _problems(check):
+                lost.setdefault(problem, f"{place}: {problem}")
+        except PermissionError as error:
+            barred[place] = f"{place}: {explained(error)}"
+    for line in (*lost.values(), *barred.values()):
+        say(line)
+    if unknown:
+        say(f"source unknown: {len(unknown)} results do not name the weights that they are of")
+    say(f"{len(places - barred.keys())} places read, {len(lost)} problems")
+    if lost or barred:
+        raise SystemExit(FAILED if lost else BAD_INPUT)
 
 
 def _problems(check: Callable[[], object]) -> list[str]:
@@ -42,27 +55,47 @@ def _problems(check: Callable[[], object]) -> list[str]:
         warnings.simplefilter("always")
         try:
             check()
+        except PermissionError:
+            raise
         except (ValueError, OSError) as error:
-            return [str(error)]
-    return list(
-        dict.fromkeys(
-            str(warning.message) for warning in caught if warning.category is RuntimeWarning
-        )
-    )
+            warn(str(error), 2)
+    return [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
 
 
-def _checks(store: Store) -> Iterator[Check]:
+def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
+    """Yields all checks of a storage; they add nodes whose sources nobody knows to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
-            yield f"{kind} in the storage", lambda path=path, kind=kind: _refuse(path, kind)
+            yield f"{kind} in the storage", partial(_refuse, path, kind)
     for data_id in store.list_data():
-        yield f"data {data_id}", lambda i=data_id: _read_data(store, i)
-    for run in map(store.run, store.list_runs()):
-        yield f"run {run.run_id}", lambda run=run: _read_run(run)
-    for place in map(store.evaluation, store.list_evaluations()):
-        yield f"evaluation {place.eval_id}", lambda place=place: _read_evaluation(place)
-    for import_id in store.list_imports():
-        yield f"import {import_id}", lambda i=import_id: _read_weights(store.imported(i))
+        yield f"data {data_id}", partial(_read_data, store, data_id)
+    for node in store.nodes():
+        read = _read_run if isinstance(node, RunDirectory) else _read_evaluation
+        for check in partial(read, node), node.tags, partial(_read_origin, store, node, unknown):
+            yield f"{node.kind} {node.node_id}", check
+    for one in map(store.imported, store.list_imports()):
+        tokenizer = partial(one.tokenizer, store.data_root)
+        for check in one.config, tokenizer, partial(_read_weights, one):
+            yield f"import {one.node_id}", check
+    for search_id in store.list_searches():
+        best = partial(store.search_dir(search_id).read_or_set_aside, BEST, dict)
+        yield f"search {search_id}", best
+    for name in store.list_studies():
+        for page in store.study_dir(name), *store.history_dirs(name).values():
+            yield f"study {name}", page.require_whole
+
+
+def _read_origin(
+    store: Store, node: RunDirectory | EvaluationDirectory, unknown: list[str]
+) -> None:
+    result = node.result() or {}
+    if reason := store.outdated(result):
+        warn(f"{node.folder.file(RESULT)} was {reason}: submit again", 2)
+    # A foreign folder, or one whose creation was interrupted, has neither.
+    if node.folder.exists(CONFIG) or node.status() != State.ABSENT:
+        plain = node.config()
+        if result and SOURCE_HASHES not in result and plain.get("start", plain.get("view")):
+            unknown.append(node.node_id)
 
 
 def _refuse(path: str, kind: str) -> None:
@@ -98,6 +131,7 @@ def _read_run(run: RunDirectory) -> None:
 
 
 def _read_evaluation(place: EvaluationDirectory) -> None:
+    place.timing()
     if TENSORS_HASH in (place.result() or {}):
         place.tensors()
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from gram_platform.config.crash_safe import require_rights
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say_progress
 from gram_platform.planner import MACHINES
@@ -44,8 +45,7 @@ def make_folder(path: str) -> None:
     """Makes a local folder if need be; ValueError if nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
-        if not os.access(path, os.W_OK):
-            raise PermissionError("it cannot be written")
+        require_rights(path)
     except OSError as error:
         raise invalid("out", path, f"a folder where files can be written ({error})") from error
 

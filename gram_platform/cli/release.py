@@ -65,8 +65,7 @@ def eval_command(
     place = _output(out) if out else None
     store = stored(storage)
     found = available_modules(store, store.find_run(run_id))
-    if store.run(found.run_id).result() is None:
-        raise invalid("run_id", found.run_id, "a complete run")
+    store.run(found.run_id).require_result()
     views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}
     benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).checked()
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)

@@ -11,6 +11,7 @@ from gram_platform.config.run import (
     RECIPE_VERSION,
     RunConfig,
     State,
+    hash_run,
     node_from_plain,
     run_from_plain,
 )

@@ -48,7 +48,7 @@ def temporary_beside(path: str | Path) -> Iterator[str]:
     Removes it after the block.
     """
     folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}.{name}")
     try:
         yield temporary
     finally:
@@ -128,6 +128,25 @@ def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
 
+def missing_right(path: str | Path) -> str:
+    """Says what this user may not do with a file or folder; "" if nothing.
+
+    Of an absolute path that is absent, the nearest folder above counts.
+    """
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    rights = {"read": os.R_OK, "write": os.W_OK}
+    lacking = [name for name in rights if not os.access(path, rights[name], effective_ids=True)]
+    mode = stat.filemode(os.lstat(path).st_mode)
+    return f"{path}: no permission to {' or '.join(lacking)} ({mode})" if lacking else ""
+
+
+def require_rights(path: str | Path) -> None:
+    """PermissionError where `missing_right` has something to say."""
+    if missing_right(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
 def make_folders(path: str, durable: bool = False) -> None:
     """Creates a folder and its missing parents.
 
@@ -154,12 +173,14 @@ def make_folders(path: str, durable: bool = False) -> None:
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
     """Has `make(path)` create an SQLite database under another name, then renames it.
 
-    So a kill leaves no half-made one. One process at a time may call it: the leftovers of a killed
-    one are removed.
+    So a kill leaves no half-made one. Its mode follows the umask. One process at a time may call
+    it: the leftovers of a killed one are removed.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
         remove_whole(path.with_name(name))
+    # SQLite would make it with a mode of its own. A journal gets the mode of its database.
+    unfinished.touch()
     make(unfinished)
     os.replace(unfinished, path)
 

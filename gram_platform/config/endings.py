@@ -1,8 +1,8 @@
 """Ends commands: exit codes, signals, and output that a terminal or a file cannot take.
 
-0: done. 1: something failed, or the work stopped in the middle. 2: bad input, and nothing was
-started. 3: the time (or the money) that was allowed is used up, and work is left. 130: interrupted
-by Ctrl-C. 143: ended by SIGTERM.
+0: done. 1: something failed, or the work stopped in the middle. 2: bad input, or a file that this
+user may not read or write, and nothing was started. 3: the time (or the money) that was allowed is
+used up, and work is left. 130: interrupted by Ctrl-C. 143: ended by SIGTERM.
 """
 
 import atexit
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gram_platform.config.crash_safe import missing_right
 from gram_platform.config.identity import local_path
 from gram_platform.config.terminal import say
 
@@ -102,8 +103,8 @@ def exit_codes(advice: str = "") -> Iterator[None]:
         _end(FAILED, f"error: {error}. {advice}" if _has_begun else f"error: {error}", error)
     except Stopped as error:
         _end(FAILED, f"error: {error}", error)
-    except ValueError as error:
-        text = f"error: {_explained(error)}"
+    except (ValueError, PermissionError) as error:
+        text = f"error: {explained(error)}"
         _end(
             FAILED if _has_begun else BAD_INPUT, f"{text}. {advice}" if _has_begun else text, error
         )
@@ -136,8 +137,15 @@ def _end(code: int, text: str, error: BaseException) -> None:
     raise _Ended(code) from error
 
 
-def _explained(error: ValueError) -> str:
-    """Returns an error's text; that of a name which the locale cannot spell says what would."""
+def explained(error: BaseException) -> str:
+    """Returns an error's text.
+
+    It names a missing permission, and a locale that can spell a name.
+    """
+    if isinstance(error, PermissionError):
+        return (error.filename and missing_right(os.path.abspath(str(error.filename)))) or str(
+            error
+        )
     if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):
         return str(error)
     text = error.object if len(error.object) < 200 else error.object[error.start : error.end]

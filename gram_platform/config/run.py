@@ -205,7 +205,12 @@ class RunConfig:
 
     @cached_property
     def run_id(self) -> str:
-        return short_hash({"recipe_version": RECIPE_VERSION, "run": self})
+        return hash_run(self)
+
+
+def hash_run(run: RunConfig | Mapping) -> str:
+    """Makes the `run_id` of a run, or of its plain JSON."""
+    return short_hash({"recipe_version": RECIPE_VERSION, "run": run})
 
 
 def run_from_plain(plain: Mapping) -> RunConfig:

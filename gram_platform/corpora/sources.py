@@ -95,7 +95,7 @@ def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
 
     ValueError for one without, or with two labels.
     """
-    label_of: dict[Path, str] = {}
+    label_of: dict[str, str] = {}
     return tuple(
         Unit(_matches(root, label, patterns, label_of), label)
         for label, patterns in sorted(globs.items())
@@ -103,7 +103,7 @@ def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
 
 
 def _matches(
-    root: Path, label: str, patterns: object, label_of: dict[Path, str]
+    root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
     """Finds the files of a label.
 
@@ -127,7 +127,7 @@ def _matches(
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
     for file in files:
-        if (other := label_of.setdefault(file.resolve(), label)) != label:
+        if (other := label_of.setdefault(os.path.realpath(file), label)) != label:
             raise invalid(field, str(file), f"a file of one label only: it also matches {other!r}")
     return files
 
@@ -255,7 +255,7 @@ def _cache_path(unit: Unit, cache_dir: Path) -> Path:
     stats = []
     for path in unit.paths:
         with reading(path):
-            stats.append((str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns))
+            stats.append((os.path.realpath(path), path.stat().st_size, path.stat().st_mtime_ns))
     key = json.dumps([SCAN_VERSION, unit.label, stats])
     return cache_dir / SCANS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 

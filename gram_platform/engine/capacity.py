@@ -226,7 +226,7 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
         if ranks > widest:
-            widest = widest if store.node(node.kind, node.id).result() else ranks
+            widest = widest if store.current_result(store.node(node.kind, node.id)) else ranks
     return widest
 
 

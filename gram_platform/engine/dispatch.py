@@ -44,12 +44,13 @@ def execute_sharded_run(
     once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank TrainingDiverged,
     OutOfMemory with advice and ValueError, which are recorded as the run's failure.
     """
-    directory = execution.store().run(run.run_id)
+    store = execution.store()
+    directory = store.run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
     *more, fewest = execution.placement.divisions
     crashes, left = Crashes(), list(more)
-    while (result := directory.result()) is None:
+    while (result := store.current_result(directory)) is None:
         division = left.pop(0) if left else fewest
         is_elastic = division.num_ranks > fewest.num_ranks
         group = execution.placed(Placement((division,)))

@@ -32,6 +32,7 @@ from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.views import load_view
 from gram_platform.train.evaluate import (
     profile_losses,
@@ -49,7 +50,7 @@ Measured = tuple[dict, dict[str, torch.Tensor]]
 def execute_evaluation(
     evaluation: AnyEvaluation, tags: Mapping[str, str], execution: Execution
 ) -> dict:
-    """Measures an evaluation unless it has a result; returns the result.
+    """Measures an evaluation unless it has a current result; returns the result.
 
     ValueError for other data than the run's.
     """
@@ -82,15 +83,15 @@ def execute_profiles(
         directory = store.evaluation(evaluation.eval_id)
         directory.ensure_config(evaluation)
         directory.add_tags(node_tags)
-        if (result := directory.result()) is None:
+        if (result := store.current_result(directory)) is None:
             missing[evaluation] = directory
         results[evaluation] = result
     if missing:
         started, first = time.monotonic(), evaluations[0]
         corpus = _corpus(first, store, execution)
-        _, model = load_view(
-            store, _view_of_all([evaluation.view for evaluation in missing]), first.precision
-        )
+        view = _view_of_all([evaluation.view for evaluation in missing])
+        sources = store.source_weights(view)
+        _, model = load_view(store, view, first.precision)
         measured = MEASURES[first.measure](list(missing), corpus, model.to(execution.device))
         elapsed_s = (time.monotonic() - started) / len(missing)
         for (evaluation, directory), (fields, tensors) in zip(
@@ -102,7 +103,8 @@ def execute_profiles(
                 "run_id": view.run_id,
                 "view_id": view.view_id,
             }
-            fields["data_fingerprint"] = corpus.fingerprint
+            fields |= {"data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
+            store.set_outdated_aside(directory)
             results[evaluation] = directory.complete(
                 fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors
             )
@@ -119,10 +121,7 @@ def _view_of_all(views: Sequence[View]) -> View:
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
     """Opens the evaluation's data; ValueError unless the view's run was trained on it."""
     corpus = execution.corpus(evaluation.data_id)
-    trained = store.run(evaluation.view.run_id).result()
-    if trained is None:
-        raise invalid("evaluation.view", evaluation.view.run_id, "a view of a complete run")
-    trained_on = trained["data_fingerprint"]
+    trained_on = store.run(evaluation.view.run_id).require_result()["data_fingerprint"]
     if trained_on != corpus.fingerprint:
         raise invalid(
             "data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}"

@@ -1,7 +1,7 @@
 """Decides the life of a node: done, diverged, held, crashed or ready.
 
-- done: the storage has its result, whichever process made it. It is not executed again; a lost
-  config is restored.
+- done: the storage has its result, whichever process made it, and the runs that it needs are done
+  and still have the weights that it names. It is not executed again; a lost config is restored.
 - diverged: a run whose loss became non-finite. Training it again would end the same, so it stays
   failed.
 - held: another process has its lease. Look again after `HELD_RETRY_S`.
@@ -13,6 +13,7 @@
 - ready: none of these.
 """
 
+import functools
 import heapq
 import math
 import time
@@ -27,7 +28,7 @@ from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Placeme
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods.nodes import Node, longest_paths
 from gram_platform.store import Store
-from gram_platform.store.directories import hash_config
+from gram_platform.store.root import Finished
 from gram_platform.train.loop import TrainingDiverged
 
 MAX_CRASHES = 4
@@ -116,7 +117,7 @@ class NodeLifecycle:
 
         Restores its config, and adds its tags to the stored.
         """
-        result = self._store.node(node.kind, node.id).result()
+        result = self._store.current_result(self._store.node(node.kind, node.id))
         if result is not None:
             self._describe(node)
         return result
@@ -147,16 +148,15 @@ class NodeLifecycle:
         config that is lost.
         """
         nodes = list(nodes)
-        found = self._store.finished((node.kind, node.id) for node in nodes)
+        found, done = _finished(nodes, self._store)
 
         def end(node: Node) -> str | None:
             finished = found.get(node.id)
             if finished is None:
                 return self.divergence(node) or None if node.id in found else None
-            if (
-                finished.config_sha256 != hash_config(node.config)
-                or not node.names.items() <= finished.tags.items()
-            ):
+            if node.id not in done:
+                return None
+            if not finished.has_config or not node.names.items() <= finished.tags.items():
                 self._describe(node)
             return ""
 
@@ -335,9 +335,29 @@ class WaitingNodes:
 
 
 def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
-    """Returns the ids of nodes that have a result."""
-    found = store.finished((node.kind, node.id) for node in nodes)
-    return {node_id for node_id, finished in found.items() if finished is not None}
+    """Returns the ids of nodes that are done."""
+    return _finished(list(nodes), store)[1]
+
+
+def _finished(
+    nodes: Sequence[Node], store: Store
+) -> tuple[Mapping[str, Finished | None], set[str]]:
+    """Returns `store.finished` of nodes and of what they need, and the ids of nodes done."""
+    needs_of = {node.id: node.needs for node in nodes}
+    wanted = [(node.kind, node.id) for node in nodes]
+    wanted += [("run", needed) for needs in needs_of.values() for needed in needs]
+    found = store.finished(dict.fromkeys(wanted))
+
+    @functools.cache
+    def is_done(node_id: str) -> bool:
+        finished = found.get(node_id)
+        return finished is not None and all(
+            is_done(i) and finished.sources.get(i) in (None, found[i].weights_sha256)
+            for i in needs_of.get(node_id, ())
+            if found.get(i) or i in needs_of
+        )
+
+    return found, {node.id for node in nodes if is_done(node.id)}
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
@@ -359,8 +379,8 @@ def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False)
     `retry_diverged`: diverged runs are trained again.
     """
     nodes = list(nodes)
-    found = store.finished((node.kind, node.id) for node in nodes)
-    progress = Progress({node_id for node_id, finished in found.items() if finished is not None})
+    found, done = _finished(nodes, store)
+    progress = Progress(done)
     progress.add(nodes)
     begun = (
         []

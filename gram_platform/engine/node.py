@@ -33,10 +33,11 @@ from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk
-from gram_platform.store import LeaseHeld
+from gram_platform.store import CorruptFile, LeaseHeld
 from gram_platform.store.attempts import Attempt
 from gram_platform.store.checkpoints import BEST, NORM, PROBE, PROGRESS, VALIDATION
-from gram_platform.store.shards import Resumed
+from gram_platform.store.directories import SOURCE_HASHES
+from gram_platform.store.shards import Resumed, read_checkpoint
 from gram_platform.store.views import open_dense
 from gram_platform.train.compilation import num_graphs
 from gram_platform.train.evaluate import progress_losses, require_sequences, validation_losses
@@ -116,18 +117,18 @@ def execute_run(
     execution: Execution,
     stop_request: StopRequest | None = None,
 ) -> dict:
-    """Trains the run from the last checkpoint unless it has a result; returns the result.
-
+    """Trains the run from the last checkpoint unless it has a current result; returns the result.
     Raises LeaseHeld while another process works on it or may do so, ValueError for other data than
     its checkpoint's, and, recorded as the run's failure, TrainingDiverged for a non-finite loss and
     OutOfMemory with advice. A SIGTERM, or the caller's `stop_request`, ends the process after the
     current step, with a checkpoint of it.
     """
     execution.set_up_torch()
-    directory = execution.store().run(run.run_id)
+    store = execution.store()
+    directory = store.run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
-    if (result := directory.result()) is not None:
+    if (result := store.current_result(directory)) is not None:
         return result
     corpus = execution.corpus_of(run)
     handled = stop_on_signal() if stop_request is None else contextlib.nullcontext(stop_request)
@@ -136,10 +137,11 @@ def execute_run(
         directory.start_attempt(owner(), execution.lease_s) as attempt,
         freed_memory_kept(),
     ):
-        if (result := directory.result()) is not None:
+        if (result := store.current_result(directory)) is not None:
             return result
         try:
             with starting_point(run, execution) as start:
+                store.set_outdated_aside(directory)
                 learner = new_learner(Learner, run, execution, start)
             return RunExecution(run, corpus, attempt, execution, learner, stop_request).finish()
         except TrainingDiverged as error:
@@ -198,6 +200,8 @@ class RunExecution:
     ):
         """`attempt`: None on ranks other than 0."""
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
+        # {} if they are not known.
+        self.sources = execution.store().source_weights(run.start)
         self.schedule = Schedule(run)
         self.reader = schedule_reader(run, corpus)
         points = run.eval_points
@@ -255,6 +259,7 @@ class RunExecution:
             raise invalid(
                 "data", self.identity, f"the data and plan of the run's checkpoint, {stored}"
             )
+        self.sources = resumed.state.get(SOURCE_HASHES, {})
         self.learner.load_state(resumed.pieces)
         self.final, self.num_stale = dict(resumed.state["final"]), resumed.state["num_stale"]
         self.summary.load_state(resumed.state["summary"])
@@ -263,7 +268,13 @@ class RunExecution:
         return resumed.step
 
     def _load_checkpoint(self) -> Resumed | None:
-        return self.attempt.resume()
+        return self.attempt.resume(lambda *place: self._same_start(read_checkpoint(*place)))
+
+    def _same_start(self, resumed: Resumed) -> Resumed:
+        """Returns a checkpoint; CorruptFile if its run started from other weights."""
+        if (resumed.state.get(SOURCE_HASHES) or self.sources) != self.sources:
+            raise CorruptFile("its run started from other weights")
+        return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
         """Trains; adds each step's metrics to `records`, then yields the step."""
@@ -379,7 +390,12 @@ class RunExecution:
         started = time.monotonic()
         # Waits, because the copies of the state are overwritten now.
         self.background.wait()
-        state = {**self.identity, "final": dict(self.final), "num_stale": self.num_stale}
+        state = {
+            **self.identity,
+            SOURCE_HASHES: self.sources,
+            "final": dict(self.final),
+            "num_stale": self.num_stale,
+        }
         state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
         pieces, copied = self.learner.pieces(), self.learner.staging.wait
         records, self.records = self.records, []
@@ -398,6 +414,7 @@ class RunExecution:
         """Writes the weights and the result, which has deterministic fields only."""
         fields = {
             **self.identity,
+            **({SOURCE_HASHES: self.sources} if self.sources else {}),
             "num_steps": self.step,
             "num_tokens": int(Fraction(self.step, self.run.num_steps) * self.run.num_tokens),
             "parameters": total_parameters(self.run.model),

@@ -73,7 +73,8 @@ def train_rank(
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
         with stop_on_signal() as stop_request, freed_memory_kept():
-            is_superseded = _broadcast_from_rank_0(attempt and attempt.superseded, patient)
+            is_over = attempt and execution.store().current_result(attempt.run) is not None
+            is_superseded = _broadcast_from_rank_0(is_over, patient)
             reports = Reports(report, stop_request)
             stopped = None if is_superseded else _train(run, execution, attempt, reports, patient)
     except Exception as error:
@@ -104,6 +105,8 @@ def _train(
         corpus = execution.corpus_of(run)
         with starting_point(run, execution) as start:
             dist.barrier(patient)
+            if attempt is not None:
+                execution.store().set_outdated_aside(attempt.run)
             rank = ShardedExecution(run, corpus, attempt, execution, start, reports, patient)
         rank.finish()
     except TrainingDiverged as error:
@@ -221,7 +224,8 @@ class ShardedExecution(RunExecution):
         """
         resumed, error = None, None
         try:
-            resumed = read_checkpoint(self.attempts, *position, self.learner.rows_of)
+            place = self.attempts, *position
+            resumed = self._same_start(read_checkpoint(*place, self.learner.rows_of))
         except (CorruptFile, OSError) as reason:
             error = reason
         is_damaged = isinstance(error, CorruptFile | FileNotFoundError)

@@ -78,7 +78,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Claim:
-    """The statement that `left - right` lies `within` the range."""
+    """The statement that `left - right` lies `within` the range.
+
+    Sides at the sizes FIRST and LAST are the ends of a least-squares line over all sizes.
+    """
 
     text: str
     left: Side

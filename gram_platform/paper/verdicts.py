@@ -1,27 +1,40 @@
-"""Judges claims: whether the runs agree, disagree, or cannot tell.
+"""Judges claims: whether the runs agree, disagree, cannot tell, or cannot measure it here.
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
 outside. Most ranges are "above zero". "No worse than" is one-sided, with the same margin in every
 study: core and retain may be a little lower, forget and elicited a little higher. Where the unit's
 error is known, that of a curve that no seed fits, it is added in quadrature to the interval's
-half-width, and the verdict uses the wider interval. One seed has no interval, nor has a difference
-without pseudo-values: the verdict then rests on the difference and the unit's error alone, and says
-so. Each verdict comes with the smallest true difference that as many seeds with this spread would
-show.
+half-width, and the verdict uses the wider interval. If it alone reaches the claim's margin, the
+claim is "not measurable here". Where it is not known there is no verdict, except on numbers of
+others: those are judged by the authors' way, over seeds alone. One or two seeds have no interval,
+nor has a difference without pseudo-values: the verdict then rests on the difference and the unit's
+error alone, and says so. Each verdict comes with the smallest true difference that as many seeds
+with this spread would show, and with the verdict that Holm's correction leaves of it among all
+claims.
 """
 
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
+import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.calibration import NOT_KNOWN, UnitErrors
+from gram_platform.analysis.calibration import (
+    NOT_KNOWN,
+    NUM_SHARES,
+    RATIO_LAGS,
+    UnitErrors,
+    effective_freedom,
+    errors_by_class,
+    shipped_errors,
+)
 from gram_platform.analysis.intervals import (
     Interval,
+    level_factors,
     paired_differences,
     pseudo_frame,
     smallest_detectable,
@@ -37,7 +50,9 @@ from gram_platform.analysis.tables import (
     interval_text,
     pair_means,
 )
+from gram_platform.analysis.trends import fall_weights
 from gram_platform.config.identity import invalid
+from gram_platform.methods import size_key
 from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.paper.claims import (
     CLAIMS,
@@ -52,33 +67,28 @@ from gram_platform.paper.claims import (
 from gram_platform.paper.paper import published_per_seed
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
-# Appended to the verdict of one seed.
+NOT_MEASURABLE = "not measurable here"
+# Appended to the verdict of one or two seeds.
 NO_INTERVAL = " (no interval)"
-VERDICTS = (AGREE, DISAGREE, CANNOT_TELL, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
+ALWAYS_COUNTED = (AGREE, DISAGREE, CANNOT_TELL)
+VERDICTS = (*ALWAYS_COUNTED, NOT_MEASURABLE, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
+# A preset whose models judge nothing, and what pages say in place of verdicts.
+UNJUDGED_PRESET = "smoke"
+TOO_LITTLE = (
+    "This preset shows that everything runs. Its models have seen too little text to judge a claim."
+)
 # A column of claims.
 UNIT_ERROR = "unit_error"
-# A column of claims: the range that the claim names, for figures; no file has it.
-WITHIN = "within"
-JUDGEMENT_COLUMNS = [
-    "claim",
-    "verdict",
-    "difference",
-    "low",
-    "high",
-    UNIT_ERROR,
-    "num_seeds",
-    "detectable",
-    WITHIN,
-]
-# A column of claims.
-EXPLANATION = "explanation"
+# Columns of claims that no file has: the range that the claim names, two seeds' differences.
+WITHIN, POINTS = "within", "points"
+UNWRITTEN = [WITHIN, POINTS]
+# Columns of claims: what explains a verdict, and the verdict by Holm's correction.
+EXPLANATION, HOLM = "explanation", "holm_verdict"
 # A column of claims: the profile at which they are judged.
 PROFILE = "profile"
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
-PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT]
-NO_UNIT_ERRORS: UnitErrors = {}
 # Text, value, and (method, class) of the left and the right side; "": the judged method.
 LOCALIZATION_CLAIMS = (
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
@@ -96,20 +106,27 @@ class Judgement:
     """A claim, the verdict, and the numbers behind it."""
 
     claim: str
-    # One of VERDICTS.
+    # One of VERDICTS; "" for none.
     verdict: str
     # Mean of left - right over the seeds of both.
     difference: float
-    # The ends of the interval over seeds, without the unit's error; NaN with one seed.
+    # The ends of the interval over seeds, without the unit's error; NaN without an interval.
     low: float
     high: float
-    # In compute ratio; the verdict's interval is `intervals.widened` by it; NaN if it is not known.
+    # The half-width of the unit's 90% interval, in compute ratio, by which the verdict's interval
+    # is `intervals.widened`; NaN if it is not known.
     unit_error: float
     num_seeds: int
-    # Smallest true difference that is shown with power 0.8; NaN with one seed.
+    # Smallest true difference that is shown with power 0.8; NaN without an interval.
     detectable: float
     # In which the claim says that the difference lies.
     within: pd.Interval = POSITIVE
+    # The differences of two seeds.
+    points: tuple[float, ...] = ()
+
+
+JUDGEMENT_COLUMNS = [field.name for field in fields(Judgement)]
+PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT, EXPLANATION]
 
 
 def judge(
@@ -117,14 +134,15 @@ def judge(
     left: Values,
     right: Values,
     within: pd.Interval = POSITIVE,
-    unit_error: float = math.nan,
+    unit_error: float | None = None,
     pseudo: tuple[Values, Values] | None = None,
 ) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
     `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the
     values, as where the curve is fixed); a seed without them leaves no interval. `unit_error`: the
-    error of the difference that the seeds do not show, in compute ratio (NaN: not known).
+    error of the difference that the seeds do not show, in compute ratio. NaN, not known, leaves no
+    verdict; None judges over seeds alone.
     ValueError if the sides share no seed, or a value is not finite.
     """
     differences = paired_differences(left, right)
@@ -134,11 +152,22 @@ def judge(
             pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences
         ]
     interval = t_interval(values, spread)
-    verdict = _verdict(widened(interval, unit_error), within)
-    if math.isnan(interval.low) and verdict != CANNOT_TELL:
+    error = math.nan if unit_error is None else unit_error
+    verdict = _verdict(widened(interval, error), within)
+    if unit_error is not None and math.isnan(error):
+        verdict = ""
+    elif error >= margin(within):
+        verdict = NOT_MEASURABLE
+    elif math.isnan(interval.low) and verdict != CANNOT_TELL:
         verdict += NO_INTERVAL
-    detectable = math.nan if math.isnan(interval.low) else smallest_detectable(spread, unit_error)
-    return Judgement(claim, verdict, *interval, unit_error, len(values), detectable, within)
+    detectable = math.nan if math.isnan(interval.low) else smallest_detectable(spread, error)
+    points = tuple(values) if len(values) == 2 else ()
+    return Judgement(claim, verdict, *interval, error, len(values), detectable, within, points)
+
+
+def margin(within: pd.Interval) -> float:
+    """Returns the margin that a range leaves around no difference; infinite without one."""
+    return min(abs(end) for end in (within.left, within.right) if end)
 
 
 def _verdict(interval: Interval, within: pd.Interval) -> str:
@@ -150,11 +179,9 @@ def _verdict(interval: Interval, within: pd.Interval) -> str:
 
 
 def verdict_counts(verdicts: Iterable[str]) -> str:
-    """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then those of one seed, if any."""
+    """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then the other words, if any."""
     counts = Counter(verdicts)
-    return ", ".join(
-        f"{counts[v]} {v}" for v in VERDICTS if counts[v] or not v.endswith(NO_INTERVAL)
-    )
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or v in ALWAYS_COUNTED)
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -177,10 +204,10 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
 
 
 def separation_claims(
-    per_seed: pd.DataFrame, unit_error: UnitErrors = NO_UNIT_ERRORS
+    per_seed: pd.DataFrame, unit_error: UnitErrors | None = None
 ) -> list[Judgement]:
     """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in
-    `tables.Analysis`."""
+    `tables.Analysis`, `unit_error` as in `paper_claims`."""
     judgements, spread = [], pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
@@ -189,8 +216,9 @@ def separation_claims(
             for frame in (per_seed, spread)
         )
         if set.intersection(*map(set, sides)):
-            error = _of_two_ratios(unit_error, (size, "retain"), (size, "forget"))
             text = f"{method}, {size}: retain is above forget"
+            claim = Claim(text, Side(method, "retain"), Side(method, "forget"), "")
+            error = _unit_error(unit_error, claim, size, {})
             judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
 
@@ -211,61 +239,104 @@ def shared_profile(rows: pd.DataFrame) -> str:
 
 
 def paper_claims(
-    per_seed: pd.DataFrame, study: str, compared: str = "", unit_error: UnitErrors = NO_UNIT_ERRORS
+    per_seed: pd.DataFrame,
+    study: str,
+    compared: str = "",
+    unit_error: UnitErrors | None = None,
+    parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that
     it leaves open.
 
     `compared` is the profile that the study compares, else the shared one. `unit_error`: of the
-    sizes and classes where it is known, see `_unit_error`.
+    sizes and classes where it is known, see `_unit_error`; None judges over seeds alone.
+    `parameters` of the sizes, if their names are no numbers.
 
     Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in
-    the paper's table), `source`, and the `size` and `variant` of the judgement. Claims of which no
-    seed has both sides are left out.
+    the paper's table), `source`, the `size` and `variant` of the judgement, and where a claim that
+    is not measurable here could be decided. Claims of which no seed has both sides are left out.
     """
     rows, spread, compared = (
         [],
         pseudo_frame(per_seed, CLASSES),
         compared or shared_profile(per_seed),
     )
+    sizes = _values(per_seed, "size")
+    numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
+    places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
     for claim in CLAIMS[study]:
         claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
         for size, variant in _places(per_seed, claim):
             left, right = _sides(per_seed, claim, size, variant)
+            pseudo, weights = _sides(spread, claim, size, variant), {}
+            if claim.left.size and left and right:
+                weights, falls = _falls((per_seed, spread), claim, places, variant)
+                right = dict.fromkeys(falls[0], 0.0)
+                left, pseudo = falls[0], (falls[1], right)
             if set(left) & set(right):
                 profiles = dict.fromkeys(side.profile or claim.profile for side in claim.terms)
                 row = {PROFILE: " and ".join(profiles), "paper": math.nan, "source": claim.source}
-                row |= {"size": size, VARIANT: variant}
+                row |= {"size": size, VARIANT: variant, EXPLANATION: ""}
                 # The paper's tables have one size.
                 if not claim.left.size:
                     row["paper"] = paper_difference(
                         study, claim, variant, _values(per_seed, VARIANT)
                     )
-                error = _unit_error(unit_error, claim, size, _values(per_seed, "size"))
-                pseudo = _sides(spread, claim, size, variant)
-                rows.append(row | vars(judge(claim.text, left, right, claim.within, error, pseudo)))
+                error = _unit_error(unit_error, claim, size, weights)
+                row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
+                if row["verdict"] == NOT_MEASURABLE:
+                    row[EXPLANATION] = _decidable(claim)
+                rows.append(row)
     return pd.DataFrame(rows, columns=PAPER_COLUMNS)
 
 
-def _unit_error(errors: UnitErrors, claim: Claim, size: str, sizes: tuple[str, ...]) -> float:
-    """Returns the error of a claim's difference that is the unit's; NaN if none is known.
+def _unit_error(
+    errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
+) -> float | None:
+    """Returns the error of a claim's difference that is the unit's; NaN if a part is not known.
 
     A claim about one class, at one size and variant, reads both sides off the same curves, and has
-    the error of such a difference. Others have the errors of both sides' ratios, added in
-    quadrature.
+    the error of such a difference. Others have the errors of both sides' ratios, or of every size's
+    by its weight, added in quadrature.
     """
-    if len({(side.size, side.variant, side.name) for side in claim.terms}) == 1:
-        return errors.get(
-            (chosen(claim.left.size or size, sizes), claim.left.name), NOT_KNOWN
-        ).difference
-    return _of_two_ratios(
-        errors, *((chosen(end.size or size, sizes), end.name) for end in (claim.left, claim.right))
-    )
+    if errors is None:
+        return None
+    ends = [(size, end.name) for end in (claim.left, claim.right)]
+    if weights:
+        known = [errors.get((at, claim.left.name), NOT_KNOWN).ratio for at in weights]
+        return math.hypot(*np.multiply(known, [*weights.values()]))
+    if len({(side.variant, side.name) for side in claim.terms}) == 1:
+        return errors.get(ends[0], NOT_KNOWN).difference
+    return math.hypot(*(errors.get(end, NOT_KNOWN).ratio for end in ends))
 
 
-def _of_two_ratios(errors: UnitErrors, *ends: tuple[str, str]) -> float:
-    known = [errors[end].ratio for end in ends if end in errors]
-    return math.hypot(*known) if known else math.nan
+def _decidable(claim: Claim) -> str:
+    """Says where the unit was measured finely enough for the claim's margin."""
+    found = []
+    for (corpus, size), rows in shipped_errors().groupby(["corpus", "size"], sort=False):
+        errors = errors_by_class(rows.to_dict("records"))
+        if _unit_error(errors, claim, size, {}) < margin(claim.within):
+            found.append(f"{corpus} at {size}")
+    return f"The unit is fine enough on {', '.join(found) or 'no text and size measured so far'}."
+
+
+def _falls(
+    frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Returns {size: its weight in the fall}, and of each frame {seed: fall}.
+
+    The sizes are those with values in the first frame, the seeds those that have all sizes.
+    """
+    sides = {size: replace(claim.left, size=size) for size in places}
+    claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
+    values = [{z: _sides(of, claims[z], z, variant)[0] for z in places} for of in frames]
+    sizes = [size for size in places if values[0][size]]
+    weights = dict(zip(sizes, fall_weights([places[size] for size in sizes]), strict=True))
+    falls = []
+    for of in values:
+        seeds = set.intersection(*(set(of[size]) for size in sizes))
+        falls.append({seed: sum(of[z][seed] * w for z, w in weights.items()) for seed in seeds})
+    return weights, falls
 
 
 def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
@@ -396,28 +467,40 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
     return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)
 
 
-# {(study, preset, the claim's text): why it is disagreed, and what shows it, in sentences}.
-EXPLANATIONS = {
-    (
-        "stories",
-        "demo",
-        "MaxEnt recovers almost completely: elicited is no more than 0.10 below the baseline",
-    ): (
-        "The demo's attack takes 1.3% of a domain; with 5% of it MaxEnt comes to .921 [.817, 1.025]"
-        " on generated stories. Shown by the attacks with more text in docs/findings/methods.md."
-    ),
-    ("stories", "demo", "DEMix recovers little: elicited is no more than 0.10 above forget"): (
-        "The expert of core has all of core's text and a dense model's width, so it recovers as"
-        " filtering's model does, which gains .187 on generated stories. Shown by the table of"
-        " experiments/stories.py."
-    ),
-}
+def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
+    """Adds the last columns, EXPLANATION and HOLM; UNJUDGED_PRESET leaves no verdict."""
+    if preset == UNJUDGED_PRESET:
+        claims = claims.assign(**{"verdict": "", EXPLANATION: ""})
+    last = {EXPLANATION: claims.get(EXPLANATION, ""), HOLM: _holm(claims)}
+    return claims.drop(columns=EXPLANATION, errors="ignore").assign(**last)
 
 
-def explained(claims: pd.DataFrame, study: str, preset: str) -> pd.DataFrame:
-    """Adds a column `explanation`: the text beside verdicts of "disagree", else empty."""
-    texts = [
-        EXPLANATIONS.get((study, preset, claim), "") if verdict.startswith(DISAGREE) else ""
-        for claim, verdict in zip(claims["claim"], claims["verdict"], strict=True)
-    ]
-    return claims.assign(**{EXPLANATION: pd.Series(texts, claims.index, dtype=object)})
+def in_family(claims: pd.DataFrame) -> pd.Series:
+    """Tells which claims have a verdict that rests on an interval: Holm's family."""
+    return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
+
+
+def _holm(claims: pd.DataFrame) -> pd.Series:
+    """Returns the verdicts that stay if one family in twenty may have a false "agree", and one a
+    false "disagree"; without an interval none stays.
+
+    Source: Holm (1979). A claim passes level j if its interval at `level_factors` lies on its side.
+    The k-th strongest of n stays if it and all stronger ones pass level n + 1 - k.
+    """
+    found = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
+    family = claims[in_family(claims)]
+    number = len(family)
+    # Of each claim and level [n, n].
+    seeds, unit = family[["num_seeds"]].to_numpy() - 1, effective_freedom(NUM_SHARES, RATIO_LAGS)
+    of_seeds, of_unit = level_factors(number, seeds), level_factors(number, unit)
+    spread = (family[["high"]].to_numpy() - family[["low"]].to_numpy()) / 2.0
+    halves = np.hypot(spread * of_seeds, family[[UNIT_ERROR]].fillna(0.0).to_numpy() * of_unit)
+    ends = np.reshape([(within.left, within.right) for within in family[WITHIN]], (-1, 2))
+    inside = ((family[["difference"]].to_numpy() - ends) * (1.0, -1.0)).min(axis=1)
+    found[family.index] = CANNOT_TELL
+    for verdict, gap in ((AGREE, inside), (DISAGREE, -inside)):
+        passed = (gap[:, None] > halves).sum(axis=1)
+        order = np.argsort(-passed, kind="stable")
+        stays = np.logical_and.accumulate(passed[order] >= number - np.arange(number))
+        found[family.index[order[stays]]] = verdict
+    return found

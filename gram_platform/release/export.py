@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from gram_platform.config import IMPORTED, ModelConfig, View
+from gram_platform.config.crash_safe import A_FOLDER
 from gram_platform.config.identity import (
     canonical_json,
     hash_file,
@@ -22,7 +23,7 @@ from gram_platform.config.identity import (
     to_plain,
 )
 from gram_platform.config.training import merged_config
-from gram_platform.config.written import read_json
+from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.files import (
@@ -117,7 +118,7 @@ def export_view(
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
-    identity, out = _identity(store, export), resolved(out)
+    identity, out = _identity(store, export), Path(os.path.realpath(out))
     if (verified_before := _agreements_in(out, identity)) is not None:
         _write_cards(out, verified_before, write_card)
         return ExportResult(out, verified_before, is_new=False)
@@ -206,16 +207,11 @@ def data_id_of(store: Store, run_id: str) -> str | None:
 
 def _identity(store: Store, export: ExportRequest) -> dict:
     """Returns the fields on which two exports must agree to be the same."""
-    origins = {export.view.run_id, *export.view.origins.values()}
-    hashes = {
-        run_id: store.origin(run_id).require_result()["weights_sha256"]
-        for run_id in sorted(origins)
-    }
     sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
     return {
         "layout": EXPORT_LAYOUT,
         "view": to_plain(export.view),
-        "weights_sha256": hashes,
+        "weights_sha256": store.source_weights(export.view),
         **sizes,
     }
 
@@ -223,11 +219,12 @@ def _identity(store: Store, export: ExportRequest) -> dict:
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
     """Returns what was verified of this export if `out` is it; None for a free place.
 
-    ValueError if it holds anything else.
+    ValueError if it holds anything else, or if links on the way to it form a circle.
     """
-    if not out.exists():
+    kind = target_kind("out", out)
+    if not kind:
         return None
-    if not out.is_dir():
+    if kind != A_FOLDER:
         raise invalid("out", str(out), "a folder, found a file")
     if not any(out.iterdir()):
         return None
@@ -274,14 +271,6 @@ def _hashes(folder: Path) -> dict[str, str]:
     """Hashes (SHA-256) every file except the record, and the cards, which change."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
     return {str(path.relative_to(folder)): hash_file(path) for path in paths}
-
-
-def resolved(out: Path) -> Path:
-    """Follows symbolic links. ValueError if they form a circle."""
-    try:
-        return out.resolve()
-    except (OSError, RuntimeError) as error:
-        raise invalid("out", str(out), f"a path that leads to a folder ({error})") from None
 
 
 def require_room(out: Path, num_bytes: int) -> None:

@@ -15,6 +15,7 @@ from typing import TypedDict
 
 import torch
 
+from gram_platform.config.crash_safe import sync
 from gram_platform.config.identity import invalid
 from gram_platform.config.written import read_json
 from gram_platform.corpora.packed import TOKENIZER, PackedCorpus
@@ -26,6 +27,7 @@ from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import (
     DiskTensors,
     Shapes,
+    TensorFile,
     open_tensors,
     stream_bytes,
     write_stream,
@@ -79,6 +81,7 @@ def write_tensors(
     coming = iter(tensors)
     for name, shapes in files.items():
         write_stream(folder / name, shapes, dtype, islice(coming, len(shapes)), progress)
+        sync(str(folder / name))
     assert next(coming, None) is None, "more tensors than shapes"
     if len(files) > 1:
         total = (
@@ -132,11 +135,10 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 def shapes_by_file(folder: Path) -> dict[str, Shapes]:
     """Lists the tensors' shapes in every file of a checkpoint."""
-    found = {}
+    found: dict[str, Shapes] = {}
     for name in file_names(folder):
         with open_tensors(folder / name) as file:
-            names = file.keys()
-            found[name] = {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in names}
+            found[name] = {tensor: rows.shape for tensor, rows in file.held.items()}
     return found
 
 
@@ -153,8 +155,8 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
         raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error})") from None
 
 
-def _require_indexed(places: Mapping[str, str], files: Mapping[str, object]) -> None:
-    held = [(tensor, name) for name, file in files.items() for tensor in file.keys()]  # noqa: SIM118
+def _require_indexed(places: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
+    held = [(tensor, name) for name, file in files.items() for tensor in file.held]
     if sorted(held) != sorted(places.items()):
         odd = sorted({tensor for tensor, _ in set(held) ^ set(places.items())})
         raise invalid(INDEX, odd[:4], "each tensor once, in the file that the index says")

@@ -66,17 +66,17 @@ def import_checkpoint(
         )
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
-        if is_new:
-            shapes = dict(sorted(parameter_shapes(model).items()))
+        shapes = dict(sorted(parameter_shapes(model).items()))
 
-            def write(path: str) -> None:
-                tensors = ((name, weights[name]) for name in names)
-                write_stream(
-                    path, shapes, torch.float32, tensors, byte_counter(progress, "importing", total)
-                )
+        def write(path: str) -> None:
+            tensors = ((name, weights[name]) for name in names)
+            write_stream(
+                path, shapes, torch.float32, tensors, byte_counter(progress, "importing", total)
+            )
 
-            origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
-            directory.complete(model, origin, write, tokenizer)
+        origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
+        # Also if it is there: damaged files become whole again.
+        directory.complete(model, origin, write, tokenizer)
     notes = _notes(plain) + (
         (f"{trouble}: studies cannot start from it (--start)",) if trouble else ()
     )

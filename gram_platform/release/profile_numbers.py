@@ -13,6 +13,7 @@ from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.results.record import StudyRecord, readable_record
 from gram_platform.pages.results.results import Results, read_results
 from gram_platform.store import Store
+from gram_platform.store.directories import CONFIG
 
 CLASS_COLUMNS = [
     "class",
@@ -74,8 +75,8 @@ def _entries(store: Store, record: StudyRecord, view: View) -> list[Mapping[str,
 
 
 def _view_of(store: Store, eval_id: str) -> View | None:
-    plain = store.evaluation(eval_id).folder.read_json("config.json")
-    return None if plain is None else evaluation_from_plain(plain).view
+    place = store.evaluation(eval_id)
+    return place.config_as(evaluation_from_plain).view if place.folder.exists(CONFIG) else None
 
 
 def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> ProfileNumbers:

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
+from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.views import load_view
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class Benchmark:
             )
         from lm_eval.tasks import TaskManager
 
-        folder = str(local_path("include_path", self.folder).resolve()) if self.folder else ""
+        folder = self.folder and os.path.realpath(local_path("include_path", self.folder))
         if folder and not Path(folder).is_dir():
             raise invalid("include_path", self.folder, "a folder with task files (.yaml)")
         known = TaskManager(include_path=folder or None).all_tasks
@@ -135,7 +137,9 @@ def _included(folder: Path) -> list[Path]:
     while pending:
         path = pending.pop()
         for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
-            named = [(path.parent / name).resolve() for name in INCLUDED_NAMES.findall(names)]
+            named = [
+                Path(os.path.realpath(path.parent / name)) for name in INCLUDED_NAMES.findall(names)
+            ]
             new = [
                 each
                 for each in named
@@ -155,7 +159,9 @@ def _reads_elsewhere(task: "Task", folder: Path) -> bool:
     source = Path(str(getattr(config, "dataset_path", None)))
     places += [source] if source.exists() else []
     is_made = callable(getattr(config, "custom_dataset", None))
-    return is_made or not all(place.resolve().is_relative_to(folder) for place in places)
+    return is_made or not all(
+        Path(os.path.realpath(place)).is_relative_to(folder) for place in places
+    )
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -225,7 +231,7 @@ def score_profiles(
             view, run.data.data_id, benchmark.tasks, version("lm_eval"), files_sha256, *asked
         )
         directory = store.evaluation(scores.eval_id)
-        if (result := directory.result()) is None:
+        if (result := store.current_result(directory)) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
             directory.add_tags(
@@ -237,6 +243,7 @@ def score_profiles(
                 }
             )
             fields = _scored(store, scores, manager, device)
+            store.set_outdated_aside(directory)
             result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})
             say(
                 f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation"
@@ -296,7 +303,7 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
 
     from gram_platform.release.harness_model import HarnessModel
 
-    corpus = open_corpus(store, scores.data_id)
+    corpus, sources = open_corpus(store, scores.data_id), store.source_weights(scores.view)
     _, model = load_view(store, scores.view, scores.precision)
     asked = HarnessModel(
         model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path)
@@ -313,7 +320,7 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
         task: task_fields(found["results"][task], samples)
         for task, samples in found["samples"].items()
     }
-    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint}
+    return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:

@@ -31,7 +31,6 @@ from gram_platform.store.checkpoints import (
     step_name,
     write_segment,
 )
-from gram_platform.store.directories import RESULT
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import HEARTBEAT_INTERVAL_S, LONGEST_STEP_S, Lease, LeaseLost
 from gram_platform.store.shards import (
@@ -79,11 +78,6 @@ class Attempt:
     def elapsed_s(self) -> float:
         """Seconds of work in this attempt and, up to their commits, in those that it continues."""
         return self._earlier_s + time.monotonic() - self._clock
-
-    @property
-    def superseded(self) -> bool:
-        """Whether another attempt has written the run's result, so that this one need not go on."""
-        return self.run.folder.exists(RESULT)
 
     def resume(
         self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint

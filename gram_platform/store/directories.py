@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import json
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, TypedDict, TypeVar
 
-from gram_platform.config import IMPORTED, AnyEvaluation, ModelConfig, RunConfig, State, TaskScores
+from gram_platform.config import (
+    IMPORTED,
+    AnyEvaluation,
+    ModelConfig,
+    RunConfig,
+    State,
+    TaskScores,
+    evaluation_from_plain,
+)
 from gram_platform.config.identity import (
     InvalidField,
-    canonical_json,
     hash_file,
     invalid,
     short_hash,
@@ -35,6 +41,8 @@ Config = TypeVar("Config")
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
 # The result's field with the hash of the tensors' file.
 TENSORS_HASH = "tensors_sha256"
+# The result's field with the `weights_sha256`, by id, of what the node was made from.
+SOURCE_HASHES = "source_weights_sha256"
 WRONG_HASH = "its hash is not the result's"
 # Read without conversion, so that a result written again has the same bytes.
 Number = float | int
@@ -78,6 +86,7 @@ class NodeDirectory:
     id_field: ClassVar[str]
     # A TypedDict of the result's fields that are read here and in reports.
     result_kind: ClassVar[Any]
+    config_remedy: ClassVar[str] = "submit again"
 
     @property
     def remedy(self) -> str:
@@ -91,10 +100,19 @@ class NodeDirectory:
             else f"remove {self.folder.path} and submit again"
         )
 
-    def config(self) -> dict:
-        """Reads the config as plain JSON (see `config_as`).
+    def id_of(self, plain: Mapping) -> str:
+        """Makes the id that a directory with this config has."""
+        raise NotImplementedError
 
-        ValueError when the storage has no such node.
+    def config(self) -> dict:
+        """Reads the config as plain JSON; ValueError as `config_as`."""
+        return self.config_as(dict)
+
+    def config_as(self, read: Callable[[Mapping], Config]) -> Config:
+        """Reads the config by `run_from_plain` or another reader.
+
+        ValueError when the storage has no such node. ValueError naming the file when the config's
+        hash is not the directory's id, or `read` refuses it.
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
@@ -103,15 +121,10 @@ class NodeDirectory:
                 self.node_id,
                 f"one of the {self.kind}s in this storage ({self.folder.path})",
             )
-        return plain
-
-    def config_as(self, read: Callable[[Mapping], Config]) -> Config:
-        """Reads the config by `run_from_plain` or another reader.
-
-        ValueError as `config`, or naming file and field.
-        """
-        plain = self.config()
         try:
+            if (found := self.id_of(plain)) != self.node_id:
+                expected = f"the config of {self.node_id}: it is damaged, {self.config_remedy}"
+                raise invalid(self.id_field, found, expected)
             return read(plain)
         except InvalidField as error:
             raise error.at(self.folder.file(CONFIG)) from error
@@ -139,7 +152,7 @@ class NodeDirectory:
         if tags.items() <= self.tags().items():
             return
         with self.folder.lock("tags"):
-            self.folder.write_json(TAGS, {**self.tags(), **tags}, durable=False)
+            self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
         """Reads the sealed result, None while there is none.
@@ -173,12 +186,15 @@ class NodeDirectory:
             warn(text, stacklevel=3)
         return existing
 
-    def config_sha256(self) -> str:
-        """Hashes the bytes of the stored config (see `hash_config`); "" without one."""
+    def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
+        self.folder.set_aside(RESULT, reason, fault)
+
+    def has_config(self) -> bool:
+        """Returns whether the config is there and intact."""
         try:
-            return _sha256(self.folder.read(CONFIG))
-        except FileNotFoundError:
-            return ""
+            return bool(self.config())
+        except ValueError:
+            return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
         """Stores the config unless it is there.
@@ -191,28 +207,11 @@ class NodeDirectory:
             raise invalid(
                 self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
             )
-        self._ensure_config(config)
-
-    def _ensure_config(self, config: object) -> None:
-        data = _config_bytes(config)
-        try:
-            existing = self.folder.read_json(CONFIG)
-            if existing not in (None, json.loads(data)):
-                raise CorruptFile(f"it is not the config of {self.kind} {self.node_id}")
-        except CorruptFile as error:
-            self.folder.set_aside(CONFIG, error)
-            existing = None
-        if existing is None:
-            self.folder.create(CONFIG, data)
-
-
-def hash_config(config: RunConfig | AnyEvaluation) -> str:
-    """Returns the `config_sha256` of a directory in which this config is stored."""
-    return _sha256(_config_bytes(config))
-
-
-def _config_bytes(config: object) -> bytes:
-    return (canonical_json(config) + "\n").encode()
+        if self.has_config():
+            return
+        if self.folder.exists(CONFIG):
+            self.folder.set_aside(CONFIG, f"it is not the config of {self.kind} {self.node_id}")
+        self.folder.write_json(CONFIG, config)
 
 
 @dataclass(frozen=True)
@@ -226,6 +225,9 @@ class EvaluationDirectory(NodeDirectory):
     kind = "evaluation"
     id_field = "eval_id"
     result_kind = EvaluationResult
+
+    def id_of(self, plain: Mapping) -> str:
+        return evaluation_from_plain(plain).eval_id
 
     @property
     def eval_id(self) -> str:
@@ -255,7 +257,7 @@ class EvaluationDirectory(NodeDirectory):
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
-            self.folder.write_json(TIMING, facts)
+            self.folder.write_sealed(TIMING, facts)
         if tensors:
             from gram_platform.store.tensors import hash_tensors, save_tensors
 
@@ -306,6 +308,10 @@ class ImportDirectory(NodeDirectory):
     kind = "import"
     id_field = "import_id"
     result_kind = ImportResult
+    config_remedy = "import the model again"
+
+    def id_of(self, plain: Mapping) -> str:
+        return _hash_import(plain.get("model"), self.require_result())
 
     def complete(
         self,
@@ -322,12 +328,12 @@ class ImportDirectory(NodeDirectory):
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
             raise invalid("import_id", expected, f"the directory's import_id, {self.node_id}")
-        self._ensure_config({"model": model})
+        self.folder.write_json(CONFIG, {"model": model})
         self.folder.write_with(WEIGHTS, write)
         if tokenizer is not None:
             self.folder.write(TOKENIZER, tokenizer)
             fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
-        return self.publish(seal({**fields, "import_id": self.node_id}))
+        return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
 
     def require_result(self) -> dict:
         """Reads the result; ValueError when the import was not finished."""
@@ -390,6 +396,11 @@ def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None =
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:
         hashes["tokenizer_sha256"] = _sha256(tokenizer)
+    return _hash_import(model, hashes)
+
+
+def _hash_import(model: object, fields: Mapping) -> str:
+    hashes = {k: fields[k] for k in ("weights_sha256", "tokenizer_sha256") if k in fields}
     return IMPORTED + short_hash({"model": model, **hashes})
 
 

@@ -22,6 +22,8 @@ from gram_platform.config.terminal import warn
 
 Value = TypeVar("Value")
 
+HASHES = "hashes.json"
+_HASH = re.compile("[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
 
@@ -67,6 +69,15 @@ def unseal(data: bytes) -> dict:
     if not intact:
         raise CorruptFile("its content does not match its sha256")
     return fields
+
+
+def unsealed(data: bytes) -> dict:
+    """Inverts `seal`; CorruptFile as `unseal`. Files of earlier versions may have no seal."""
+    fields = parse_json(data, dict)
+    # The second finds a damaged name.
+    if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):
+        unseal(data)
+    return {key: value for key, value in fields.items() if key != "sha256"}
 
 
 class Folder:
@@ -134,9 +145,9 @@ class Folder:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads a file's JSON, {} when it is absent; a damaged one is set aside with a warning."""
+        """Reads `unsealed` fields, {} without a file; a damaged one is set aside with a warning."""
         try:
-            return self.read_json(name, kind) or {}
+            return self._read_as(name, lambda data: from_plain(kind, unsealed(data))) or {}
         except CorruptFile as error:
             self.set_aside(name, error)
             return {}
@@ -144,10 +155,24 @@ class Folder:
     def write_json(self, name: str, value: object, durable: bool = True) -> None:
         self.write(name, (canonical_json(value) + "\n").encode(), durable=durable)
 
-    def write_sealed(self, name: str, fields: Mapping) -> None:
-        self.write(name, seal(fields))
+    def write_sealed(self, name: str, fields: Mapping, durable: bool = True) -> None:
+        self.write(name, seal(fields), durable=durable)
 
-    def set_aside(self, name: str, reason: object) -> None:
+    def write_whole(self, files: Mapping[str, bytes]) -> None:
+        """Writes files, then their hashes for `require_whole`."""
+        self.remove(HASHES)
+        for name, data in files.items():
+            self.write(name, data)
+        hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        self.write_sealed(HASHES, {"files": hashes})
+
+    def require_whole(self) -> None:
+        """Raises CorruptFile if a file of `write_whole` was changed, OSError if it is gone."""
+        for name, digest in (self.read_sealed(HASHES) or {"files": {}})["files"].items():
+            if hashlib.sha256(self.read(name)).hexdigest() != digest:
+                raise CorruptFile(f"{self.file(name)} does not have its SHA-256: submit again")
+
+    def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
         """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns.
 
         Read-only folders only warn.
@@ -158,10 +183,13 @@ class Folder:
             # Another process may have set it aside.
             with contextlib.suppress(FileNotFoundError):
                 self.rename(name, f"{name}.corrupt-{number}")
-        warn(f"{self.path}/{name} is corrupted{done}: {reason}", stacklevel=2)
+        warn(f"{self.path}/{name} is {fault}{done}: {reason}", stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         """Removes half-written files of killed writers. Object stores have none."""
+
+    def require_rights(self) -> None:
+        """PermissionError if this user may not write here. An object store says so later."""
 
     def _check_writable(self) -> None:
         if not self.writable:

@@ -26,6 +26,7 @@ from gram_platform.config.crash_safe import (
     kind_of,
     make_folders,
     remove_whole,
+    require_rights,
     sync,
     temporary_beside,
     unplain,
@@ -169,6 +170,9 @@ class LocalFolder(Folder):
                 if not _is_plain(entry):
                     raise unplain(entry.path, kind_of(entry.path), f"{A_FILE} or {A_FOLDER}")
 
+    def require_rights(self) -> None:
+        require_rights(self.path)
+
     def require_folders(self) -> None:
         """ValueError if this folder, or one above it in the storage, is a link or a file."""
         if obstacle := self._obstacle():
@@ -195,7 +199,8 @@ class LocalFolder(Folder):
         self._check_writable()
         if not self._is_here():
             return
-        for path in Path(self.path).glob(".*.tmp"):
+        # Earlier versions had other names.
+        for path in Path(self.path).glob(".*tmp*"):
             # Its writer may have just published it.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 if time.time() - os.stat(path, follow_symlinks=False).st_mtime >= older_than_s:
@@ -207,6 +212,7 @@ class LocalFolder(Folder):
         self.require_folders()
         os.rename(self.file(old), self.file(new))
 
+    @persistent
     def plain_file(self, name: str) -> str:
         """Returns the path of a file, or of an absent one.
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from gram_platform.config import IMPORTED, RECIPE_VERSION
+from gram_platform.config import IMPORTED, RECIPE_VERSION, View
 from gram_platform.config.identity import absolute_place, find_id, invalid, short_hash
 from gram_platform.corpora.packed import cache_folder
 from gram_platform.store.directories import (
     CONFIG,
     RESULT,
+    SOURCE_HASHES,
     TAGS,
     EvaluationDirectory,
     ImportDirectory,
@@ -29,6 +30,8 @@ from gram_platform.store.runs import RunDirectory
 LAYOUT = 1
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
+# In the folder of a search: the parameters that it has found.
+BEST = "best.json"
 # In the folder of a study: a folder for each earlier page.
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
@@ -56,13 +59,15 @@ class StoreFacts(TypedDict):
 class Finished:
     """A node with a result.
 
-    Its fields are the hash of the result, the node's tags, and the hash of its config ("" without
-    one).
+    Its fields are the hash of the result, the node's tags, whether its config is intact, the hash
+    of its weights ("" for an evaluation), and those of its sources by id.
     """
 
     sha256: str
     tags: Mapping[str, str]
-    config_sha256: str
+    has_config: bool
+    weights_sha256: str
+    sources: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -192,6 +197,32 @@ class Store:
         """
         return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
+    def source_weights(self, view: View | None) -> dict[str, str]:
+        """Reads the `weights_sha256`, by id, of a view's runs and imports.
+
+        ValueError if one is not complete.
+        """
+        ids = sorted({view.run_id, *view.origins.values()}) if view else ()
+        return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
+
+    def outdated(self, result: Mapping) -> str:
+        """Names a known source of a result that has other weights now; "" if none has."""
+        for run_id, before in result.get(SOURCE_HASHES, {}).items():
+            now = self.origin(run_id).result()
+            if now is not None and now["weights_sha256"] != before:
+                return f"made from other weights of {run_id} than it has now"
+        return ""
+
+    def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
+        """Reads a node's result, None if it is outdated."""
+        result = node.result()
+        return None if result is None or self.outdated(result) else result
+
+    def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
+        """Makes room for a new result; call it when the sources' weights have been read."""
+        if reason := self.outdated(node.result() or {}):
+            node.set_result_aside(reason)
+
     def imported(self, import_id: str) -> ImportDirectory:
         return ImportDirectory(self._folder.child("imports", import_id), import_id)
 
@@ -297,4 +328,7 @@ class Store:
 
 def _finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
-    return None if result is None else Finished(result["sha256"], node.tags(), node.config_sha256())
+    if result is None:
+        return None
+    weights = result.get("weights_sha256", ""), result.get(SOURCE_HASHES, {})
+    return Finished(result["sha256"], node.tags(), node.has_config(), *weights)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from gram_platform.config import State
+from gram_platform.config import State, hash_run
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
@@ -30,7 +30,7 @@ from gram_platform.store.checkpoints import (
     read_segment,
     remove_weights,
 )
-from gram_platform.store.directories import RESULT, WRONG_HASH, NodeDirectory, Number
+from gram_platform.store.directories import WRONG_HASH, NodeDirectory, Number
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
@@ -94,6 +94,9 @@ class RunDirectory(NodeDirectory):
     kind = "run"
     id_field = "run_id"
     result_kind = RunResult
+
+    def id_of(self, plain: Mapping) -> str:
+        return hash_run(plain)
 
     @property
     def run_id(self) -> str:
@@ -242,6 +245,12 @@ class RunDirectory(NodeDirectory):
             return self.publish(seal(finished["result"]))
         return None
 
+    def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
+        # A finished attempt would restore the result.
+        for attempt_id, _ in self.finished_attempts():
+            self.attempts.child(attempt_id).set_aside(FINISHED, reason, fault)
+        super().set_result_aside(reason, fault)
+
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
         """Lists (attempt_id, finish) of attempts that trained to the end.
 
@@ -334,11 +343,7 @@ class RunDirectory(NodeDirectory):
         return self.folder.exists(REMOVED)
 
     def _without_weights(self) -> ValueError:
-        reason = "no attempt has weights of this hash"
-        # A finished attempt would restore the result.
-        for attempt_id, _ in self.finished_attempts():
-            self.attempts.child(attempt_id).set_aside(FINISHED, reason)
-        self.folder.set_aside(RESULT, reason)
+        self.set_result_aside("no attempt has weights of this hash", "corrupted")
         expected = f"a run with intact weights; to train this one again, {self.remedy}"
         return invalid("run_id", self.run_id, expected)
 

@@ -34,7 +34,7 @@ from gram_platform.store.checkpoints import (
     ShardsManifest,
     step_name,
 )
-from gram_platform.store.files import CorruptFile, Folder, is_safe_name
+from gram_platform.store.files import CorruptFile, Folder, is_safe_name, keep_trying
 from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, save_tensors
 
 # Rows [first, stop).
@@ -170,7 +170,7 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
             for name, (first, stop) in ranges.items():
                 stored = layouts[shard][name]
                 piece = pieces.setdefault(name, stored.empty(*wanted[name]))
-                piece.between(first, stop).copy_(stored.read(file, name, first, stop))
+                file.read(name, first - stored.first, piece.between(first, stop))
                 missing[name] -= stop - first
     if lacking := sorted(name for name, count in missing.items() if count):
         raise CorruptFile(f"{folder.path}: its shards lack rows of {lacking[:4]}")
@@ -229,6 +229,6 @@ def _layout_name(shard: str) -> str:
 def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
     """Yields a local path with the file's content; CorruptFile when it was altered."""
     with folder.local_copy(name) as path:
-        if hash_file(path) != digest:
+        if keep_trying(lambda: hash_file(path), path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")
         yield path

@@ -1,39 +1,65 @@
 """Writes and reads tensors as safetensors files, and hashes a set of weights. No pickle.
 
-Large sets are written and read tensor by tensor: `write_stream`, `DiskTensors`.
+One tensor is written or read at a time. Files are written and read as all others of the storage:
+modes follow the umask, and errors of the operating system keep their numbers.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.identity import invalid, require_choice, require_int
 from gram_platform.model.pieces import Piece, num_rows
+from gram_platform.store.files import keep_trying
 
-# Names of dtypes in safetensors.
-FILE_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-# The alignment of the data's first byte, as in the format's reference writer.
+# What safetensors calls a dtype of torch, in the order in which its writer sorts tensors.
+FILE_DTYPES = {
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float32": "F32",
+    "uint32": "U32",
+    "int32": "I32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "uint16": "U16",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+# The alignment of the data's first byte, as the library's own writer aligns it.
 HEADER_ALIGNMENT = 8
+# The library refuses a longer one.
+LONGEST_HEADER = 100_000_000
+# Numbers of a tensor that are hashed at once.
+BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shape and dtype as one safetensors file.
+    """Writes tensors of any shape as one safetensors file.
 
-    Equal tensors give equal bytes.
+    Its bytes are those of `safetensors.torch.save_file`. OSError when the file cannot be written.
     """
-    try:
-        save_file({name: _owned(tensors[name]) for name in sorted(tensors)}, os.fspath(path))
-    except SafetensorError as error:
-        raise OSError(f"{os.fspath(path)} cannot be written: {error}") from error
+    order = list(FILE_DTYPES)
+    names = sorted(tensors, key=lambda name: (order.index(_plain(tensors[name].dtype)), name))
+    _write(
+        path,
+        _header([(n, tensors[n].shape, tensors[n].dtype) for n in names]),
+        (tensors[n] for n in names),
+    )
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
@@ -60,28 +86,79 @@ class StoredRows:
     @classmethod
     def of(cls, piece: Piece) -> "StoredRows":
         stop = piece.first_row + num_rows(tuple(piece.rows.shape))
-        return cls(piece.first_row, stop, piece.shape, str(piece.rows.dtype).removeprefix("torch."))
+        return cls(piece.first_row, stop, piece.shape, _plain(piece.rows.dtype))
 
     def empty(self, first: int, stop: int) -> Piece:
         """Makes an uninitialised piece for the rows [first, stop) of the tensor."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
-    def read(self, file: safe_open, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads the rows [first, stop) of the tensor from an open file that holds them."""
-        if not self.shape:
-            return file.get_tensor(name)
-        return file.get_slice(name)[first - self.first : stop - self.first]
+
+@dataclass(frozen=True, eq=False)
+class TensorFile:
+    """An open safetensors file. Its bytes are read: a map would kill the process if a mount fails.
+
+    `held` says what rows of which tensors it has. One thread at a time may read.
+    """
+
+    held: Mapping[str, StoredRows]
+    _path: str
+    _file: FileIO
+    # Where each tensor begins.
+    _starts: Mapping[str, int]
+
+    def read(self, name: str, first: int, into: torch.Tensor) -> None:
+        """Fills a tensor, contiguous and on the CPU, with the rows from `first` on.
+
+        ValueError when the file lacks them.
+        """
+        if name not in self._starts:
+            raise ValueError(f"{self._path} lacks {name}")
+        start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
+        keep_trying(lambda: self._fill(_bytes(into), start), self._path)
+
+    def _fill(self, view: memoryview, start: int) -> None:
+        self._file.seek(start)
+        while view:
+            if not (num_bytes := self._file.readinto(view)):
+                raise ValueError(f"{self._path} is cut short")
+            view = view[num_bytes:]
 
 
 @contextlib.contextmanager
-def open_tensors(path: str | os.PathLike) -> Iterator[safe_open]:
-    """Opens a safetensors file to read slices from. ValueError when it is not whole."""
+def open_tensors(path: str | os.PathLike) -> Iterator[TensorFile]:
+    """Opens a safetensors file.
+
+    ValueError when it is not whole, OSError with its number when it cannot be read.
+    """
+    place = os.fspath(path)
+    with keep_trying(lambda: open(place, "rb", buffering=0), place) as file:
+        yield keep_trying(lambda: _opened(place, file), place)
+
+
+def _opened(path: str, file: FileIO) -> TensorFile:
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    header = file.read(min(length, LONGEST_HEADER))
     try:
-        with safe_open(os.fspath(path), "pt") as file:
-            yield file
+        with safe_open(path, "np"):
+            # Opening checks the header. It maps the file, so the header is read before.
+            pass
     except SafetensorError as error:
-        raise ValueError(f"{os.fspath(path)} is not a whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    except OSError as error:
+        # The library's errors have no number. The file was open, so it may soon be read again.
+        raise OSError(errno.EIO, str(error), path) from error
+    entries = json.loads(header)
+    entries.pop("__metadata__", None)
+    dtypes = {stored: dtype for dtype, stored in FILE_DTYPES.items()}
+    held, starts = {}, {}
+    for name, entry in entries.items():
+        require_choice(f"{path}: dtype", entry["dtype"], dtypes)
+        shape = tuple(entry["shape"])
+        held[name] = StoredRows(0, num_rows(shape), shape, dtypes[entry["dtype"]])
+        starts[name] = 8 + length + entry["data_offsets"][0]
+    return TensorFile(held, path, file, starts)
 
 
 # Shapes by tensor name.
@@ -100,123 +177,129 @@ def write_stream(
     They come in the order of `shapes`, and are converted to `dtype`. One tensor is held at a time.
     `progress` gets the bytes of each. OSError when the file cannot be written.
     """
-    remaining = iter(tensors)
-    with open(path, "wb") as file:
-        file.write(_header(shapes, dtype))
+
+    def coming() -> Iterator[torch.Tensor]:
+        remaining = iter(tensors)
         for name, shape in shapes.items():
             found, tensor = next(remaining)
             assert (found, tuple(tensor.shape)) == (
                 name,
                 shape,
             ), f"{found} {tuple(tensor.shape)} in place of {name}"
-            file.write(
-                memoryview(
-                    tensor.detach()
-                    .to("cpu", dtype)
-                    .contiguous()
-                    .reshape(-1)
-                    .view(torch.uint8)
-                    .numpy()
-                )
-            )
+            yield tensor.to("cpu", dtype)
             progress(tensor.numel() * dtype.itemsize)
             # Freed before the next one is made.
             del tensor
-        file.flush()
-        os.fsync(file.fileno())
+
+    _write(path, _stream_header(shapes, dtype), coming())
 
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
     """Counts the bytes of `write_stream`'s file."""
-    return (
-        len(_header(shapes, dtype))
-        + sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
-    )
+    num_values = sum(math.prod(shape) for shape in shapes.values())
+    return len(_stream_header(shapes, dtype)) + num_values * dtype.itemsize
 
 
-def _header(shapes: Shapes, dtype: torch.dtype) -> bytes:
-    """Writes the header.
+def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
+    kinds = ((name, shape, dtype) for name, shape in shapes.items())
+    return _header(kinds, __metadata__={"format": "pt"})
+
+
+def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
+    """Writes the header of tensors by name, shape and dtype, after other `entries`.
 
     It is its length in 8 bytes, then JSON with each tensor's offsets, padded with blanks.
     """
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
+    for name, shape, dtype in kinds:
         first, end = end, end + math.prod(shape) * dtype.itemsize
         entries[name] = {
-            "dtype": FILE_DTYPES[dtype],
+            "dtype": FILE_DTYPES[_plain(dtype)],
             "shape": list(shape),
             "data_offsets": [first, end],
         }
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
+
+
+def _write(path: str | os.PathLike, header: bytes, tensors: Iterable[torch.Tensor]) -> None:
+    with open(path, "wb") as file:
+        file.write(header)
+        for tensor in tensors:
+            file.write(_bytes(tensor))
+            # Freed before the next one is made.
+            del tensor
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """Returns a tensor's bytes: its own memory if it is contiguous and on the CPU."""
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 @dataclass(frozen=True, eq=False)
 class DiskTensors(Mapping):
     """Maps names to tensors of open files; each access reads the tensor from disk.
 
-    `holders`: for each name the files that hold it, each with the rows that it has, or None for all
-    rows.
+    `holders`: for each name the files that hold it, each with the rows that it has.
     """
 
-    holders: Mapping[str, Sequence[tuple[safe_open, StoredRows | None]]]
+    holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
 
     @classmethod
-    def of_files(cls, files: Iterable[safe_open]) -> "DiskTensors":
+    def of_files(cls, files: Iterable[TensorFile]) -> "DiskTensors":
         """Makes the mapping of files that hold whole tensors."""
-        return cls({name: [(file, None)] for file in files for name in file.keys()})  # noqa: SIM118 (not a mapping)
+        return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
+
+    def stored(self, name: str) -> StoredRows:
+        return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        file, stored = self.holders[name][0]
-        if stored is None:
-            # `get_tensor` returns a view of the memory map.
-            return file.get_tensor(name).clone()
-        return self.rows(name, 0, num_rows(stored.shape))
+        return self.rows(name, 0, num_rows(self.stored(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads only the rows [first, stop) of a tensor."""
-        file, stored = self.holders[name][0]
-        if stored is None:
-            return file.get_slice(name)[first:stop].clone()
-        piece = stored.empty(first, stop)
-        for file, held in self.holders[name]:
-            assert held is not None, "a split tensor is split in every file"
-            low, high = max(first, held.first), min(stop, held.stop)
-            if low < high:
-                piece.between(low, high).copy_(held.read(file, name, low, high))
+        """Reads only the rows [first, stop) of a tensor. ValueError when no file has some."""
+        piece = self.stored(name).empty(first, stop)
+        self._fill(name, piece)
         return piece.rows
 
-    def sha256(self) -> str:
-        """Computes `hash_tensors` from the files' memory maps.
-
-        No copy of a tensor is left in this process.
-        """
-        return _hash((name, *self._mapped(name)) for name in sorted(self))
-
-    def _mapped(self, name: str) -> tuple[str, tuple[int, ...], Iterator[torch.Tensor]]:
-        """Returns a tensor's dtype, shape and rows, in order, as views of the memory maps."""
-        file, stored = self.holders[name][0]
-        if stored is None:
-            whole = file.get_tensor(name)
-            return str(whole.dtype), tuple(whole.shape), iter([whole])
-        return (
-            f"torch.{stored.dtype}",
-            stored.shape,
-            self._rows_in_order(name, num_rows(stored.shape)),
-        )
-
-    def _rows_in_order(self, name: str, stop: int) -> Iterator[torch.Tensor]:
-        """ValueError when the files lack rows."""
-        done, parts = 0, [(held, file) for file, held in self.holders[name] if held is not None]
-        for held, file in sorted(parts, key=lambda part: part[0].first):
-            if held.first <= done < held.stop:
-                part = file.get_tensor(name)
-                yield part if not held.shape else part[done - held.first :]
-                done = held.stop
-        if done != stop:
+    def _fill(self, name: str, piece: Piece) -> None:
+        done = piece.first_row
+        stop = done + num_rows(piece.rows.shape)
+        for file, held in sorted(self.holders[name], key=lambda holder: holder[1].first):
+            high = min(stop, held.stop)
+            if held.first <= done < high:
+                file.read(name, done - held.first, piece.between(done, high))
+                done = high
+        if done < stop:
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
+
+    def sha256(self) -> str:
+        """Computes `hash_tensors`; afterwards no tensor's bytes are in this process's memory.
+
+        ValueError when the files lack rows.
+        """
+        stored = ((name, self.stored(name)) for name in sorted(self))
+        return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
+
+    def _blocks(self, name: str) -> Iterator[torch.Tensor]:
+        """Yields all rows in blocks, in memory that goes back to the system: a map of its own."""
+        stored = self.stored(name)
+        shape, dtype = stored.shape, getattr(torch, stored.dtype)
+        if not math.prod(shape):
+            return
+        row_size, count = math.prod(shape[1:]), num_rows(shape)
+        step = min(count, max(1, BLOCK_SIZE // row_size))
+        memory = torch.frombuffer(mmap.mmap(-1, step * row_size * dtype.itemsize), dtype=dtype)
+        for first in range(0, count, step):
+            num = min(step, count - first)
+            rows = memory[: num * row_size].reshape((num, *shape[1:]) if shape else ())
+            self._fill(name, Piece(rows, first, shape))
+            yield rows
 
     def __contains__(self, name: object) -> bool:
         return name in self.holders
@@ -244,12 +327,5 @@ def _hash(items: Iterable[tuple[str, str, tuple[int, ...], Iterable[torch.Tensor
     for name, dtype, shape, parts in items:
         digest.update(json.dumps([name, dtype, list(shape)]).encode() + b"\n")
         for part in parts:
-            digest.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(_bytes(part))
     return digest.hexdigest()
-
-
-def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a slice of a larger buffer: safetensors refuses tensors that share memory."""
-    tensor = tensor.detach().cpu().contiguous()
-    is_slice = tensor.untyped_storage().nbytes() != tensor.nbytes
-    return tensor.clone() if is_slice else tensor

@@ -17,11 +17,10 @@ from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import require_closed
 from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.store import Store
+from gram_platform.store.root import BEST
 from gram_platform.studies.definition import Preset, Variant
 from gram_platform.studies.plan import Choice, StudyPlan
 
-# A file in the folder of a MaxEnt search.
-BEST = "best.json"
 # The share used of the sequences expected of a recipe that is not packed yet.
 SAFE_SHARE = 0.9
 # Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat
@@ -67,7 +66,6 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
     directory = store.imported(import_id)
-    directory.require_result()
     model, tokenizer = directory.model_config(), directory.tokenizer(store.data_root)
     if tokenizer is None:
         raise invalid(
@@ -257,9 +255,11 @@ def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile
     an unknown search, one on data other than `data_id`, or one that lacks a profile.
     """
     plain = (
-        store.search_dir(search_id).read_json(BEST) if search_id in store.list_searches() else None
+        store.search_dir(search_id).read_or_set_aside(BEST, dict)
+        if search_id in store.list_searches()
+        else {}
     )
-    if plain is None:
+    if not plain:
         raise invalid(
             "maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}"
         )

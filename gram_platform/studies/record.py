@@ -102,11 +102,10 @@ CALIBRATION_STUDY = "calibration"
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the unit's errors at every size where they are known: `size, class, ratio,
-    difference, measured_on`.
+    difference, num_shares, measured_on`.
 
     What a finished calibration on the same data in the storage measured replaces what was measured
-    for the package at the same size of the corpus; of all these the nearest size counts, see
-    `nearest_errors`.
+    for the package at the same size of the corpus; which of all these counts, see `nearest_errors`.
     """
     corpus, found = part.choice.corpus, []
     own = measured_in(Store(part.choice.storage), corpus, part.data_id)
@@ -118,14 +117,9 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     }.values():
         near = (corpus, total_parameters(size.dense()), steps[size.name])
         for row in nearest_errors(rows, *near):
-            error = {name: row[name] for name in ("class", "ratio", "difference")}
-            found.append(
-                {
-                    "size": size.name,
-                    **error,
-                    "measured_on": f"{shown_place(row['corpus'])}, {row['size']}",
-                }
-            )
+            error = {name: row[name] for name in ("class", "ratio", "difference", "num_shares")}
+            places = [f"{shown_place(place)}, {name}" for place, name in row["places"]]
+            found.append({"size": size.name, **error, "measured_on": " and ".join(places)})
     return tuple(found)
 
 

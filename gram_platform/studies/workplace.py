@@ -29,6 +29,7 @@ from gram_platform.methods.nodes import Node
 from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
 from gram_platform.store import Store
 from gram_platform.store.machines import write_cordoned
+from gram_platform.store.root import HISTORY
 from gram_platform.studies.device import note_device
 from gram_platform.studies.plan import CPU, Plan
 
@@ -56,7 +57,7 @@ def open_workplace(
     """Decides where each node that is left is executed; connects to Ray if it is needed.
 
     `has_more`: whether there may be nodes that nobody knows yet. ValueError as `require_capacity`
-    and `note_device`.
+    and `note_device`, PermissionError for a folder that is written later.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
@@ -81,6 +82,10 @@ def open_workplace(
         require_capacity(widest_missing(missing, placements, store), resources, say)
     if executes:
         note_device(plan, store, execution.device)
+    for part in plan.studies:
+        store.study_dir(part.name).child(HISTORY).require_rights()
+    for node in missing:
+        store.node(node.kind, node.id).folder.require_rights()
     cordon = Cordon(resources, on_cordon)
     return Workplace(execution, resources, cordon, uses_ray, place, placements, done)
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -24,7 +25,8 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.tracking.context.registry import resolve_tags
 
-from gram_platform.config.crash_safe import create_database
+from gram_platform.config.crash_safe import create_database, require_rights
+from gram_platform.config.endings import explained
 from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid
 from gram_platform.config.provenance import command_line
 from gram_platform.config.terminal import masked
@@ -112,6 +114,7 @@ class Connection:
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
+                require_rights(self.database)
                 try:
                     correct_places(self.database, self.experiment_id)
                 except ValueError as error:
@@ -375,6 +378,10 @@ def _probe(tracking_uri: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Gives the first line of an error's message, at most 300 characters, or else its class."""
-    lines = str(error).strip().splitlines()
+    """Gives the first line of an error's message, at most 300 characters, or else its class.
+
+    SQLAlchemy's remark on how it came to the failed call is left out.
+    """
+    text = re.sub(r"^\(raised as a result of [^)]*\)", "", explained(error).strip())
+    lines = text.strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

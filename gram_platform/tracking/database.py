@@ -89,7 +89,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
     here = artifacts_location(database)
     try:
         with contextlib.closing(
-            sqlite3.connect(database, LOCK_TIMEOUT_S, isolation_level=None)
+            sqlite3.connect(database, timeout=LOCK_TIMEOUT_S, isolation_level=None)
         ) as connection:
             if _moved(connection, experiment_id, here):
                 connection.execute("BEGIN IMMEDIATE")

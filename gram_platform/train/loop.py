@@ -37,8 +37,9 @@ class StepRecord:
     losses: tuple[float, ...]
     # Norms of parameter sets, see `training_steps`.
     norms: Mapping[str, float] = field(default_factory=dict)
-    # In unlearning, the mean forget term of the window's forget micro-batches.
-    forgetting: float = math.nan
+    # In unlearning, the mean forget term of the window's forget micro-batches. It is infinite
+    # without any, and never NaN: a record with NaN does not equal itself.
+    forgetting: float = math.inf
 
 
 def training_steps(
@@ -152,14 +153,14 @@ def _parts(rows: torch.Tensor | None, number: int) -> Sequence[torch.Tensor | No
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
     """Averages the forget term over forget micro-batches, undoing the factor 2 of `training_loss`.
 
-    NaN without any.
+    Infinite without any.
     """
     terms = [
         value / 2.0
         for domain, value in zip(domains, minimised, strict=True)
         if domain in objective.forget
     ]
-    return sum_in_order(terms) / len(terms) if terms else math.nan
+    return sum_in_order(terms) / len(terms) if terms else math.inf
 
 
 def require_finite(found: str, value: float, where: str, rate: float) -> None:

@@ -128,7 +128,7 @@ def test_bounds_are_reported():
 
 
 @pytest.mark.parametrize("num_parameters", [5e7, 4e8, 5e9])
-def test_a_fit_that_is_close_in_loss_and_far_in_steps_is_poor(num_parameters):
+def test_a_fit_that_is_close_in_loss_is_far_in_steps(num_parameters):
     """Hoffmann and others' law at 20 tokens a parameter: its floor makes the curve no power law."""
     share = np.arange(1, 101) / 100.0
     loss = lambda s: (
@@ -140,16 +140,14 @@ def test_a_fit_that_is_close_in_loss_and_far_in_steps_is_poor(num_parameters):
     assert curve.step_rms == pytest.approx(
         np.std((np.log(loss(share)) - np.log(curve.loss(share))) / curve.alpha)
     )
-    assert curve.poor
+    assert curve.step_rms > 0.05
     assert not curve.at_bound
 
 
-@pytest.mark.parametrize(
-    ("alpha", "rms", "poor"),
-    [(1.0, 0.0199, False), (1.0, 0.0201, True), (0.06, 0.0029, False), (0.06, 0.0031, True)],
-)
-def test_a_fit_is_poor_above_two_percent_of_the_loss_or_five_of_the_steps(alpha, rms, poor):
-    curve = LearningCurve(alpha, 1.0, 1.0, 10.0, 0.0, rms, False, 10)
+@pytest.mark.parametrize(("alpha", "poor"), [(0.0141, True), (0.0143, False)])
+def test_a_fit_is_poor_if_it_is_worse_than_every_published_one(alpha, poor):
+    """Those are at most .71 of the steps off."""
+    curve = LearningCurve(alpha, 1.0, 1.0, 10.0, 0.0, 0.01008, False, 10)
     assert curve.poor == poor
 
 

@@ -13,6 +13,7 @@ from gram_platform.analysis.tables import (
     analyse,
     averaged_profiles,
     domain_table,
+    interval_cell,
     pair_means,
     short_text,
     table_csv,
@@ -49,7 +50,7 @@ def analysis():
 
 def test_schema_and_order(analysis):
     table = analysis.table
-    assert list(table.columns) == TABLE_COLUMNS
+    assert table_csv(table).splitlines()[0].split(",") == TABLE_COLUMNS
     assert TABLE_COLUMNS[:6] == ["method", "size", "profile", "core", "core_low", "core_high"]
     assert TABLE_COLUMNS[-4:] == ["elicited", "elicited_low", "elicited_high", "num_seeds"]
     assert list(dict.fromkeys(table["method"])) == ["baseline", "filtering", "gram"]
@@ -214,7 +215,12 @@ def test_seeds_are_those_of_the_class_that_has_the_fewest():
     known.loc[hit & (known["seed"] == "1"), "loss/biology"] = np.nan
     of_core = row(analyse(known, curves()).table, "gram", "tiny", "core")
     assert of_core["num_seeds"] == 2
-    assert np.isfinite(of_core["forget_low"])
+    # Two seeds have their two points and no interval.
+    assert np.isnan(of_core["forget_low"])
+    assert np.mean(of_core["forget_points"]) == pytest.approx(of_core["forget"])
+    assert of_core["core_points"] == ()
+    cell = interval_cell(of_core, "forget")
+    assert cell == "{:.3f} ({:.3f}, {:.3f})".format(of_core["forget"], *of_core["forget_points"])
 
 
 def test_an_unknown_domain_makes_its_class_unknown_and_nothing_else():
@@ -273,7 +279,7 @@ def test_one_seed_has_a_mean_and_no_interval():
 def test_nothing_at_all():
     analysis = analyse(evaluations().iloc[:0], curves().iloc[:0])
     assert analysis.table.empty
-    assert list(analysis.table.columns) == TABLE_COLUMNS
+    assert table_csv(analysis.table).split() == [",".join(TABLE_COLUMNS)]
     assert format_table(analysis.table).split() == ["method", "size", "profile", "seeds"]
 
 

@@ -1,22 +1,30 @@
 """Checks the unit's error: planted errors come back, apart from the seeds' noise, and reach claims
 and pages."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
+from benchmarks.unit_coverage import COMPARED, false_agrees
 from gram_platform.analysis.calibration import (
+    DIFFERENCE_LAGS,
     ERROR_COLUMNS,
     FILE_COLUMNS,
     MEASURED_COLUMNS,
     NOT_KNOWN,
+    RATIO_LAGS,
     UnitError,
+    effective_freedom,
     errors_by_class,
     measured_errors,
     nearest_errors,
     shipped_errors,
 )
 
+ROOT = Path(__file__).parents[2]
 SHARES = (0.25, 0.5, 0.75, 1.0)
 
 
@@ -85,43 +93,72 @@ def test_two_shares_that_round_to_one_count_as_one():
     )
 
 
-def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error():
-    numbers = {"difference": 0.02, "num_shares": 4, "num_seeds": 3}
+def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error_on_any_text():
     places = [
-        ("stories", 1e5, 0.05),
-        ("stories", 3e5, 0.07),
-        ("code", 1e5, 0.09),
-        ("code", 3e5, 0.06),
+        ("stories", 1e5, 0.05, 0.02, 8),
+        ("stories", 3e5, 0.07, 0.01, 8),
+        ("code", 1e5, 0.09, 0.01, 8),
+        ("code", 3e5, 0.06, 0.03, 4),
     ]
-    rows = [
-        {
-            "corpus": c,
-            "parameters": p,
-            "steps": p / 100,
-            "size": f"{p:g}",
-            "class": name,
-            "ratio": r,
-            **numbers,
-        }
-        for c, p, r in places
+    measured = [
+        (c, p, p / 100, f"{p:g}", name, ratio, difference, num_shares, 3)
+        for c, p, ratio, difference, num_shares in places
         for name in ("core", "auxiliary")
     ]
-    rows = pd.DataFrame(rows)
-    assert set(rows) == set(FILE_COLUMNS)
+    rows = pd.DataFrame(measured, columns=FILE_COLUMNS)
 
-    def ratios(corpus: str, parameters: float, steps: float) -> list[float]:
-        return [row["ratio"] for row in nearest_errors(rows, corpus, parameters, steps)]
+    def found(corpus: str, parameters: float, steps: float) -> list[tuple]:
+        numbers = ("ratio", "difference", "num_shares", "places")
+        near = nearest_errors(rows, corpus, parameters, steps)
+        return [tuple(row[name] for name in numbers) for row in near]
 
-    assert ratios("stories", 2.9e5, 2.9e3) == [0.07, 0.07]
-    # Nobody measured this text: the larger of the two.
-    assert ratios("mine", 1.1e5, 1.1e3) == [0.09, 0.09]
-    assert ratios("mine", 3.0e5, 3.0e3) == [0.07, 0.07]
-    assert ratios("stories", 3e5, 49) == []  # a smoke study's steps
-    assert ratios("stories", 5e7, 5e5) == []
+    assert found("stories", 2.9e5, 2.9e3) == [(0.07, 0.01, 8, [("stories", "300000")])] * 2
+    # Nobody measured this text: the larger errors, whatever the steps.
+    largest = (0.09, 0.03, 4, [("code", "100000"), ("code", "300000")])
+    assert found("mine", 2.0e5, 2.0e3) == [largest] * 2
+    assert found("stories", 2.0e5, 49) == [largest] * 2
+    assert found("mine", 8.9e5, 1.0e3) == [(0.07, 0.03, 4, [*SIZES_AT_300K])] * 2
+    assert found("stories", 9.1e5, 3e3) == []
     of_stories = rows[rows["corpus"] == "stories"]
     rows = of_stories[(of_stories["parameters"] < 2e5) | (of_stories["class"] == "core")]
     # Auxiliary domains, which only the other size has, and core.
-    assert ratios("stories", 2.9e5, 2.9e3) == [0.05, 0.07]
+    assert sorted(found("stories", 2.9e5, 2.9e3))[0][0] == 0.05
+
+
+SIZES_AT_300K = (("stories", "300000"), ("code", "300000"))
+
+
+def test_fewer_and_correlated_shares_have_fewer_degrees_of_freedom():
+    assert effective_freedom(8, ()) == 8.0
+    assert effective_freedom(8, (1.0,) * 7) == pytest.approx(1.0)
+    # Nearer four than eight: docs/findings/intervals.md.
+    assert effective_freedom(8, RATIO_LAGS) == pytest.approx(3.9, abs=0.05)
+    assert effective_freedom(7, DIFFERENCE_LAGS) == pytest.approx(5.85, abs=0.05)
+    assert effective_freedom(2, RATIO_LAGS) < 2.0
+
+
+def test_the_lags_are_those_of_the_readings_that_the_findings_print():
+    """Readings of finished baselines, rounded to hundredths, of every calibration that ships."""
+    lines = (ROOT / "docs/findings/unit.md").read_text().splitlines()
+    cells = [line.split("|")[4] for line in lines if line.count("|") == 6]
+    readings = [cell.split(",") for cell in cells if cell.startswith(" .")]
+    shares = np.array([0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1])
+    errors = np.array([np.array(row, float) - shares for row in readings])
+    assert len(errors) == len(shipped_errors()) == 12
+    for lags, parts in ((RATIO_LAGS, errors), (DIFFERENCE_LAGS, np.diff(errors, axis=1))):
+        parts = parts / np.sqrt((parts**2).mean(axis=1, keepdims=True))
+        found = [(parts[:, :-k] * parts[:, k:]).mean() for k in range(1, len(lags) + 1)]
+        assert found == pytest.approx(lags, abs=0.006)
+
+
+@pytest.mark.parametrize("compared", COMPARED)
+@pytest.mark.parametrize("dominance", [0.0, 1.0, 100.0])
+def test_agree_at_a_boundary_is_rare_whether_the_unit_dominates_or_not(compared, dominance):
+    """One sigma of the unit in a 90% interval gave .17 where it dominates."""
+    shares = false_agrees(compared, dominance, num_seeds=3, num_studies=50_000)
+    assert shares["agree"] < 0.06
+    assert shares["coverage"] > 0.89
+    assert (shares["one_sigma"] > 0.1) == (dominance > 10.0)
 
 
 def test_what_ships_was_measured():
@@ -132,17 +169,19 @@ def test_what_ships_was_measured():
     assert (rows["num_seeds"] > 1).all()
 
 
-ERRORS = errors_by_class(
-    {"size": "1M", "class": name, "ratio": ratio, "difference": difference}
-    for name, ratio, difference in (("core", 0.05, 0.01), ("auxiliary", 0.12, 0.03))
-)
-
-
-def test_classes_of_auxiliary_domains_share_the_error():
-    assert (
-        ERRORS["1M", "forget"]
-        == ERRORS["1M", "elicited"]
-        == ERRORS["1M", "retain"]
-        == UnitError(0.12, 0.03)
-    )
-    assert ERRORS.get(("2M", "core"), NOT_KNOWN) is NOT_KNOWN
+def test_classes_of_auxiliary_domains_share_the_half_width():
+    rows = [
+        {"size": "1M", "class": name, "ratio": ratio, "difference": difference, "num_shares": 8}
+        for name, ratio, difference in (("core", 0.05, 0.01), ("auxiliary", 0.12, 0.03))
+    ]
+    errors = errors_by_class(rows)
+    assert errors["1M", "forget"] == errors["1M", "elicited"] == errors["1M", "retain"]
+    freedoms = (effective_freedom(8, RATIO_LAGS), effective_freedom(7, DIFFERENCE_LAGS))
+    factors = stats.t.ppf(0.95, freedoms)
+    assert errors["1M", "core"] == pytest.approx(UnitError(*factors * (0.05, 0.01)))
+    assert errors["1M", "retain"] == pytest.approx(UnitError(*factors * (0.12, 0.03)))
+    # A record from before the number of shares was stored.
+    assert errors == errors_by_class([{k: row[k] for k in list(row)[:4]} for row in rows])
+    few = errors_by_class([{**row, "num_shares": 2} for row in rows])
+    assert few["1M", "core"].difference > 0.06
+    assert errors.get(("2M", "core"), NOT_KNOWN) is NOT_KNOWN

@@ -234,7 +234,8 @@ def watch():
                     process.kill()
 
 threading.Thread(target=watch, daemon=True).start()
-arguments = ["--preset", "smoke", "--methods", "baseline,gram", "--storage", sys.argv[1]]
+arguments = ["--preset", "smoke", "--seeds", "2", "--methods", "baseline,gram"]
+arguments += ["--storage", sys.argv[1]]
 arguments += ["--device", "cuda", "--num-workers", "tiny=1", "small=2", "--gpus-per-machine", "2"]
 code = execute(STUDY, arguments)
 seen = {"code": code, "most": most[0], "gangs": sorted(set(gangs)), "killed": len(killed)}

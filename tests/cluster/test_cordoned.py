@@ -20,7 +20,7 @@ from gram_platform.store import Store
 from gram_platform.studies.library.scaling import STUDY
 from tests.submitted import execute
 
-arguments = ["--preset", "smoke", "--sizes", "tiny", "--methods", "baseline"]
+arguments = ["--preset", "smoke", "--sizes", "tiny", "--seeds", "2", "--methods", "baseline"]
 arguments += ["--storage", sys.argv[1], "--device", "cuda", "--max-gpus", "1"]
 text = ""
 try:

@@ -59,6 +59,8 @@ def ended(error: BaseException, has_begun: bool = False) -> int:
             1,
             "error: a disk .*: [Errno 122] quota. Submit again.",
         ),
+        (PermissionError(13, "no", "/dev/full"), False, 2, "error: .*/dev/full.*"),
+        (PermissionError(13, "no"), True, 1, "error: [Errno 13] no. Submit again."),
         (KeyboardInterrupt(), False, 130, "interrupted. Submit again."),
         (SystemExit(128 + signal.SIGTERM), True, 143, "terminated. Submit again."),
     ],

@@ -12,8 +12,8 @@ from gram_platform.pages.report.build import headline_rows, report_sections, stu
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
 from gram_platform.pages.results.record import Results
-from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS
-from gram_platform.paper.verdicts import EXPLANATIONS, paper_claims, with_published
+from gram_platform.paper.claims import STORIES_CLAIMS
+from gram_platform.paper.verdicts import paper_claims, with_published
 from tests import stories_frames
 from tests.pages.site.pages import ParsedPage, require_whole
 from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
@@ -220,11 +220,6 @@ def test_every_section_has_an_address_of_its_own():
         "section",
         "a-b-c",
     ]
-
-
-def test_every_explanation_is_of_a_claim_that_exists():
-    for study, _, claim in EXPLANATIONS:
-        assert study not in CLAIMS or claim in {one.text for one in CLAIMS[study]}, (study, claim)
 
 
 def test_the_same_study_is_the_same_page(study):

@@ -3,12 +3,25 @@
 import html
 import json
 import re
+from dataclasses import replace
 
+import pytest
+
+from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.tables import analyse
-from gram_platform.pages.report.build import report_sections
+from gram_platform.pages.report.build import report_sections, study_page
+from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.warning import unit_warning
 from gram_platform.pages.results.record import Results, record_from_plain
-from gram_platform.pages.results.results import judged, summary_text
+from gram_platform.pages.results.results import (
+    brief_results,
+    count_verdicts,
+    judged,
+    summary_text,
+)
+from gram_platform.paper.verdicts import TOO_LITTLE
+from gram_platform.studies.flags import parse
+from gram_platform.studies.library import calibration
 from tests.pages.test_report import runs_frame
 from tests.refused import refused
 from tests.study_frames import curves, evaluations, study_of
@@ -34,58 +47,95 @@ def study(*errors: dict, preset: str = "demo") -> Results:
     return study_of(analysis, found.curves, found.runs, judged(found.record, analysis), **about)
 
 
+RATIO = errors_by_class(rows("1", 1.0, 1.0))["1", "core"].ratio
+DIFFERENCE = errors_by_class(rows("1", 1.0, 1.0))["1", "core"].difference / 0.02
+
+
+def pm(number: float) -> str:
+    return f"\u00b1{number:.2f}"
+
+
 def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_terminal():
     found = study(*rows("tiny", 0.07, 0.11))
     first, _, glance = report_sections(found)[:3]
     text = html.unescape(first.markup)
     assert first.is_warning
-    assert re.search("tiny .* core .*\u00b10.07.* auxiliary .*\u00b10.11", text)
-    assert "\u00b10.02" in text
+    of_core, of_others = pm(0.07 * RATIO), pm(0.11 * RATIO)
+    assert re.search(f"tiny .* core .*{of_core}.* auxiliary .*{of_others}", text)
+    assert pm(0.02 * DIFFERENCE) in text
     assert "stories, 0.28M" in text
     assert unit_warning(found.record) in text
     assert summary_text(found.record, found).endswith(unit_warning(found.record))
     shown = re.findall(r"<small>(.*?)</small>", glance.markup)
     assert [text.rpartition(", ")[2] for text in shown[:3]] == [
-        "unit \u00b10.07",
-        "unit \u00b10.11",
-        "unit \u00b10.11",
+        f"unit {number}" for number in (of_core, of_others, of_others)
     ]
     # Retain and forget: .11 twice.
-    assert found.claims["unit_error"].round(4).unique().tolist() == [0.1556]
+    twice = round(0.11 * RATIO * 2**0.5, 4)
+    assert found.claims["unit_error"].round(4).unique().tolist() == [twice]
 
 
 def test_a_unit_that_fits_is_not_warned_of_but_shown():
-    found = study(*rows("tiny", 0.03, 0.04))
+    fits = [{**row, "difference": 0.01} for row in rows("tiny", 0.015, 0.02)]
+    found = study(*fits)
     assert unit_warning(found.record) == ""
-    warning, _, glance = report_sections(found)[:3]
-    assert "unit" not in warning.markup
-    assert "unit \u00b10.03" in glance.markup
+    glance = report_sections(found)[2]
+    assert pm(0.015 * RATIO) in glance.markup
 
 
-def test_an_unknown_unit_is_said_to_be_so():
-    assert " tiny" in unit_warning(study().record)
-    assert "unit \u00b1" not in report_sections(study())[2].markup
-    assert study().claims["unit_error"].isna().all()
+def test_an_unknown_unit_leaves_no_verdict_and_names_the_command_that_measures_it():
+    found = study()
+    text = unit_warning(found.record)
+    assert "gram run calibration --preset demo --sizes tiny --seeds 3" in text
+    assert "unit \u00b1" not in report_sections(found)[2].markup
+    assert found.claims["unit_error"].isna().all()
+    assert set(found.claims["verdict"]) == set(found.claims["holm_verdict"]) == {""}
+    assert found.claims["difference"].notna().all()
+    assert count_verdicts(found.claims) == {}
+    one_class = study(rows("tiny", 0.07, 0.11)[0])
+    assert set(one_class.claims["verdict"]) == {""}
+    assert "nan" not in unit_warning(one_class.record)
 
 
-def test_a_class_that_was_not_measured_is_named_and_has_no_number():
-    core, auxiliary = rows("tiny", 0.07, 0.11)
-    for row, known, unknown in (
-        (core, "core", "auxiliary domains"),
-        (auxiliary, "auxiliary domains", "core"),
-    ):
-        text = unit_warning(study(row).record)
-        assert re.search(f"{known} .*\u00b1{row['ratio']:.2f}.*\u00b10.02.* tiny .*{unknown}", text)
-        assert "nan" not in text
+@pytest.mark.parametrize(
+    ("preset", "size", "named"),
+    [("as_run", "50M", "paper"), ("paper", "26M", "stories"), ("study", "3M", "study")],
+)
+def test_the_named_command_can_be_run(preset, size, named):
+    record = replace(study(preset=preset).record, sizes=(size,))
+    command = unit_warning(record).partition("gram run calibration ")[2].split()
+    flags = parse(calibration.STUDY, command)
+    assert (flags.preset, flags.sizes) == (named, (size,))
+    # Rated baselines need several seeds.
+    assert flags.seeds > 1
+
+
+def test_the_smoke_preset_says_why_it_has_no_verdicts():
+    found = study(*rows("tiny", 0.01, 0.01), preset="smoke")
+    assert set(found.claims["verdict"]) == set(found.claims["holm_verdict"]) == {""}
+    assert found.claims["difference"].notna().all()
+    (section,) = claim_sections(found)
+    assert section.text == TOO_LITTLE
+    assert section.table is None
+    assert TOO_LITTLE in summary_text(found.record, found)
+    brief = brief_results(found.record, found, is_wide=True)
+    assert (brief.text, brief.verdicts) == (TOO_LITTLE, {})
+    assert unit_warning(found.record) == ""
+    assert "Claims:" not in study_page(found.record, found, None).html()
 
 
 def test_an_error_of_differences_is_warned_of_too():
-    fits = [{**row, "difference": 0.08} for row in rows("tiny", 0.03, 0.04)]
-    assert "\u00b10.08" in unit_warning(study(*fits).record)
+    fits = [{**row, "difference": 0.08} for row in rows("tiny", 0.01, 0.01)]
+    assert pm(0.08 * DIFFERENCE) in unit_warning(study(*fits).record)
 
 
-def test_numbers_of_others_are_not_warned_of():
-    assert unit_warning(study(preset="").record) == ""
+def test_numbers_of_others_are_judged_over_seeds_alone():
+    """Nobody rated shorter baselines of theirs, so no error of ours is theirs."""
+    found = study(preset="")
+    assert unit_warning(found.record) == ""
+    assert found.claims["unit_error"].isna().all()
+    assert set(found.claims["verdict"]) == {"agree"}
+    assert study(*rows("tiny", 9.0, 9.0), preset="").claims.equals(found.claims)
 
 
 def test_a_record_keeps_its_errors():

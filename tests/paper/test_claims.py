@@ -6,17 +6,25 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from gram_platform.analysis.calibration import UnitError
+from gram_platform.analysis.calibration import UnitError, errors_by_class, shipped_errors
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
+from gram_platform.analysis.trends import fall_weights
+from gram_platform.pages.index import Shown, Told
 from gram_platform.pages.report.build import headline_sections
-from gram_platform.pages.report.claims import claim_sections
+from gram_platform.pages.report.claims import claim_sections, readable_claims
+from gram_platform.pages.results.record import Card
+from gram_platform.pages.results.results import count_verdicts, summary_text
 from gram_platform.pages.results.results import judged as judged_claims
-from gram_platform.pages.results.results import summary_text
 from gram_platform.paper.claims import CLAIMS, COMPARED, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
     VERDICTS,
+    Judgement,
+    claims_frame,
+    concluded,
+    in_family,
     judge,
     paper_claims,
     seed_values,
@@ -92,7 +100,7 @@ def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
 
 @pytest.mark.parametrize(
     ("unit_error", "verdict"),
-    [(math.nan, "agree"), (0.0, "agree"), (0.07, "agree"), (0.1, "cannot tell")],
+    [(None, "agree"), (math.nan, ""), (0.0, "agree"), (0.07, "agree"), (0.1, "cannot tell")],
 )
 def test_the_units_error_widens_the_verdicts_interval_in_quadrature(unit_error, verdict):
     left = values(0.11, 0.09, 0.10)  # half-width .0169: with .0985 the interval would reach 0
@@ -100,7 +108,8 @@ def test_the_units_error_widens_the_verdicts_interval_in_quadrature(unit_error, 
     assert judgement.verdict == verdict
     # Of the seeds alone.
     assert (judgement.low, judgement.high) == pytest.approx(t_interval(list(left.values()))[1:])
-    assert judgement.unit_error == pytest.approx(unit_error, nan_ok=True)
+    expected = math.nan if unit_error is None else unit_error
+    assert judgement.unit_error == pytest.approx(expected, nan_ok=True)
     edge = math.sqrt(0.1**2 - (0.1 - judgement.low) ** 2)
     below, above = (
         judge("edge", left, values(0.0, 0.0, 0.0), unit_error=edge + e).verdict
@@ -130,16 +139,139 @@ def test_a_claim_has_the_units_errors_of_what_it_compares():
     ]
     assert claims[claim_of("scaling", "gram retain", "gram forget"), "tiny"] == pytest.approx(0.05)
     assert claims[claim_of("scaling", "gram core", "filtering core"), "tiny"] == pytest.approx(0.02)
-    assert claims[claim_of("scaling", "gram forget", "gram forget"), ""] == pytest.approx(
-        math.hypot(0.04, 0.5)
-    )  # from tiny to medium
     assert math.isnan(claims[claim_of("scaling", "gram retain", "gram forget"), "small"])
-    wide = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])[
-        "verdict"
+    # From tiny over small, which is not known, to medium.
+    falls = claim_of("scaling", "gram forget", "gram forget")
+    assert math.isnan(claims[falls, ""])
+    errors["small", "forget"] = UnitError(0.3, 0.03)
+    found = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])
+    assert found.loc[(falls, ""), "unit_error"] == pytest.approx(math.hypot(0.04, 0.5))
+    assert found.loc[(falls, ""), "verdict"] == "cannot tell"
+    retain = claim_of("scaling", "gram retain", "gram forget")
+    assert found["verdict"][retain].tolist() == ["agree", "", ""]
+    alone = paper_claims(per_seed, "scaling")
+    assert alone["unit_error"].isna().all()
+    assert set(alone["verdict"]) == {"agree"}
+
+
+def test_falls_with_size_is_a_trend_over_all_sizes():
+    """A middle size that lies nearer the last one counts, with its unit's error."""
+    sizes, forget = {"1M": 1e6, "8M": 8e6, "16M": 1.6e7}, {"1M": 0.6, "8M": 0.9, "16M": 0.4}
+    rows = [
+        {"method": "gram", "size": size, "profile": "core+x", "seed": seed, "retained": "x"}
+        | {"core": 1.0, "retain": 1.0, "forget": forget[size] + noise, "elicited": math.nan}
+        | dict.fromkeys(NUM_DOMAINS.values(), 1)
+        for size in sizes
+        for seed, noise in zip(SEEDS, (-0.01, 0.0, 0.01), strict=True)
     ]
-    assert wide[claim_of("scaling", "gram retain", "gram forget"), "tiny"] == "agree"
-    assert wide[claim_of("scaling", "gram forget", "gram forget"), ""] == "cannot tell"
-    assert paper_claims(per_seed, "scaling")["unit_error"].isna().all()
+    per_seed, claim = pd.DataFrame(rows), claim_of("scaling", "gram forget", "gram forget")
+    errors = {(size, "forget"): UnitError(0.1, 0.1) for size in sizes}
+    row = paper_claims(per_seed, "scaling", "core+x", errors).set_index("claim").loc[claim]
+    slope = np.polyfit(np.log([*sizes.values()]), [*forget.values()], 1)[0]
+    assert row["difference"] == pytest.approx(-slope * math.log(16.0))
+    weights = fall_weights(np.log([*sizes.values()]))
+    assert row["unit_error"] == pytest.approx(0.1 * math.sqrt((weights**2).sum()))
+    # One fall a seed: the noise of three sizes cancels, since it is the same at each.
+    assert row["high"] - row["low"] == pytest.approx(0.0, abs=1e-9)
+    partial = per_seed.drop(index=4)
+    row = paper_claims(partial, "scaling", "core+x").set_index("claim").loc[claim]
+    assert row["num_seeds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("within", "unit_error", "verdict"),
+    [
+        (not_below("core"), 0.0599, "agree"),
+        (not_below("core"), 0.06, "not measurable here"),
+        (not_above("forget"), 0.0999, "agree"),
+        (not_above("forget"), 0.11, "not measurable here"),
+        (alike("core"), 0.07, "not measurable here"),
+        # It has no margin.
+        (POSITIVE, 0.9, "cannot tell"),
+    ],
+)
+def test_a_unit_that_reaches_the_margin_decides_nothing(within, unit_error, verdict):
+    better = 0.5 if within.left < 0 < within.right and math.isinf(within.right) else 0.0
+    left = values(*(better - 0.001, better, better + 0.001))
+    judgement = judge("one", left, values(0.0, 0.0, 0.0), within, unit_error)
+    assert judgement.verdict == verdict
+    one = judge("one", {"0": better}, {"0": 0.0}, within, unit_error)
+    assert one.verdict.removesuffix(" (no interval)") == verdict
+
+
+def test_what_is_not_measurable_here_says_where_it_could_be_decided():
+    coarse = {(size, name): UnitError(0.2, 0.2) for size in SIZES for name in CLASSES}
+    claims = paper_claims(analysed().per_seed, "scaling", unit_error=coarse)
+    has_margin = claims["claim"].str.contains("no more than")
+    assert set(claims.loc[has_margin, "verdict"]) == {"not measurable here"}
+    assert "not measurable here" not in set(claims.loc[~has_margin, "verdict"])
+    places = claims[has_margin].drop_duplicates("claim").set_index("claim")["explanation"]
+    fine = errors_by_class(
+        row | {"size": f"{row['corpus']} at {row['size']}"}
+        for row in shipped_errors().to_dict("records")
+    )
+    for name, left, margin in (("core", "gram core", 0.06), ("forget", "gram forget", 0.1)):
+        named = places[claim_of("scaling", left, f"filtering {name}")]
+        for (place, of_class), error in fine.items():
+            if of_class == name:
+                assert (place in named) == (error.difference < margin)
+    counted = f"{has_margin.sum()} not measurable here"
+    assert verdict_counts(claims["verdict"]).split(", ")[3] == counted
+    card = Card(verdicts=count_verdicts(claims))
+    assert counted in Shown(Told("", "", card, ()), "", "", ()).verdicts.split(", ")
+
+
+def test_two_seeds_have_their_points_and_no_interval():
+    judgement = judge("two", values(0.5, 0.7), values(0.0, 0.0))
+    assert judgement.verdict == "agree (no interval)"
+    assert judgement.points == (0.5, 0.7)
+    assert math.isnan(judgement.low)
+    assert math.isnan(judgement.detectable)
+    claims = concluded(claims_frame([judgement]), "demo")
+    assert readable_claims(claims)["difference"].tolist() == ["0.600 (0.500, 0.700)"]
+    assert claims["holm_verdict"].tolist() == ["cannot tell"]
+
+
+def holm(differences: list[float], half: float = 0.1, unit_error: float = math.nan) -> list[str]:
+    """The verdicts by Holm of claims "above zero" of many seeds, whose t is the normal one."""
+    rows = [
+        Judgement("", "agree", d, d - half, d + half, unit_error, 10**7, math.nan)
+        for d in differences
+    ]
+    return claims_frame(rows).pipe(concluded, "demo")["holm_verdict"].tolist()
+
+
+def test_holm_keeps_the_strongest_claims_first():
+    """Against the adjusted p of the definition: the largest of (n + 1 - k) p_k up to k."""
+    rng = np.random.default_rng(0)
+    z = rng.normal(2.0, 1.5, (40, 7))
+    for row in z:
+        p = np.sort(stats.norm.sf(row))
+        adjusted = dict(zip(p, np.maximum.accumulate(p * np.arange(7, 0, -1)), strict=True))
+        found = holm((row * 0.1 / stats.norm.ppf(0.95)).tolist())
+        for verdict, number in zip(found, row, strict=True):
+            assert (verdict == "agree") == (adjusted[stats.norm.sf(number)] < 0.05)
+    assert holm([0.11]) == ["agree"]
+    assert holm([-0.11]) == ["disagree"]
+    assert holm([0.11, 0.0]) == ["cannot tell", "cannot tell"]
+    assert holm([0.2], unit_error=0.15) == ["agree"]
+    assert holm([0.16], unit_error=0.15) == ["cannot tell"]
+    assert holm([]) == []
+
+
+def test_no_verdict_and_what_is_not_measurable_are_no_claims_of_the_family():
+    claims = claims_frame(
+        [
+            judge("one", values(0.5, 0.51, 0.52), values(0.0, 0.0, 0.0)),
+            judge("unknown", values(0.5, 0.5, 0.5), values(0.0, 0.0, 0.0), POSITIVE, math.nan),
+            judge("coarse", values(0.5, 0.5, 0.6), values(0.0, 0.0, 0.0), not_below("core"), 1.0),
+        ]
+    )
+    assert in_family(claims).tolist() == [True, False, False]
+    expected = ["agree", "", "not measurable here"]
+    assert concluded(claims, "demo")["holm_verdict"].tolist() == expected
+    assert concluded(claims, "demo").columns[-2:].tolist() == ["explanation", "holm_verdict"]
+    assert set(concluded(claims, "smoke")["verdict"]) == {""}
 
 
 def test_verdicts_are_counted_and_those_of_one_seed_named_only_if_there_are_any():

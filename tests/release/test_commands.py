@@ -10,12 +10,15 @@ from mlflow.artifacts import download_artifacts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gram_platform.cli import main
+from gram_platform.config import hash_run
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.store import Store
 from tests.engine import conftest as cells
+from tests.release.planted import complete
+from tests.release.serving.planted import planted
 from tests.tracking.servers import running_mlflow
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
@@ -173,4 +176,32 @@ def test_bad_input(arguments, field, setting, execution, tmp_path, capsys):
         gram(*(words.get(word, word) for word in arguments), "--storage", execution.storage)
     assert ended.value.code == 2
     assert f"error: {field}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "RUN", "--out", "OUT", "--modules", ""],
+        ["eval", "RUN", "--tasks", "x", "--out", "OUT"],
+        ["serve", "RUN", "--policy", "POLICY"],
+        ["compare", "RUN", "RUN"],
+        ["show", "RUN"],
+    ],
+)
+def test_a_config_of_another_id_is_refused_before_anything_is_built(
+    arguments, setting, execution, tmp_path, capsys
+):
+    node = method_nodes("gram", setting)[0]
+    complete(execution.store(), node.config, {})
+    path = Path(execution.store().run(node.id).folder.file("config.json"))
+    path.write_bytes(path.read_bytes().replace(b'"rope_theta":1', b'"rope_theta":3'))
+    (tmp_path / "policy.toml").write_text(planted().policy_text)
+    words = {"RUN": node.id, "OUT": tmp_path / "out", "POLICY": tmp_path / "policy.toml"}
+    with pytest.raises(SystemExit) as ended:
+        gram(*(words.get(word, word) for word in arguments), "--storage", execution.storage)
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    other = hash_run(json.loads(path.read_bytes()))
+    assert all(part in text for part in (f"error: {path}: run_id", other, node.id))
     assert not (tmp_path / "out").exists()

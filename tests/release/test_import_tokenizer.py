@@ -1,6 +1,9 @@
 """An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is
 none."""
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from gram_platform.config.identity import short_hash
 from gram_platform.corpora.tokenizer import END_OF_TEXT
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
+from gram_platform.store.checkpoints import WEIGHTS
 from gram_platform.store.directories import import_id
 from gram_platform.store.tensors import hash_tensors
 from tests.refused import refused
@@ -86,3 +90,32 @@ def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
         store.imported(expected).complete(
             imported.model, {"weights_sha256": weights_sha256}, None, b"x"
         )
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", WEIGHTS])
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_damaged_import_is_refused_and_importing_again_mends_it(folder, store, name, is_removed):
+    write_words(folder, "a", END_OF_TEXT)
+    import_id = import_checkpoint(folder, store).import_id
+    place = store.imported(import_id)
+    files = {
+        path: path.read_bytes() for path in Path(place.folder.path).iterdir() if path.is_file()
+    }
+    path = Path(place.folder.file(name))
+    path.unlink()
+    if not is_removed:
+        path.write_bytes(files[path].replace(b"1", b"3").replace(b"a", b"c"))
+
+    def read() -> None:
+        place.model_config()
+        place.tokenizer(store.data_root)
+        with place.open_weights():
+            pass
+
+    with pytest.raises((ValueError, FileNotFoundError)):
+        read()
+    with warnings.catch_warnings(action="ignore"):
+        imported = import_checkpoint(folder, store)
+    assert (imported.import_id, imported.is_new) == (import_id, False)
+    read()
+    assert {path: path.read_bytes() for path in files} == files

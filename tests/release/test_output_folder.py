@@ -57,9 +57,14 @@ def test_a_folder_behind_a_link_is_not_overwritten(store, view, tmp_path, no_wor
     (tmp_path / "link").symlink_to("real")
     with refused("out", str(tmp_path / "real")):
         exported(store, view, tmp_path / "link")
-    (tmp_path / "circle").symlink_to("circle")
-    with refused("out", str(tmp_path / "circle")):
-        exported(store, view, tmp_path / "circle")
+
+
+def test_a_circle_of_links_is_refused_before_the_work(store, view, tmp_path, no_work):
+    (tmp_path / "circle").symlink_to("back")
+    (tmp_path / "back").symlink_to("circle")
+    for out in (tmp_path / "circle", tmp_path / "circle" / "new"):
+        with refused("out", str(out)):
+            exported(store, view, out)
 
 
 def test_a_mount_point_is_refused_before_the_work(store, view, tmp_path, monkeypatch, no_work):

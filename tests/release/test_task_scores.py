@@ -192,6 +192,16 @@ def test_documents_and_included_files_elsewhere_count_with_the_folder(tmp_path):
         assert len({folder_sha256(folder), *found}) == 3
 
 
+def test_a_circle_of_links_is_no_file_that_counts(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "a.yaml").write_text("include: ../circle")
+    elsewhere = task_of("json", [], data_files=f"{tmp_path}/circle")
+    assert contents_sha256(folder, []) == folder_sha256(folder)
+    assert contents_sha256(folder, [elsewhere]) != folder_sha256(folder)
+
+
 def test_without_the_harness_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(task_scores.importlib.util, "find_spec", lambda name: None)
     with refused("tasks", "mmlu"):

@@ -156,10 +156,6 @@ class System:
             return []
         return [path / name for name in names if fnmatch.fnmatch(name, pattern)]
 
-    def save_tensors(self, values: dict, path: str) -> None:
-        with self.open(path, "wb") as file:
-            file.write(safetensors.torch.save(values))
-
     # ------------------------------------------------------------------------- processes and locks
 
     def lock(self, file: "_File", *_) -> None:
@@ -259,28 +255,6 @@ class _Thread:
         self.world.spawn(self.world.current.process, self.target).wakes = self.world.now
 
 
-class _Tensors:
-    """As `safetensors.safe_open`, of a file's bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self.tensors = safetensors.torch.load(data)
-
-    def __enter__(self) -> "_Tensors":
-        return self
-
-    def __exit__(self, *_) -> None:
-        pass
-
-    def keys(self) -> list[str]:
-        return list(self.tensors)
-
-    def get_tensor(self, name: str) -> Any:
-        return self.tensors[name]
-
-    def get_slice(self, name: str) -> Any:
-        return self.tensors[name]
-
-
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[None]:
     """Puts the simulated disk under paths of `ROOT`, and the simulated clocks, processes and
@@ -297,9 +271,12 @@ def installed(world: World) -> Iterator[None]:
 
         return called
 
-    def reading(path: str, *_) -> _Tensors:
+    @contextlib.contextmanager
+    def checked(path: str, *_) -> Iterator[None]:
+        """As `safetensors.safe_open`, which checks a file."""
         with system.open(path, "rb") as file:
-            return _Tensors(file.read())
+            safetensors.torch.load(file.read())
+        yield
 
     clocks = SimpleNamespace(time=world.clock, monotonic=lambda: world.now, sleep=world.sleep)
     clocks.CLOCK_BOOTTIME, clocks.clock_gettime = 7, lambda clock: world.now
@@ -330,8 +307,7 @@ def installed(world: World) -> Iterator[None]:
         *((module, "secrets", tokens) for module in (crash_safe, root, runs)),
         (files, "random", SimpleNamespace(uniform=world.rng.uniform)),
         (runs, "datetime", SimpleNamespace(datetime=today, UTC=datetime.UTC)),
-        (tensors, "save_file", system.save_tensors),
-        (tensors, "safe_open", reading),
+        (tensors, "safe_open", checked),
         (leases, "threading", threads),
         (leases, "this_place", lambda: system.machine),
         (leases, "process_start", lambda pid: pid),

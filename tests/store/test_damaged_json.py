@@ -6,15 +6,17 @@ import json
 import shutil
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from gram_platform.cli.storage import status_command
-from gram_platform.config import Evaluation, View, run_from_plain
-from gram_platform.config.identity import InvalidField
-from gram_platform.store import Store
+from gram_platform.config import Evaluation, View, hash_run, run_from_plain
+from gram_platform.config.identity import InvalidField, canonical_json
+from gram_platform.store import EvaluationDirectory, Store
+from gram_platform.store.directories import NodeDirectory
 from gram_platform.store.files import seal
 from tests.refused import refused
 from tests.store.training import record, run_config, train
@@ -146,15 +148,49 @@ def test_a_stray_folder_among_the_attempts_is_none(tmp_path):
     ]
 
 
-def test_a_wrong_field_of_a_config_is_named_with_its_file(finished, tmp_path):
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": "x"}, {"batch_size": 3}, {"model": None}, {"note": 1}]
+)
+def test_a_config_of_another_id_is_refused_with_its_file_and_both_ids(finished, tmp_path, changes):
     shutil.copytree(finished, tmp_path / "storage")
     place = Store(tmp_path / "storage").run(DONE.run_id)
     path, plain = Path(place.folder.file("config.json")), place.config()
-    path.write_text(json.dumps(plain | {"batch_size": "x"}))
-    with pytest.raises(InvalidField) as caught:
-        place.config_as(run_from_plain)
-    error = caught.value
-    assert (error.place, error.field, error.value) == (str(path), "batch_size", "x")
-    path.write_text(json.dumps(plain | {"model": None}))
-    with refused("model", None):
-        place.model_config()
+    path.write_text(json.dumps(plain | changes))
+    for read in (place.config, lambda: place.config_as(run_from_plain), place.model_config):
+        with pytest.raises(InvalidField) as caught:
+            read()
+        error = caught.value
+        assert (error.place, error.field) == (str(path), "run_id")
+        assert error.value == hash_run(plain | changes)
+        assert DONE.run_id in error.expected
+    path.write_text(json.dumps(plain, indent=1))
+    assert place.config() == plain, "the same content in other words"
+
+
+def test_an_evaluations_config_has_its_id_too(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "storage")
+    place = Store(tmp_path / "storage").evaluation(EVALUATION.eval_id)
+    other = replace(EVALUATION, num_sequences=5)
+    Path(place.folder.file("config.json")).write_text(canonical_json(other))
+    with refused("eval_id", other.eval_id):
+        place.config()
+
+
+def test_tags_and_times_have_a_seal(finished, tmp_path):
+    """Files of earlier versions have none, and are read as they are."""
+    shutil.copytree(finished, tmp_path / "storage")
+    store = Store(tmp_path / "storage")
+    for place, name, read in (
+        (store.run(DONE.run_id), "tags.json", NodeDirectory.tags),
+        (store.evaluation(EVALUATION.eval_id), "timing.json", EvaluationDirectory.timing),
+    ):
+        path, before = Path(place.folder.file(name)), read(place)
+        raw = path.read_bytes()
+        for bit in range(8 * len(raw)):
+            flipped = bytearray(raw)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            with pytest.warns(RuntimeWarning, match=name):
+                assert read(place) == {}
+        path.write_text(json.dumps(before))
+        assert read(place) == before

@@ -1,6 +1,7 @@
 """A finished study with damaged files: submitted again, it gives the same table, or says what is
 lost."""
 
+import itertools
 import json
 import random
 import re
@@ -10,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gram_platform.cli import main
 from gram_platform.config.endings import exit_with
+from gram_platform.corpora.tokenizer import END_OF_TEXT
+from gram_platform.release.importing import import_checkpoint
+from gram_platform.store import Store
 from gram_platform.studies.library.scaling import STUDY
+from tests.release.planted import checkpoint, write_words
 from tests.submitted import execute
 
 FLAGS = (
@@ -144,3 +150,52 @@ def test_after_random_losses_the_table_is_the_same_or_what_is_lost_is_said(
             wrong.append(f"{trial}: code {code}, {damages}: {text[-500:]}")
         shutil.rmtree(root)
     assert not wrong, "\n".join(wrong)
+
+
+# What lies there for the work alone: no page, table or next run reads a number from them.
+NO_NUMBER = ("lease.json", "devices.json")
+PLACES = {"runs": "run", "evaluations": "evaluation", "imports": "import", "studies": "study"}
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3, 4))])
+def test_one_flipped_bit_of_any_file_is_named_by_gram_check(study, copied, tmp_path, capsys, seed):
+    """Each check meets at most one such file of every run, evaluation, import, corpus and page."""
+    write_words(checkpoint(tmp_path / "foreign"), "a", END_OF_TEXT)
+    import_checkpoint(tmp_path / "foreign", Store(copied).open_for_writing())
+    files: dict[str, list[Path]] = {}
+    for path in files_of(copied):
+        if path.name not in NO_NUMBER and len(path.parts) > 1:
+            place, name = path.parts[:2]
+            files.setdefault(f"{PLACES.get(place, place)} {name}", []).append(path)
+    assert {place.split()[0] for place in files} == {"data", *PLACES.values()}
+    rng, missed = random.Random(seed), []
+    for chosen in itertools.zip_longest(*files.values()):
+        flips = {path: (copied / path).read_bytes() for path in chosen if path}
+        for path, raw in flips.items():
+            flipped, bit = bytearray(raw), rng.randrange(8 * len(raw))
+            flipped[bit // 8] ^= 1 << bit % 8
+            (copied / path).write_bytes(flipped)
+        with pytest.raises(SystemExit) as end:
+            main(["check", "--storage", str(copied)])
+        lines = capsys.readouterr().out.splitlines()
+        assert end.value.code == 1
+        for place, path in zip(files, chosen, strict=True):
+            if path and not any(line.startswith(f"{place}: ") for line in lines):
+                missed.append(str(path))
+        for path, raw in flips.items():
+            (copied / path).write_bytes(raw)
+    assert not missed
+    main(["check", "--storage", str(copied)])
+    assert capsys.readouterr().out.splitlines()[0].endswith(" 0 problems")
+
+
+@pytest.mark.parametrize("bit", [0, 77, 255])
+def test_a_flipped_bit_of_store_json_is_named_by_gram_check(copied, capsys, bit):
+    path = copied / "store.json"
+    flipped = bytearray(path.read_bytes())
+    flipped[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(flipped)
+    with pytest.raises(SystemExit) as end:
+        main(["check", "--storage", str(copied)])
+    assert end.value.code == 2
+    assert str(copied) in capsys.readouterr().err

@@ -22,6 +22,7 @@ from gram_platform.config import (
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.store import Store
 
+GROUP = 3000
 START = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 
 
@@ -118,6 +119,23 @@ def in_process(target, *args) -> multiprocessing.Process:
     process = multiprocessing.get_context("fork").Process(target=target, args=args)
     process.start()
     return process
+
+
+def require_success(target, *args) -> None:
+    """Runs `target` in a process of its own, which must end well."""
+    process = in_process(target, *args)
+    process.join()
+    assert process.exitcode == 0
+
+
+def act_as(user: int, umask: int = 0o002) -> None:
+    """Makes this process one of another user, if root runs it. It imports nothing afterwards: the
+    interpreter may be closed to other users."""
+    os.umask(umask)
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(GROUP)
+        os.setuid(user)
 
 
 def train_until_killed(root: str, run: RunConfig, operation: int) -> None:

@@ -52,7 +52,8 @@ def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
 
 @pytest.mark.slow  # twelve nodes are trained and measured; the analysis has fast tests
 def test_the_smoke_preset_from_end_to_end(tmp_path):
-    flags = ["--preset", "smoke", "--in-process", "--device", "cpu", "--storage", str(tmp_path)]
+    flags = ["--preset", "smoke", "--seeds", "2", "--in-process", "--device", "cpu"]
+    flags += ["--storage", str(tmp_path)]
     assert execute(calibration.STUDY, flags) == 0
     folder = tmp_path / "studies" / "calibration"
     table = pd.read_csv(folder / "table.csv")

@@ -19,7 +19,7 @@ from tests.submitted import parse, plan_of, study_plan
 
 SAME_AS_SMOKE = """
 base = "demo"
-num_seeds = 2
+num_seeds = 3
 first_seed = 0
 methods = []
 corpus = "stories-smoke"

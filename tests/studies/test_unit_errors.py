@@ -24,7 +24,7 @@ def graph_of(tmp_path, *flags: str) -> StudyPlan:
     return study_plan(scaling.STUDY, [*flags, "--storage", str(tmp_path)])
 
 
-def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
+def test_a_demo_has_the_shipped_errors_another_text_the_largest_and_a_large_size_none(tmp_path):
     shipped = shipped_errors()
     shipped = shipped[(shipped["corpus"] == "stories") & (shipped["size"] == "0.28M")]
     record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M"))
@@ -33,7 +33,12 @@ def test_a_demo_has_the_shipped_errors_and_a_smoke_study_none(tmp_path):
         row["class"]: (row["ratio"], row["difference"]) for row in shipped.to_dict("records")
     }
     assert {row["measured_on"] for row in record.unit_errors} == {"stories, 0.28M"}
-    assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
+    assert {row["num_shares"] for row in record.unit_errors} == {8}
+    other = record_of(graph_of(tmp_path, "--preset", "smoke", "--sizes", "tiny"))
+    largest = shipped_errors().groupby("class")[["ratio", "difference"]].max()
+    found = {row["class"]: (row["ratio"], row["difference"]) for row in other.unit_errors}
+    assert found == {name: tuple(row) for name, row in largest.iterrows()}
+    assert "stories, 0.28M and abstracts, 0.15M" in {r["measured_on"] for r in other.unit_errors}
     assert record_of(graph_of(tmp_path, "--preset", "paper", "--sizes", "50M")).unit_errors == ()
 
 
@@ -67,7 +72,7 @@ def test_another_study_that_is_named_calibration_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(
         record_module, "read_calibration", lambda *of: pytest.fail("it is read as a calibration")
     )
-    assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == ()
+    assert record_of(graph_of(tmp_path, "--preset", "smoke")).unit_errors == record.unit_errors
 
 
 def test_a_size_counts_when_every_node_is_complete(tmp_path):
@@ -96,6 +101,8 @@ def test_a_calibration_in_the_storage_counts_for_studies_on_its_data(tmp_path, c
         "smoke",
         "--sizes",
         "tiny",
+        "--seeds",
+        "2",
         "--in-process",
         "--device",
         "cpu",

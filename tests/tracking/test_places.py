@@ -2,8 +2,10 @@
 to."""
 
 import contextlib
+import os
 import shutil
 import sqlite3
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import View
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
+from gram_platform.tracking.connection import Connection, first_line
 from gram_platform.tracking.database import database_path, database_uri
 from gram_platform.tracking.frame import load_runs, load_store
-from tests.store.training import in_process, train
+from tests.store.training import act_as, in_process, require_success, train
 from tests.tracking.planted import RUN
 
 PLACES = (
@@ -250,3 +253,35 @@ def test_a_folder_of_artifacts_that_is_a_link_is_not_followed(original, home, pl
         log(original)
     assert content(home) == {Path("table.csv"): b"mine"}
     assert table_of(original) in (None, "a,b\n1,2\n")
+
+
+def test_the_database_follows_the_umask(tmp_path):
+    def make() -> None:
+        os.umask(0o007)
+        log(tmp_path)
+
+    require_success(make)
+    assert (tmp_path / "mlflow.db").stat().st_mode & 0o777 == 0o660
+
+
+def test_a_database_that_may_not_be_written_is_named():
+    with tempfile.TemporaryDirectory(prefix="gram-rights-", dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        database = Path(folder, "mlflow.db")
+        uri = database_uri(database)
+        log(Path(folder))
+        database.chmod(0o444)
+
+        def write() -> None:
+            act_as(2002)
+            with pytest.raises(TrackingUnavailable) as raised, Connection(uri).writing():
+                pass
+            assert f"{database}: no permission to write" in str(raised.value)
+
+        require_success(write)
+
+
+def test_a_reason_is_not_cut_before_it_begins():
+    remark = "(raised as a result of Query-invoked autoflush; consider something)"
+    reason = "(sqlite3.OperationalError) attempt to write a readonly database"
+    assert first_line(ValueError(f"{remark}\n{reason}\n[SQL: INSERT]")) == reason

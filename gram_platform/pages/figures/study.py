@@ -8,14 +8,16 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import ALL, ELICITED, MEAN
-from gram_platform.analysis.tables import CLASSES
+from gram_platform.analysis.tables import CLASSES, points_of
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
     IN_PAPER,
+    INK,
     Style,
     add_line,
+    add_points,
     domain_styles,
     method_style,
     padded_range,
@@ -104,6 +106,8 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
         **ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
     )
+    places = [place - shift for place in range(len(rows))]
+    add_points(figure, places, points_of(rows, value), INK)
 
 
 def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.tables import table_csv
+from gram_platform.analysis.tables import points_of, table_csv
 from gram_platform.config import core_first
 from gram_platform.methods import method_label
 
@@ -228,6 +228,16 @@ def add_line(
         ),
         **hover,
     )
+    add_points(figure, rows[x], points_of(rows, y), style.colour)
+
+
+def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
+    """Marks the points of two seeds, which have no interval, at each of the places."""
+    pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
+    if pairs:
+        x, y = zip(*pairs, strict=True)
+        marker = {"symbol": "circle-open", "size": 5, "color": colour}
+        figure.add_scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:

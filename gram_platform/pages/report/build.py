@@ -4,9 +4,15 @@ import math
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import CURVE_FIXED
+from gram_platform.analysis.intervals import CURVE_FIXED, ENDS
 from gram_platform.analysis.ratios import ELICITED, PSEUDO
-from gram_platform.analysis.tables import CLASSES, domain_table, interval_text, readable_table
+from gram_platform.analysis.tables import (
+    CLASSES,
+    POINTS,
+    domain_table,
+    interval_text,
+    readable_table,
+)
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
@@ -65,11 +71,12 @@ ELICITED_TERM = (
         " forgotten domain, at the attack's best checkpoint; lower is better."
     ),
 )
-INTERVALS = """90% over training seeds, by the leave-one-seed-out jackknife: it contains the error
+FEW_SEEDS = "One seed has none, nor have two, whose two points stand in round brackets."
+INTERVALS = f"""90% over training seeds, by the leave-one-seed-out jackknife: it contains the error
 of the curve between seeds, and not what all seeds share, as a decay, steps or a floor that the
-curve lacks. One seed has none."""
+curve lacks. {FEW_SEEDS}"""
 FIXED_INTERVALS = f"""the 90% {CURVE_FIXED}, as in the paper: it leaves out the uncertainty of the
-baseline's curve. One seed has none."""
+baseline's curve. {FEW_SEEDS}"""
 
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
@@ -176,7 +183,7 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
         value, _, interval = interval_text(
-            row[name], row[f"{name}_low"], row[f"{name}_high"]
+            *(row[name + end] for end in ENDS), row.get(name + POINTS, ())
         ).partition(" ")
         error = unit_error(record, row["size"], name).ratio
         margins = [

@@ -45,7 +45,7 @@ of a reference seed at a constant rate, rated by the other seeds' curve and fina
 is the loss's step over all steps. Unit: finished baselines of other lengths on other seeds, each
 with its own warm-up and decay. Both from a share of {LOWEST_SHARE:g} on. Auxiliary: the mean over
 auxiliary domains within a seed. Rms of means: of the errors' means over seeds; claims and tiles
-take it, unit, as the error that more seeds do not reduce."""
+take its 90% half-width, unit, as the error that more seeds do not reduce."""
 SHARES_TEXT = (
     "What finished baselines of each share of the steps are read as: means over seeds with 90%"
     " t-intervals."

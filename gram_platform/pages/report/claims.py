@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.intervals import Interval, widened
+from gram_platform.analysis.intervals import TAIL, Interval, widened
 from gram_platform.analysis.tables import interval_text
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
@@ -30,30 +30,42 @@ from gram_platform.paper.verdicts import (
     CANNOT_TELL,
     DISAGREE,
     EXPLANATION,
+    HOLM,
     NO_INTERVAL,
+    NOT_MEASURABLE,
+    POINTS,
     PROFILE,
+    TOO_LITTLE,
     UNIT_ERROR,
+    UNJUDGED_PRESET,
+    UNWRITTEN,
     WITHIN,
+    in_family,
 )
 
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the
 profile beside it, which was fixed before there were data; mean is over the profiles of core with at
 most one auxiliary domain. It lies above zero if the claim names no margin. "{AGREE}": the 90%
 t-interval of the mean difference over seeds lies wholly on the claim's side; "{DISAGREE}": wholly
-on the other side; "{CANNOT_TELL}": it crosses. One seed has no interval: "{AGREE}{NO_INTERVAL}" and
-"{DISAGREE}{NO_INTERVAL}" name only the side of the difference. "Unit": the unit's error, that of a
-curve which no seed fits, measured on baselines of known length; the verdict adds it in quadrature
-to the interval's half-width. Detectable: the smallest true difference that as many seeds with this
+on the other side; "{CANNOT_TELL}": it crosses. Of one or two seeds, which have no interval,
+"{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference; round
+brackets hold the two differences of two. "Unit": the half-width of the 90% interval of the unit's
+error, that of a curve which no seed fits, measured on baselines of known length; the verdict adds
+it in quadrature to the interval's half-width. "{NOT_MEASURABLE}": it alone reaches the margin. No
+verdict: it is not known. Detectable: the smallest true difference that as many seeds with this
 spread would show four times in five."""
+FAMILY = """If each of these {number} claims were at its boundary, {expected:.1f} false "agree"
+would be expected. Holm: the verdict left if one study in twenty may have any false "agree"."""
 MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f}
 below, forget and elicited no more than {ABOVE:.2f} above, in compute ratio."""
 DIFFERENCES = """The mean difference of every claim, left minus right, with its 90% interval over
 seeds. Shaded: where the claim holds. A thin line: with the unit's error, where that is known."""
-MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717"}
+MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: "\u2013"}
 # The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = (
     "verdict",
+    HOLM,
     "claim",
     PROFILE,
     VARIANT,
@@ -79,13 +91,20 @@ def claim_sections(study: Results) -> list[Section]:
             " their size or sizes. Paper: where these are not public, the difference in the"
             " paper's table, at the paper's scale."
         )
-    return judged_sections(study.claims, text)
+    return judged_sections(study.claims, text, study.record.preset)
 
 
-def judged_sections(claims: pd.DataFrame, rule: str) -> list[Section]:
-    """Shows the verdicts below the folded rule, then the differences; [] without claims."""
+def judged_sections(claims: pd.DataFrame, rule: str, preset: str = "") -> list[Section]:
+    """Shows the verdicts below the folded rule, then the differences; [] without claims.
+
+    UNJUDGED_PRESET has a sentence in their place.
+    """
     if claims.empty:
         return []
+    if preset == UNJUDGED_PRESET:
+        return [Section("Claims", TOO_LITTLE)]
+    if number := in_family(claims).sum():
+        rule += " " + FAMILY.format(number=number, expected=number * (1.0 - TAIL))
     markup, figures = (
         render("rule.html", rule=rule),
         claims_figures(claims) if WITHIN in claims else {},
@@ -118,7 +137,9 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     for key, group in claims.groupby(names, sort=False, dropna=False):
         marks = dict.fromkeys(dict.fromkeys(sizes), "")
         for at, verdict in group["verdict"].items():
-            marks[sizes[at]] = f"{MARKS[verdict.removesuffix(NO_INTERVAL)]} {verdict}"
+            corrected = group[HOLM][at] if HOLM in group else verdict
+            text = f"{MARKS.get(verdict.removesuffix(NO_INTERVAL), '')} {verdict or 'no verdict'}"
+            marks[sizes[at]] = text + f" (Holm: {corrected})" * (corrected != verdict)
         said = {name: "; ".join(filter(None, dict.fromkeys(group[name]))) for name in texts}
         rows.append({**dict(zip(names, key, strict=True)), **marks, **said})
     return pd.DataFrame(rows)
@@ -131,7 +152,8 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     """
     readable = claims.copy()
     if "difference" in claims:
-        texts = map(interval_text, claims["difference"], claims["low"], claims["high"])
+        points = claims.get(POINTS, [()] * len(claims))
+        texts = map(interval_text, claims["difference"], claims["low"], claims["high"], points)
         errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
         units = ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
         readable["difference"] = [text + unit for text, unit in zip(texts, units, strict=True)]
@@ -151,7 +173,13 @@ def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     return claims[[name for name in order if name in claims and not is_empty.get(name, False)]]
 
 
-LOOKS = {AGREE: (BLUE, "circle"), CANNOT_TELL: (GREY, "square-open"), DISAGREE: (VERMILION, "x")}
+LOOKS = {
+    AGREE: (BLUE, "circle"),
+    CANNOT_TELL: (GREY, "square-open"),
+    DISAGREE: (VERMILION, "x"),
+    NOT_MEASURABLE: (GREY, "diamond-open"),
+    "": (GREY, "circle-open"),
+}
 # Lines of texts and differences in one figure, which then fits a printed page.
 MOST_LINES = 30
 # Letters in a line of a claim's text, on a phone.
@@ -239,7 +267,8 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         zeroline=False,
     )
     figure.update_layout(height=FRAME_HEIGHT + LINE_HEIGHT * line, bargap=0)
-    return with_table(figure, pd.concat(groups).drop(columns=[WITHIN, "line"], errors="ignore"))
+    rows = pd.concat(groups).drop(columns=[*UNWRITTEN, "line"], errors="ignore")
+    return with_table(figure, rows)
 
 
 def _add_ranges(figure: go.Figure, groups: Sequence[pd.DataFrame], span: Sequence[float]) -> None:
@@ -261,7 +290,7 @@ def _add_ranges(figure: go.Figure, groups: Sequence[pd.DataFrame], span: Sequenc
 
 def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
     for verdict, (colour, symbol) in LOOKS.items():
-        mine = rows[rows["verdict"].str.startswith(verdict)]
+        mine = rows[rows["verdict"].str.removesuffix(NO_INTERVAL) == verdict]
         if mine.empty:
             continue
         look = {
@@ -287,7 +316,7 @@ def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
         figure.add_scatter(
             **look,
             marker=marker,
-            name=verdict,
+            name=verdict or "no verdict",
             error_x=whiskers(
                 mine["difference"], mine["low"], mine["high"], thickness=2, width=4, color=colour
             ),

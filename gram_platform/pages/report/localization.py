@@ -49,7 +49,14 @@ from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, study_report
 from gram_platform.pages.results.results import Brief, count_verdicts, nodes_frame, with_values
-from gram_platform.paper.verdicts import EXPLANATION, PROFILE, explained, localization_claims
+from gram_platform.paper.verdicts import (
+    EXPLANATION,
+    PROFILE,
+    TOO_LITTLE,
+    UNJUDGED_PRESET,
+    concluded,
+    localization_claims,
+)
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
@@ -118,7 +125,7 @@ def read_tokens(
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
-    claims = explained(localization_claims(found.per_seed), record.name, record.preset)
+    claims = concluded(localization_claims(found.per_seed), record.preset)
     runs = nodes_frame(record, frame)
     return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
 
@@ -131,6 +138,7 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
         f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
         for c in claims
     ]
+    judged = [TOO_LITTLE] if record.preset == UNJUDGED_PRESET else judged
     return "\n".join([frame_text(means), "", *judged]).rstrip()
 
 
@@ -149,7 +157,7 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
     sections = [
         Section(HOW_TO_READ, LOCALIZATION_TERMS),
         _concentration(found),
-        *judged_sections(results.claims, CLAIMS_TEXT),
+        *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),
         *(
             Section(

@@ -71,7 +71,7 @@ def _study(record: StudyRecord, tracker: Tracker) -> Mirrored:
         "fits of the baseline's curves",
         frame_text(results.analysis.fits),
     ]
-    if "the paper's claims" not in parts[0] and len(results.claims):
+    if "the paper's claims" not in parts[0] and results.claims["verdict"].any():
         parts += ["claims", frame_text(results.claims)]
     return Mirrored(files, "\n\n".join(parts), partial(brief_results, record, results))
 

@@ -22,7 +22,7 @@ from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import labelled, table_csv
-from gram_platform.paper.verdicts import WITHIN, verdict_counts
+from gram_platform.paper.verdicts import UNWRITTEN, verdict_counts
 
 # Letters of a cell that may be broken: an interval has 23.
 LONG_TEXT = 26
@@ -98,13 +98,13 @@ class Page:
         if self.claims is None:
             return page
         return page | {
-            CLAIMS_FILE: table_csv(self.claims.drop(columns=WITHIN, errors="ignore")).encode()
+            CLAIMS_FILE: table_csv(self.claims.drop(columns=UNWRITTEN, errors="ignore")).encode()
         }
 
     def html(self) -> str:
         """Renders the document, which runs its own scripts alone, named by a hash that no text in
         it can hold."""
-        has_claims = self.claims is not None and len(self.claims)
+        has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
         main = sections_html(self.sections, f"#{SOURCE_ID}" if self.source else "")
         parts = {

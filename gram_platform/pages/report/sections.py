@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.compute_ratio import POOR_RMS, POOR_STEP_RMS
+from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
 from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
@@ -52,7 +52,7 @@ ATTACKS = """Every view finetuned on a sample of each domain that it forgets, th
 all. The result is the best loss on validation data: this choice follows the paper and favours the
 attacker. No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
-residual is above {POOR_RMS:.0%} of the loss or {POOR_STEP_RMS:.0%} of the steps."""
+residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
 AT_ITS_SCALE = (
     "Our numbers stand beside them for reading, and are compared only at the paper's scale."
 )

@@ -1,20 +1,24 @@
 """Says what went wrong in a study: nodes without a result, poor fits, a unit that is off."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from gram_platform.analysis.calibration import FITS, NOT_KNOWN, UnitError, errors_by_class
+from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
 from gram_platform.config import State
 from gram_platform.pages.report.page import Section, render
 from gram_platform.pages.report.sections import CURVES, MISSING, RUNS
 from gram_platform.pages.results.record import Results, StudyRecord
-from gram_platform.paper.claims import ABOVE, BELOW
+from gram_platform.paper.verdicts import UNJUDGED_PRESET
 
 NOT_BEGUN = "not begun"
 # By class; retain stands for all of auxiliary domains.
 UNIT_WORDS = {"core": "core", "retain": "auxiliary domains"}
 BESIDES = "Intervals over seeds do not contain this; claims add it in quadrature."
-MEASURE = "experiments/calibration.py measures it in a study's storage"
+# The presets of the study `calibration` with the sizes of other presets; else "paper" has them.
+CALIBRATIONS = ("demo", "study", "gpu")
+# The size of the paper's stories, in a preset of its own.
+STORIES_SIZE, STORIES_PRESET = "26M", "stories"
 
 
 def warning_sections(study: Results, about_unit: str = "") -> list[Section]:
@@ -64,24 +68,20 @@ def _lacking(study: Results) -> str:
 
 
 def _poor_fits(study: Results) -> str:
-    """Says how many curves fit poorly, and what their residual is beside the margins of claims."""
+    """Says how many curves fit worse than every published one; "" for none."""
     fits = study.analysis.fits
     poor = fits[fits["poor"].astype(bool)]
     if poor.empty:
         return ""
-    low, high = poor["step_rms"].min(), poor["step_rms"].max()
-    text = (
-        f"{len(poor)} of {len(fits)} learning curves fit poorly: compute ratios on them are rough."
-        " Measured losses "
+    ours, theirs = (
+        f"{low:.0%} to {high:.0%}"
+        for low, high in ((poor["step_rms"].min(), poor["step_rms"].max()), PUBLISHED_STEP_RMS)
     )
-    text += f"lie {low:.1%} to {high:.1%} of the steps off the fitted curve (root mean square)"
-    exceeded = [f"{margin:.2f}" for margin in (BELOW, ABOVE) if high > margin]
-    if len(study.claims) and exceeded:
-        text += (
-            f", while the margins of claims are {BELOW:.2f} and {ABOVE:.2f} of a compute ratio: an"
-            " error of that size can turn a verdict"
-        )
-    return f"{text}."
+    return (
+        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones: compute"
+        f" ratios on them are rough. Measured losses lie {ours} of the steps off the fitted curve"
+        f" (root mean square), published ones {theirs}."
+    )
 
 
 def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
@@ -91,49 +91,37 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 def unit_warning(record: StudyRecord) -> str:
     """Says by how much compute ratios of our runs may be off; "" if by less than FITS everywhere,
-    or not ours."""
-    if not record.preset:
+    not ours, or not judged."""
+    if record.preset in ("", UNJUDGED_PRESET):
         return ""
-    of_size = {
-        size: {words: unit_error(record, size, name) for name, words in UNIT_WORDS.items()}
-        for size in record.sizes
-    }
-    known = {
-        size: {k: e for k, e in errors.items() if e != NOT_KNOWN}
-        for size, errors in of_size.items()
-    }
+    of_size = {size: [unit_error(record, size, n) for n in UNIT_WORDS] for size in record.sizes}
+    unknown = [size for size, errors in of_size.items() if NOT_KNOWN in errors]
     wrong = {
         size: errors
-        for size, errors in known.items()
-        if any(max(error) >= FITS for error in errors.values())
+        for size, errors in of_size.items()
+        if size not in unknown and any(max(error) >= FITS for error in errors)
     }
-    unknown = [
-        _unknown(size, errors) for size, errors in known.items() if len(errors) < len(UNIT_WORDS)
-    ]
     parts = []
     if wrong:
         measured = dict.fromkeys(
             row["measured_on"] for row in record.unit_errors if row["size"] in wrong
         )
         sizes = "; ".join(_sentence(size, errors) for size, errors in wrong.items())
-        place = f"root mean square, measured on {' and '.join(measured)}"
+        place = f"90% intervals, measured on {' and '.join(measured)}"
         parts.append(f"The unit of compute ratios may be off: {sizes} ({place}). {BESIDES}")
     if unknown:
-        parts.append(f"The unit is not calibrated at {', '.join(unknown)}: {MEASURE}.")
+        preset = record.preset if record.preset in CALIBRATIONS else "paper"
+        preset = STORIES_PRESET if STORIES_SIZE in unknown else preset
+        parts.append(
+            f"The unit is not calibrated at {', '.join(unknown)}, so claims there have no verdict."
+            " On this study's corpus and storage it is measured by gram run calibration --preset"
+            f" {preset} --sizes {' '.join(unknown)} --seeds 3"
+        )
     return " ".join(parts)
 
 
-def _sentence(size: str, errors: Mapping[str, UnitError]) -> str:
-    ratios = " and ".join(
-        f"of {words} by \u00b1{error.ratio:.2f}" for words, error in errors.items()
-    )
-    differences = " and ".join(f"\u00b1{error.difference:.2f}" for error in errors.values())
+def _sentence(size: str, errors: Sequence[UnitError]) -> str:
+    words = zip(UNIT_WORDS.values(), errors, strict=True)
+    ratios = " and ".join(f"of {word} by \u00b1{error.ratio:.2f}" for word, error in words)
+    differences = " and ".join(f"\u00b1{error.difference:.2f}" for error in errors)
     return f"at {size} a compute ratio {ratios}, a difference of two methods by {differences}"
-
-
-def _unknown(size: str, known: Mapping[str, UnitError]) -> str:
-    return (
-        f"{size} for {' and '.join(words for words in UNIT_WORDS.values() if words not in known)}"
-        if known
-        else size
-    )

@@ -8,6 +8,7 @@ import csv
 import io
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -100,7 +101,7 @@ def read_external(folder: str | Path) -> External:
 
     `replication.py` checks the domains, which depend on the baselines.
     """
-    place = local_path("folder", folder).resolve()
+    place = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
         if not (place / name).is_file():
             raise invalid(

@@ -15,11 +15,12 @@ from typing import TypedDict
 from gram_platform.pages.report.page import REPORT_FILE
 from gram_platform.pages.results.record import STUDY_FILE, Entry, StudyRecord
 from gram_platform.store import Folder, Store
+from gram_platform.store.files import HASHES
 from gram_platform.store.root import HISTORY
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
-PAGE_FILES = (".html", ".csv", ".svg")
+PAGE_FILES = (".html", ".csv", ".svg", HASHES)
 CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
@@ -52,6 +53,7 @@ def begin_record(store: Store, record: StudyRecord) -> None:
         history.remove(copied)
     elif moves and not copied:
         _copy(folder, history.child(_date(kept)), report)
+    folder.remove(HASHES)
     folder.write(STUDY_FILE, record.to_json())
     for name in (*_tables(folder), REPORT_FILE) if moves else ():
         folder.remove(name)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import pandas as pd
 
@@ -51,6 +51,7 @@ UnitError = TypedDict(
         "ratio": float | int,
         "difference": float | int,
         "measured_on": str,
+        "num_shares": NotRequired[int],
     },
 )
 
@@ -277,8 +278,7 @@ def publish_files(
     """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any;
     returns {name: path}."""
     folder = store.study_dir(name)
-    for file, data in files.items():
-        folder.write(file, data)
+    folder.write_whole(files)
     if tracker is not None:
         tracker.log_study(name, files, figures, params, lines, node_tags, views, code, node_metrics)
     return {file: folder.address(file) for file in files}

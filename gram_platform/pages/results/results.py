@@ -17,6 +17,7 @@ from gram_platform.analysis.tables import (
     frame_text,
     interval_text,
     labelled,
+    points_of,
     readable_table,
     short_text,
 )
@@ -38,10 +39,13 @@ from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
     EXPLANATION,
+    HOLM,
     PROFILE,
+    TOO_LITTLE,
     UNIT_ERROR,
+    UNJUDGED_PRESET,
     claims_frame,
-    explained,
+    concluded,
     paper_claims,
     separation_claims,
     with_published,
@@ -142,18 +146,20 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
     At the profile that the record names, also where the table lacks it: another would be chosen
     after there are data. A study without claims in the paper is judged on retain above forget, as
-    means over profiles. Known explanations stand beside a "disagree".
+    means over profiles. Numbers of others are judged over seeds alone, as their authors do: nobody
+    rated shorter baselines of theirs.
     """
-    errors = errors_by_class(record.unit_errors)
+    errors = errors_by_class(record.unit_errors) if record.preset else None
     if record.compare_with in CLAIMS:
         # Beside core alone no domain is retained.
         compared = record.profile if record.profile != CORE else ""
-        claims = paper_claims(analysis.per_seed, record.compare_with, compared, errors)
+        of_study = (analysis.per_seed, record.compare_with, compared)
+        claims = paper_claims(*of_study, errors, record.parameters)
         claims = with_published(claims, record.compare_with)
     else:
         judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)
         claims = claims_frame(judgements).assign(**{PROFILE: MEAN})
-    return explained(claims, record.name, record.preset)
+    return concluded(claims, record.preset)
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
@@ -176,9 +182,21 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     if record.compare_with in PAPER_SCALES:
         beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
-    if record.compare_with in CLAIMS:
+    if record.preset == UNJUDGED_PRESET:
+        parts += [TOO_LITTLE]
+    elif record.compare_with in CLAIMS:
         numbers = ["difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
-        names = ["verdict", *numbers, PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
+        names = [
+            "verdict",
+            HOLM,
+            *numbers,
+            PROFILE,
+            "size",
+            VARIANT,
+            "claim",
+            "published",
+            EXPLANATION,
+        ]
         found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
@@ -219,7 +237,8 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
         ]
         cells = with_values(rows, CLASSES, text)
         tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
-    return Brief(tables, count_verdicts(results.claims), terminal_warning(results))
+    judged_not = TOO_LITTLE * (record.preset == UNJUDGED_PRESET)
+    return Brief(tables, count_verdicts(results.claims), terminal_warning(results), judged_not)
 
 
 def with_values(
@@ -228,15 +247,15 @@ def with_values(
     """Writes those of the columns `names` that have any value, with their ends, by `interval_text`
     or `short_text`."""
     return {
-        name: list(map(text, *(frame[name + end] for end in ENDS)))
+        name: list(map(text, *(frame[name + end] for end in ENDS), points_of(frame, name)))
         for name in names
         if frame[name].notna().any()
     }
 
 
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
-    """Returns how many claims have each verdict; {} without claims."""
-    return {} if claims is None or claims.empty else dict(Counter(claims["verdict"]))
+    """Returns how many claims have each verdict; {} without any."""
+    return {} if claims is None else dict(Counter(filter(None, claims["verdict"])))
 
 
 def named(

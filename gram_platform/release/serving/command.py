@@ -135,12 +135,7 @@ def prepare(service: Service) -> PreparedService:
         )
     run_id = store.find_run(service.run_id)
     directory = store.run(run_id)
-    if directory.result() is None:
-        raise invalid(
-            "run_id",
-            run_id,
-            f"a complete run of {store.root}, found one that is {directory.status()}",
-        )
+    directory.require_result()
     run = directory.config_as(run_from_plain)
     require_servable(run, policy)
     tokenizer_json = open_corpus(store, run.data.data_id).tokenizer_path.read_text(encoding="utf-8")

@@ -52,8 +52,8 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with the modules that some token is granted.
 
-    The other modules' bytes are hashed where the file is mapped, since its hash covers them, and
-    never copied.
+    The other modules' bytes are read for the hash, which covers them, into memory that goes back to
+    the system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))

@@ -7,7 +7,7 @@ from gram_platform.methods import Setting
 from gram_platform.methods.measurements import Calibration
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.definition import Variant
-from gram_platform.studies.library import scaling
+from gram_platform.studies.library import scaling, stories
 
 # The baselines whose curve and final losses rate all others.
 REFERENCE = "reference"
@@ -58,6 +58,10 @@ STUDY = Study(
     presets={
         "smoke": calibrated(scaling.SMOKE, ["tiny"], shares=(0.5, 1.0)),
         "demo": calibrated(scaling.DEMO, ["0.15M", "0.28M"]),
+        "study": calibrated(scaling.LONG, [*scaling.LONG.sizes]),
+        "gpu": calibrated(stories.GPU, [*stories.GPU.sizes]),
+        "stories": calibrated(stories.STORIES_PAPER, [*stories.STORIES_PAPER.sizes]),
+        "paper": calibrated(scaling.PAPER, [*scaling.PAPER.sizes]),
     },
     varies="share",
     unit=REFERENCE,

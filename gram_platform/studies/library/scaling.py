@@ -87,7 +87,7 @@ SMOKE_UNLEARNING = {
 
 SMOKE = Preset(
     sizes=SMOKE_SIZES,
-    num_seeds=2,
+    num_seeds=3,
     corpus="stories-smoke",
     aux_share=0.25,
     routing=STORIES_ROUTING,

@@ -29,7 +29,7 @@ from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief, count_verdicts, with_values
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
-from gram_platform.paper.verdicts import explained
+from gram_platform.paper.verdicts import concluded
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.knobs import KNOB, Values, chosen_values
@@ -49,7 +49,8 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
 
-SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Paper: the difference in its figure, at its scale."
+SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Here the unit's error is in no verdict. Paper: the"
+SWEEP_RULE += " difference in its figure, at its scale."
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class SweepWork(GridWork):
         sweep = _analysed(trials, baselines, frame, curves, sizes)
         if sweep is None:
             return None
-        claims = explained(sweep_claims(sweep.per_seed), self.study.name, self.preset_name)
+        claims = concluded(sweep_claims(sweep.per_seed), self.preset_name)
         rows = _trial_rows(trials, frame, sweep, store, self.full_name)
         links, about_links = run_links(tracker)
         record = {"knobs": self.values, "sizes": sizes, "seeds": self.num_seeds}
@@ -182,7 +183,7 @@ class SweepWork(GridWork):
         sections = [
             terms_section([*RATIO_TERMS, ELICITED_TERM]),
             *_knob_sections(sweep),
-            *judged_sections(claims, SWEEP_RULE),
+            *judged_sections(claims, SWEEP_RULE, self.preset_name),
             *missing_sections(sweep.missing),
             _learning_curves(curves, sweep, sizes),
             Section("Trials", table=_readable_trials(rows, links)),
@@ -310,7 +311,9 @@ def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
     parts = [
         frame_text(table, "g", "nan"),
         "the paper's claims",
-        frame_text(readable_claims(claims), "g", "nan") if len(claims) else "none can be judged",
+        frame_text(readable_claims(claims), "g", "nan")
+        if claims["verdict"].any()
+        else "none is judged",
     ]
     return "\n\n".join([*parts, f"read from {source}"])
 

@@ -28,7 +28,7 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.build import BEST
+from gram_platform.store.root import BEST
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     spread_points,
@@ -154,8 +154,8 @@ class MaxEntWork(OptunaWork):
     def is_complete(self) -> bool:
         """Returns whether the storage has all trials of the preset, and a best one, of every
         profile."""
-        best = self.folder(Store(self.choice.storage)).read_json(BEST)
-        if best is None or best["missing"]:
+        best = self.folder(Store(self.choice.storage)).read_or_set_aside(BEST, dict)
+        if not best or best["missing"]:
             return False
         return min(best["num_trials"].values()) >= self.preset.maxent_search.num_trials
 
@@ -225,7 +225,7 @@ class MaxEntWork(OptunaWork):
             "missing": [h.profile for h in histories if h.best is None],
         }
         if store.writable:
-            self.folder(store).write_json(BEST, content)
+            self.folder(store).write_sealed(BEST, content)
         links, about_links = run_links(tracker)
         linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
         varied = [p for p in space.parameters if p.high > p.low]

@@ -48,6 +48,20 @@ def test_scaling_lines_are_the_table(analysis):
     assert figure.layout.xaxis.type == "log"
 
 
+def test_two_seeds_show_their_two_points_and_no_interval():
+    seeds = ("0", "1")
+    two = analyse(evaluations(("tiny",), seeds), curves(("tiny",), seeds))
+    for figure, profile in (
+        (scaling_figure(two.table, SIZES, "core", "core"), "core"),
+        (aggregate_figure(two.table, "tiny", "core"), "mean"),
+    ):
+        assert all(trace.error_y.array is None for trace in figure.data)
+        rows = two.per_seed[two.per_seed["profile"] == profile]
+        points = [t for t in figure.data if t.type == "scatter" and t.mode == "markers"]
+        shown = [y for trace in points for y in trace.y]
+        assert sorted(shown) == sorted(rows.loc[rows["method"] != "baseline", "core"])
+
+
 def test_scaling_with_one_size_has_error_bars_and_with_one_seed_has_neither():
     one_size = analyse(evaluations(("tiny",)), curves(("tiny",))).table
     (line,) = named(scaling_figure(one_size, SIZES, "core+biology", "core"), "GRAM")

@@ -105,6 +105,11 @@ def test_a_bad_loss_names_row_and_field(tmp_path, name, cell):
     assert value in (cell.strip(), cell.rpartition("+")[2])
 
 
+def test_a_circle_of_links_is_no_folder(tmp_path):
+    (tmp_path / "circle").symlink_to("circle")
+    assert refusal(tmp_path / "circle") == ("folder", str(tmp_path / "circle"))
+
+
 def test_a_doubled_row_names_both(tmp_path):
     assert (
         refusal(write_folder(tmp_path, [*ROWS, ROWS[10]], CURVES))[0]

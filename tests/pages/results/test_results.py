@@ -17,11 +17,9 @@ from gram_platform.config import EvalPoints, Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.build import report_sections
-from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.record import StudyRecord, load_record, sizes_text
 from gram_platform.pages.results.results import ratio_lines, read_results, summary_text
-from gram_platform.paper.verdicts import EXPLANATIONS
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import final_frames
@@ -262,27 +260,6 @@ def test_what_is_declared_and_not_done_is_named(study):
     # The profile that retains the domain.
     assert results.analysis.table["elicited"].notna().sum() == 2
     assert results.analysis.missing["why"].str.contains(f"attack on seed 0: {AUXILIARY[0]}").all()
-
-
-def test_report_and_terminal_explain_a_disagreement(study, monkeypatch):
-    store, record, _ = study
-    # Under each other's name they disagree.
-    other = dict(zip(METHODS, reversed(METHODS), strict=True))
-    tags = [
-        entry["tags"] | {"method": other.get(m := entry["tags"]["method"], m)}
-        for entry in record.entries
-    ]
-    entries = tuple(entry | {"tags": own} for entry, own in zip(record.entries, tags, strict=True))
-    swapped = StudyRecord(**{**vars(record), "entries": entries})
-    key = (record.name, record.preset, "MaxEnt is less robust than GRAM: its elicited is above")
-    monkeypatch.setitem(EXPLANATIONS, key, "Swapped. Shown here.")
-    results = read_results(swapped, store)
-    assert claim_sections(results)[0].table["explanation"].str.contains("Swapped").sum() == 1
-    lines = summary_text(swapped, results).splitlines()
-    (line,) = [line for line in lines if "Swapped." in line]
-    assert line.startswith("disagree")
-    assert line.endswith("Shown here.")
-    assert "Swapped" not in summary_text(record, read_results(record, store))
 
 
 def test_report_and_record(study):

@@ -33,6 +33,8 @@ VIEWS = {"baseline": ("all",), "gram": tuple(PROFILES), "filtering": ("core+lisp
 SETS = ("shared", "core_mlp", "module:lisp", "module:virology")
 HOSTILE = 'loss is <b>nan</b> </script><script>alert("x")</script>'
 FIRST_TIME = 1.7e9
+# An error of the unit.
+SMALL = {"ratio": 0.01, "difference": 0.01}
 SUBMITTED = {
     "started": "2026-11-26T10:00:00+00:00",
     "command": "python experiments/scaling.py --preset demo",
@@ -167,6 +169,11 @@ class PlantedStorage:
             profile="core+lisp",
             entries=entries,
             submissions=() if name == "empty" else (SUBMITTED,),
+            unit_errors=tuple(
+                {"size": size, "class": of_class, "measured_on": "x", **SMALL}
+                for size in sizes
+                for of_class in ("core", "auxiliary")
+            ),
         )
         self.store.study_dir(name).write("study.json", record.to_json())
         return record

@@ -266,7 +266,7 @@ def test_tables_figures_and_report(output):
     assert ("p_ca", 2.0) not in means.index
     assert "sweep-p_cr-gram-tiny-core" in output.figures
     page = output.files["report.html"].decode()
-    assert pd.read_csv(io.BytesIO(output.files["claims.csv"])).columns[-1] == "explanation"
+    assert pd.read_csv(io.BytesIO(output.files["claims.csv"])).columns[-1] == "holm_verdict"
     assert "loss is not finite" in page
     assert json.loads(output.files["search.json"])["knobs"]["p_ca"] == [0.5, 2.0]
     assert set(KNOB) == {"p_cr", "p_as", "p_ca"}
