@@ -1,5 +1,6 @@
 """Drives a submission from its plan to its last table."""
 
+from collections.abc import Callable
 from functools import partial
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, worst
@@ -47,7 +48,7 @@ def drive(plan: Plan) -> int:
                     executor.stop_starting()
         observers.flush()
         code = worst(sum_up(observers), write_tables(observers))
-    return finish(plan, observers, code)
+    return finish(observers, code)
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
@@ -117,15 +118,18 @@ def write_tables(observers: StudyObservers) -> int:
     return code
 
 
-def finish(plan: Plan, observers: Observers, code: int) -> int:
-    """Writes the index of the storage, and tells the webhook; returns the exit code."""
-    refresh_site(observers.store, plan.tracking_uri, observers.say)
-    observers.say(f"{'MLflow':12} {opened_by(plan.tracking_uri)}")
-    observers.notify(code, observers.counts(), len(observers.failures()))
+def finish(observers: Observers, code: int) -> int:
+    """Writes the index of the storage, and tells the webhook if anything was to be executed;
+    returns the exit code."""
+    uri = observers.plan.tracking_uri
+    refresh_site(observers.store, uri, observers.say)
+    observers.say(f"{'MLflow':12} {opened_by(uri)}")
+    if observers.has_begun:
+        observers.notify(code, observers.counts(), len(observers.failures()))
     return code
 
 
-def refresh_site(store: Store, tracking_uri: str, say) -> None:
+def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
     """Writes the index of the storage, and the page to which reports link until MLflow is open;
     says where they are.
 

@@ -84,8 +84,10 @@ def make_campaign_plan(
         for search in _chosen("searches", own.searches, searches)
     ]
     of_study = [make_plan(study, replace(flags, own=StudyFlags())) for study in chosen]
+    if not (first := [*of_study, *of_search]):
+        raise invalid("studies", NONE, "at least one study or search")
     together = tuple(part for plan in of_study for part in plan.studies)
-    return replace([*of_study, *of_search][0], studies=together), of_search
+    return replace(first[0], studies=together), of_search
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:

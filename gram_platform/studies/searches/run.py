@@ -55,11 +55,11 @@ def drive_search(plan: Plan) -> int:
     lease = DriverLease(work.folder(store), work.study.name)
     driver = SearchDriver(plan, work, store, lease.require)
     if is_report:
-        return finish(plan, driver, driver.write())
+        return finish(driver, driver.write())
     try:
         with lease, driver:
             code = driver.lead()
-        return finish(plan, driver, code)
+        return finish(driver, code)
     except StorageInternalError as error:
         reason = first_line(error.__cause__ or error)
         say(f"error: Optuna's database failed: {reason}. {SUBMIT_AGAIN}")
