@@ -17,7 +17,7 @@ neighbour, core): filtering .847 .840 .838 .831 from forget .837, GRAM .941 .938
 
 In the demo (three seeds) full finetuning gives most back for every method, adapters .02 to .14
 less. By full, lora, neighbour and core: filtering .833 .786 .498 .498 from forget .499, GRAM .803
-.782 .525 .521 from .523, MaxEnt .875 .757 .572 .537 from .499, RMU .713 .575 .416 .123 from .120,
+.782 .525 .521 from .523, MaxEnt 1.012 .923 .663 .629 from .626, RMU .713 .575 .416 .123 from .120,
 GradDiff .655 .586 .331 .329 from .327. Text of the next domain alone brings RMU back: it hides more
 than it deletes.
 """

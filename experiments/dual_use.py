@@ -20,7 +20,7 @@ capabilities).
 Expect (paper): GRAM and FT-LoRA close to filtering on core, retain and forget; the attack undoes
 MaxEnt; with all modules on GRAM keeps its compute ratios and summed LoRAs lose. In the demo on
 abstracts (0.28M; core, retain, forget, elicited): filtering .976 1.034 .691 .827; GRAM .847 .852
-.614 .693; FT-LoRA .898 1.031 .636 .772; MaxEnt .921 1.031 .737 .863; with all modules on GRAM .768
+.614 .693; FT-LoRA .898 1.031 .636 .772; MaxEnt .999 1.114 .805 .977; with all modules on GRAM .768
 .810, summed LoRAs .683 .817 (FINDINGS.md).
 """
 

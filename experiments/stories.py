@@ -20,7 +20,7 @@ Expect (paper, mean over profiles: core, retain, forget, elicited): GRAM .938 .9
 filtering .961 .962 .780 .870; FT-LoRA .841 .928 .692 .774; FT-Full .874 1.029 .722 .806; MaxEnt
 .961 .934 .840 .983; DEMix .248 .183 .257 .302. In the demo (0.15M): GRAM .989 .896 .481 .630;
 filtering 1.013 .975 .465 .651; FT-LoRA .966 .949 .445 .617; FT-Full .757 1.548 .391 .543; MaxEnt
-.889 .927 .522 .763; DEMix 1.024 .537 .670 .847, with wide intervals (FINDINGS.md).
+1.019 1.068 .634 .888; DEMix 1.024 .537 .670 .847, with wide intervals (FINDINGS.md).
 """
 
 from gram_platform.studies.library.stories import STUDY
