@@ -28,6 +28,7 @@ from gram_platform.store.tensors import (
     DiskTensors,
     Shapes,
     TensorFile,
+    once,
     open_tensors,
     stream_bytes,
     write_stream,
@@ -127,7 +128,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
         files = {}
         for name in file_names(folder):
             with reading(folder / name):
-                files[name] = stack.enter_context(open_tensors(folder / name))
+                files[name] = stack.enter_context(open_tensors(folder / name, once))
         if (folder / INDEX).is_file():
             _require_indexed(_weight_map(folder), files)
         yield DiskTensors.of_files(files.values())
@@ -137,7 +138,7 @@ def shapes_by_file(folder: Path) -> dict[str, Shapes]:
     """Lists the tensors' shapes in every file of a checkpoint."""
     found: dict[str, Shapes] = {}
     for name in file_names(folder):
-        with open_tensors(folder / name) as file:
+        with open_tensors(folder / name, once) as file:
             found[name] = {tensor: rows.shape for tensor, rows in file.held.items()}
     return found
 

@@ -94,6 +94,10 @@ class StoredRows:
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
 
+# Does some work that reads the file at a place.
+Attempt = Callable[[Callable[[], Any], str], Any]
+
+
 @dataclass(frozen=True, eq=False)
 class TensorFile:
     """An open safetensors file. Its bytes are read: a map would kill the process if a mount fails.
@@ -106,6 +110,7 @@ class TensorFile:
     _file: FileIO
     # Where each tensor begins.
     _starts: Mapping[str, int]
+    _attempt: Attempt
 
     def read(self, name: str, first: int, into: torch.Tensor) -> None:
         """Fills a tensor, contiguous and on the CPU, with the rows from `first` on.
@@ -115,7 +120,7 @@ class TensorFile:
         if name not in self._starts:
             raise ValueError(f"{self._path} lacks {name}")
         start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
-        keep_trying(lambda: self._fill(_bytes(into), start), self._path)
+        self._attempt(lambda: self._fill(_bytes(into), start), self._path)
 
     def _fill(self, view: memoryview, start: int) -> None:
         self._file.seek(start)
@@ -126,17 +131,23 @@ class TensorFile:
 
 
 @contextlib.contextmanager
-def open_tensors(path: str | os.PathLike) -> Iterator[TensorFile]:
+def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Opens a safetensors file.
 
-    ValueError when it is not whole, OSError with its number when it cannot be read.
+    `attempt`: how often reading is tried; `once` for a file outside a storage. ValueError when it
+    is not whole, OSError with its number when it cannot be read.
     """
     place = os.fspath(path)
-    with keep_trying(lambda: open(place, "rb", buffering=0), place) as file:
-        yield keep_trying(lambda: _opened(place, file), place)
+    with attempt(lambda: open(place, "rb", buffering=0), place) as file:
+        yield attempt(lambda: _opened(place, file, attempt), place)
 
 
-def _opened(path: str, file: FileIO) -> TensorFile:
+def once(work: Callable[[], Any], place: str) -> Any:
+    """Does `work()` without retrying, as `keep_trying` does it with."""
+    return work()
+
+
+def _opened(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     header = file.read(min(length, LONGEST_HEADER))
@@ -158,7 +169,7 @@ def _opened(path: str, file: FileIO) -> TensorFile:
         shape = tuple(entry["shape"])
         held[name] = StoredRows(0, num_rows(shape), shape, dtypes[entry["dtype"]])
         starts[name] = 8 + length + entry["data_offsets"][0]
-    return TensorFile(held, path, file, starts)
+    return TensorFile(held, path, file, starts, attempt)
 
 
 # Shapes by tensor name.

@@ -59,22 +59,22 @@ def test_shading_is_calibrated_on_the_filtered_model():
 
 
 def planted_views() -> tuple[list[MeasuredTokens], dict]:
-    """Two seeds of a baseline, and a method whose forgotten loss rises by 4 nats on every tenth
+    """Three seeds of a baseline, and a method whose forgotten loss rises by 4 nats on every tenth
     token."""
     views, references = [], {}
-    for seed in ("0", "1"):
+    for seed in ("0", "1", "2"):
         rng = np.random.default_rng(int(seed))
         base = {d: rng.uniform(1.0, 2.0, SHAPE) for d in DOMAINS}
         references["tiny", seed] = MeasuredTokens("baseline", "tiny", seed, "all", DOMAINS, base)
         spike = np.zeros(SHAPE)
-        spike[:, 3] = 4.0 + int(seed)
+        spike[:, 3] = 4.0 + int(seed) / 2
         for retained in ((), DOMAINS[:1], DOMAINS):
             profile = {0: "core", 1: "core+lisp", 2: "all"}[len(retained)]
             losses = {d: base[d] + (0.01 if d in retained else spike) for d in DOMAINS}
             views.append(
                 MeasuredTokens("gram", "tiny", seed, profile, retained, losses, f"run{seed}")
             )
-    for seed, other in (("0", "1"), ("1", "0")):
+    for seed, other in (("0", "1"), ("1", "2"), ("2", "0")):
         control = references["tiny", other]
         views.append(MeasuredTokens("baseline", "tiny", seed, "all", DOMAINS, control.losses))
     return views, references
@@ -88,10 +88,10 @@ def test_planted_views_come_back():
     assert forgotten["gini"] == pytest.approx(0.0, abs=1e-9)  # all spikes are equal
     assert forgotten["positive"] == pytest.approx(0.1)
     assert forgotten["top_share"] == pytest.approx(1.0)
-    assert forgotten["increase"] == pytest.approx(0.45)  # of 0.4 and 0.5
+    assert forgotten["increase"] == pytest.approx(0.45)  # of 0.4, 0.45 and 0.5
     assert forgotten["increase_low"] < 0.4 < 0.5 < forgotten["increase_high"]
     assert forgotten["num_tokens"] == 200
-    assert forgotten["num_seeds"] == 2
+    assert forgotten["num_seeds"] == 3
     kept = table.loc[("gram", "core+lisp", "lisp", "retain")]
     assert kept["positive"] == 1.0
     assert kept["top_share"] == pytest.approx(0.1)
@@ -100,7 +100,7 @@ def test_planted_views_come_back():
     assert table.loc[("gram", "mean", "mean", "forget"), "num_tokens"] == 600
     assert 0.2 < table.loc[("baseline", "mean", "mean", "control"), "top_share"] < 0.5
     assert found.table["method"].tolist() == sorted(found.table["method"])
-    assert table.loc[("gram", "mean", "mean", "forget"), "runs"] == "run0, run1"
+    assert table.loc[("gram", "mean", "mean", "forget"), "runs"] == "run0, run1, run2"
     curve = found.curves[(found.curves["method"] == "gram") & (found.curves["class"] == "forget")]
     assert curve.loc[curve["tokens"] == 0.05, "share"].item() == pytest.approx(0.5)
 
@@ -129,8 +129,8 @@ def test_a_seed_that_lacks_a_view_is_not_in_the_means():
         localize(*planted_views()), [("gram", "tiny", "1", "core+virology")]
     )
     table = found.table.set_index(["method", "profile", "domain", "class"])
-    assert table.loc[("gram", "mean", "mean", "forget"), "num_seeds"] == 1
-    assert table.loc[("gram", "core", "lisp", "forget"), "num_seeds"] == 2
+    assert table.loc[("gram", "mean", "mean", "forget"), "num_seeds"] == 2
+    assert table.loc[("gram", "core", "lisp", "forget"), "num_seeds"] == 3
     assert found.missing["what"].tolist() == ["gram tiny core+virology seed 1"]
 
 
@@ -138,7 +138,7 @@ def test_claims_of_planted_views():
     claims = localization_claims(localization_tables(localize(*planted_views())).per_seed)
     # Equal spikes are the most even spread.
     assert claims["verdict"].tolist() == ["agree", "disagree"]
-    assert claims["num_seeds"].tolist() == [2, 2]
+    assert claims["num_seeds"].tolist() == [3, 3]
 
 
 def test_a_terminal_shows_the_means_in_short():

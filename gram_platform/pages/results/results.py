@@ -255,7 +255,9 @@ def with_values(
 
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     """Returns how many claims have each verdict; {} without any."""
-    return {} if claims is None else dict(Counter(filter(None, claims["verdict"])))
+    if claims is None or claims.empty:
+        return {}
+    return dict(Counter(filter(None, claims["verdict"])))
 
 
 def named(

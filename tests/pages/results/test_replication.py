@@ -329,7 +329,12 @@ def test_the_documented_commands_write_what_the_page_says(tmp_path, capsys, monk
     ):
         files = {path.name for path in (tmp_path / place / "studies" / name).iterdir()}
         tables = {"table.csv", "per_seed.csv", "claims.csv"}
-        assert files - {"history"} == {"report.html", "study.json", "card.svg", *tables}
+        assert files - {"history", "hashes.json"} == {
+            "report.html",
+            "study.json",
+            "card.svg",
+            *tables,
+        }
         require_links_lead_somewhere(tmp_path / place / "site")
     (scaling,) = [
         one for one in read_shown(Store(tmp_path / "pages"))[0] if "scaling" in one.report
