@@ -351,6 +351,7 @@ def _finished(
     @functools.cache
     def is_done(node_id: str) -> bool:
         finished = found.get(node_id)
+        # A needed run that is neither stored nor among the nodes cannot contradict the result.
         return finished is not None and all(
             is_done(i) and finished.sources.get(i) in (None, found[i].weights_sha256)
             for i in needs_of.get(node_id, ())

@@ -199,7 +199,7 @@ class LocalFolder(Folder):
         self._check_writable()
         if not self._is_here():
             return
-        # Earlier versions had other names.
+        # An earlier writer named them `.NAME.tmp`, the safetensors library `.tmp` and letters.
         for path in Path(self.path).glob(".*tmp*"):
             # Its writer may have just published it.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):

@@ -94,7 +94,7 @@ class StoredRows:
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
 
-# Does some work that reads the file at a place.
+# Calls the given function, which reads the file of the given path: `keep_trying` or `once`.
 Attempt = Callable[[Callable[[], Any], str], Any]
 
 
@@ -143,7 +143,7 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Does `work()` without retrying, as `keep_trying` does it with."""
+    """Does `work()` a single time: `keep_trying` without the retries."""
     return work()
 
 
@@ -186,7 +186,8 @@ def write_stream(
     """Writes one safetensors file from tensors that come one by one.
 
     They come in the order of `shapes`, and are converted to `dtype`. One tensor is held at a time.
-    `progress` gets the bytes of each. OSError when the file cannot be written.
+    `progress` gets the bytes of each. The caller flushes the file to the disk.
+    OSError when it cannot be written.
     """
 
     def coming() -> Iterator[torch.Tensor]:
