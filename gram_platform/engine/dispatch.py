@@ -17,12 +17,8 @@ from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.execution import Execution, Placement, Resources, results_place
-from gram_platform.engine.life import MAX_CRASHES, Crashes
-from gram_platform.engine.process import (
-    OutOfMemory,
-    memory_advice,
-    note_sigterm,
-)
+from gram_platform.engine.life import AGAIN, CRASHED, CrashPolicy
+from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
 from gram_platform.engine.ranks import RanksStopped, train_rank
 from gram_platform.engine.ray_private import ask_by_placement_group
 from gram_platform.store import LeaseHeld, RunDirectory
@@ -39,17 +35,18 @@ def execute_sharded_run(
 
     Returns the result. Each start tries the placement's divisions in turn, the most ranks first: a
     run that loses ranks goes on with fewer, and with more after a later restart. Ranks that were
-    asked to stop, or crashed, are started again and continue. After `MAX_CRASHES` crashes without a
-    new checkpoint Ray Train's error is raised. Errors that a restart cannot change are raised at
-    once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank TrainingDiverged,
-    OutOfMemory with advice and ValueError, which are recorded as the run's failure.
+    asked to stop are started again and continue; after a crash `CrashPolicy` decides, and Ray
+    Train's error is raised if it was one too many. Errors that a restart cannot change are raised
+    at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
+    TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's
+    failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags)
     *more, fewest = execution.placement.divisions
-    crashes, left = Crashes(), list(more)
+    policy, left = CrashPolicy(), list(more)
     while (result := store.current_result(directory)) is None:
         division = left.pop(0) if left else fewest
         is_elastic = division.num_ranks > fewest.num_ranks
@@ -65,8 +62,8 @@ def execute_sharded_run(
                 continue
             left = list(more)
             _raise_permanent(failures, directory)
-            crashes = crashes.another(directory.committed_step())
-            if crashes.number < MAX_CRASHES:
+            step = directory.committed_step()
+            if policy.after(run.run_id, CRASHED, "", step).action == AGAIN:
                 continue
             # Ray's memory monitor killed these.
             killed = (f for f in failures if isinstance(f, OutOfMemoryError))

@@ -19,12 +19,17 @@ from gram_platform.engine.devices import DeviceError, device_errors_probed
 from gram_platform.engine.evaluation import Task, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.executor import Executor
-from gram_platform.engine.life import HELD_RETRY_S, failure_message
+from gram_platform.engine.life import (
+    FAILED,
+    HELD,
+    HELD_RETRY_S,
+    LACKS_MEMORY,
+    failure_message,
+    kind_of,
+)
 from gram_platform.engine.node import execute_run
-from gram_platform.engine.process import StopRequest, is_out_of_memory, stop_on_signal
+from gram_platform.engine.process import StopRequest, stop_on_signal
 from gram_platform.methods.nodes import Node
-from gram_platform.store import LeaseHeld
-from gram_platform.train.loop import TrainingDiverged
 
 TICK_S = 1.0
 
@@ -96,13 +101,13 @@ class LocalExecutor(Executor):
                 self.warn(task[0], execute_task(task, execution, stop_request=self._stop))
         except DeviceError as error:
             raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
-        except LeaseHeld:
-            self.waiting.again(task[0], held=True)
-            return
         except Exception as error:
-            if not (isinstance(error, ValueError | TrainingDiverged) or is_out_of_memory(error)):
+            kind = kind_of(error)
+            if kind == HELD:
+                self.waiting.again(task[0], held=True)
+            elif kind not in (FAILED, LACKS_MEMORY):
                 raise
-            if len(task) == 1:
+            elif len(task) == 1:
                 self.waiting.failed(task[0], failure_message(error))
                 self.note_end(task[0])
             else:

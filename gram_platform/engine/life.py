@@ -19,20 +19,30 @@ import math
 import time
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gram_platform.config import State
+from gram_platform.config.endings import Unavailable
+from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_error
 from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Placement
-from gram_platform.engine.process import OutOfMemory
+from gram_platform.engine.process import OutOfMemory, is_out_of_memory
 from gram_platform.methods.nodes import Node, longest_paths
-from gram_platform.store import Store
+from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.root import Finished
 from gram_platform.train.loop import TrainingDiverged
 
+if TYPE_CHECKING:
+    # It imports Ray, which a machine that only trains lacks.
+    from gram_platform.engine.capacity import Cordon
+
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
+# The kinds of errors, and what follows them.
+HELD, CRASHED, LACKS_MEMORY, FAILED, BUG = "held", "crashed", "lacks memory", "failed", "bug"
+AGAIN, ELSEWHERE = "again", "elsewhere"
 # The details of a recorded failure.
 DIVERGENCE = {"kind": State.DIVERGED}
 
@@ -77,40 +87,74 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Crashes:
-    """Where one node has crashed since its last checkpoint."""
+class NextStep:
+    """What follows an error of a node or of a trial."""
 
-    # Ray's id of each crash's machine; "" where it is unknown.
-    machines: tuple[str, ...] = ()
-    # The step of the last checkpoint.
-    step: int = 0
+    # HELD, AGAIN, ELSEWHERE or FAILED.
+    action: str
+    # Why it starts again, or why it has failed.
+    text: str = ""
 
-    @property
-    def number(self) -> int:
-        return len(self.machines)
 
-    def another(self, committed_step: int, machine: str = "") -> "Crashes":
-        """Counts one more crash, from 1 again if there is a new checkpoint."""
-        return Crashes(
-            (*(() if committed_step > self.step else self.machines), machine), committed_step
-        )
+class CrashPolicy:
+    """Decides what follows each error, for all nodes or trials of one driver.
 
-    def without(self, *machines: str) -> "Crashes":
-        """Leaves out the crashes on some machines."""
-        return Crashes(
-            tuple(machine for machine in self.machines if machine not in machines), self.step
-        )
+    Crashes are counted in memory: a new submission tries everything again.
+    """
+
+    def __init__(self, cordon: "Cordon | None" = None):
+        self._cordon = cordon
+        # By name: the machines of the crashes since the last checkpoint, and its step.
+        self._crashes: dict[str, tuple[list[str], int]] = {}
+        self._lacked_memory: set[str] = set()
+
+    def after(
+        self, name: str, kind: str, text: str, saved_step: int, probe: ProbeReport | None = None
+    ) -> NextStep:
+        """Returns what follows an error of a kind (`kind_of`) with a text.
+
+        `saved_step`: of the last checkpoint. `probe`: the last of the process's device. A machine
+        whose device does not work is cordoned.
+        """
+        if kind == HELD:
+            return NextStep(HELD)
+        if self._cordon and probe and not self._cordon.note(probe):
+            return NextStep(AGAIN, text)
+        if kind == LACKS_MEMORY and name not in self._lacked_memory:
+            self._lacked_memory.add(name)
+            return NextStep(ELSEWHERE, text)
+        if kind != CRASHED:
+            return NextStep(FAILED, text)
+        if self._count(name, saved_step, probe.machine if probe else "") < MAX_CRASHES:
+            return NextStep(AGAIN, text)
+        return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
+
+    def _count(self, name: str, saved_step: int, machine: str) -> int:
+        """Counts a crash; returns the number since the last checkpoint on machines that work."""
+        machines, step = self._crashes.get(name, ([], 0))
+        machines = [*(machines if saved_step <= step else ()), machine]
+        self._crashes[name] = machines, saved_step
+        cordoned = self._cordon.resources.cordoned if self._cordon else ()
+        return sum(each not in cordoned for each in machines)
+
+
+def kind_of(error: BaseException | None) -> str:
+    """Returns what an error says of the node that raised it: HELD, CRASHED, LACKS_MEMORY, FAILED
+    (the node would end so everywhere), or BUG for an error of the program."""
+    if isinstance(error, LeaseHeld):
+        return HELD
+    if is_device_error(error) or isinstance(error, Unavailable):
+        return CRASHED
+    if is_out_of_memory(error):
+        return LACKS_MEMORY
+    return FAILED if isinstance(error, ValueError | TrainingDiverged) else BUG
 
 
 class NodeLifecycle:
-    """Applies the policy to the nodes of one driver.
-
-    The storage is the truth; only crashes are counted in memory.
-    """
+    """Reads from the storage how nodes have ended."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
-        self._crashes: dict[str, Crashes] = {}
 
     def result(self, node: Node) -> dict | None:
         """Reads the result of a node that is done, else None.
@@ -168,18 +212,6 @@ class NodeLifecycle:
         """Raises TrainingDiverged for a run that has diverged."""
         if message := self.divergence(node):
             raise TrainingDiverged(message)
-
-    def starts_again(self, node: Node, machine: str = "", cordoned: Collection[str] = ()) -> bool:
-        """Counts a crash of the node on a machine.
-
-        False when that was one too many and it has failed. `cordoned`: machines whose device turned
-        out not to work; no crash there counts.
-        """
-        step = self._store.run(node.id).committed_step() if node.is_run else 0
-        self._crashes[node.id] = (
-            self._crashes.get(node.id, Crashes()).another(step, machine).without(*cordoned)
-        )
-        return self._crashes[node.id].number < MAX_CRASHES
 
 
 # A place in a queue: minus the longest path from a node, then its number.
@@ -402,5 +434,5 @@ def is_divergence(failure: Mapping | None) -> bool:
 
 def failure_message(error: BaseException) -> str:
     """Writes why a node failed; an error that is not for users needs its class's name."""
-    is_for_users = isinstance(error, TrainingDiverged | OutOfMemory | ValueError)
-    return str(error) if is_for_users else f"{type(error).__name__}: {error}"
+    for_users = TrainingDiverged | OutOfMemory | ValueError | DeviceError | Unavailable
+    return str(error) if isinstance(error, for_users) else f"{type(error).__name__}: {error}"

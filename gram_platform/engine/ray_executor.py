@@ -1,9 +1,8 @@
 """Executes nodes on Ray: each once, after its needs, as many at once as fit.
 
-A node whose process
-crashes is started again and continues from its last checkpoint. A node that fails is reported and
-blocks only its dependants. Nodes of one rank are executed by slots, nodes of several by Ray Train
-workers. A machine whose device does not work takes none of them.
+A node whose process crashes is started again and continues from its last checkpoint. A node that
+fails is reported and blocks only its dependants. Nodes of one rank are executed by slots, nodes of
+several by Ray Train workers. A machine whose device does not work takes none of them.
 """
 
 import time
@@ -14,7 +13,7 @@ import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gram_platform.config.endings import SUBMIT_AGAIN, Unavailable
+from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.terminal import one_line
 from gram_platform.engine.capacity import Admission, Cordon, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
@@ -23,11 +22,19 @@ from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.executor import Executor
 from gram_platform.engine.in_process import execute_task
-from gram_platform.engine.life import MAX_CRASHES, failure_message
-from gram_platform.engine.process import is_out_of_memory, memory_advice
+from gram_platform.engine.life import (
+    AGAIN,
+    CRASHED,
+    ELSEWHERE,
+    FAILED,
+    HELD,
+    CrashPolicy,
+    failure_message,
+    kind_of,
+)
+from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
-from gram_platform.store import LeaseHeld
 
 LOOK_FOR_STALLS_S = 30.0
 
@@ -51,6 +58,7 @@ class RayExecutor(Executor):
         """`known`: `retry_diverged` and `done`, as in `Executor`."""
         super().__init__(execution, placements, **known)
         self.cordon, self.poll_s = cordon or Cordon(resources), poll_s
+        self.policy = CrashPolicy(self.cordon)
         self.slots, self.admission = (
             SlotPool(execution, self.cordon),
             Admission(self.cordon.resources),
@@ -222,56 +230,46 @@ class RayExecutor(Executor):
         try:
             caught = ray.get(reference)
             self.warn(node, caught if node is task[0] else [])
-        except RayTaskError as error:
-            if isinstance(error.cause, LeaseHeld):
-                self.waiting.again(node, held=True)
-                return False
-            if isinstance(error.cause, DeviceError):
-                probe = error.cause.probe
-                if self.cordon.note(probe):
-                    return self._record_crash(node, error.cause, probe.machine)
-                # Where a device is broken, its errors say nothing about the node.
-                self._start_again(node, str(error.cause))
-                return False
-            if isinstance(error.cause, Unavailable):
-                return self._record_crash(node, error.cause)
-            if len(task) > 1:
-                self.waiting.again(node, 0.0, alone=True)
-                return False
-            # Another process may have taken the memory there.
-            if is_out_of_memory(error.cause) and node.id not in self.lacked_memory:
-                self.lacked_memory[node.id] = place
-                self.waiting.again(node)
-                return False
-            self.waiting.failed(node, failure_message(error.cause))
-            return True
         except LocalRayletDiedError as error:
             raise ClusterLost(CLUSTER_LOST) from error
         except RayError as error:
-            # The process died, its machine did, or it was killed for its memory.
-            return self._record_crash(node, error, place.machine if place else "")
+            return self._settle_error(node, error, task, place)
         self.waiting.done(node)
         return True
 
-    def _record_crash(
-        self, node: Node, error: RayError | DeviceError | Unavailable, machine: str = ""
+    def _settle_error(
+        self, node: Node, error: RayError, task: Task, place: ProbeReport | None
     ) -> bool:
-        """Counts a crash; False when the node waits again."""
-        name = self.stalls.get(node.id) or type(error).__name__
-        if self.lifecycle.starts_again(node, machine, self.cordon.resources.cordoned):
-            self._start_again(node, name if isinstance(error, RayError) else str(error))
+        """Does what the policy says after an error; False when the node waits again."""
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            kind, text = kind_of(cause), failure_message(cause)
+            place = cause.probe if isinstance(cause, DeviceError) else place
+        else:
+            # The process died, its machine did, or it was killed for its memory.
+            kind, text = CRASHED, self.stalls.get(node.id) or type(error).__name__
+        if len(task) > 1 and kind not in (HELD, CRASHED):
+            self.waiting.again(node, 0.0, alone=True)
             return False
-        message = f"{name} {MAX_CRASHES} times without a checkpoint in between: {error}"
-        if isinstance(error, OutOfMemoryError) and node.is_run:
-            message = memory_advice(error, self.placement((node,)).fewest)
-        self.waiting.failed(node, message)
-        return True
-
-    def _start_again(self, node: Node, reason: str) -> None:
-        """Lets a node wait for another start, in a task of its own."""
-        place = " from its last checkpoint" if node.is_run else ""
-        self.warn(node, [f"{one_line(reason)}; it starts again{place}"])
-        self.waiting.again(node, alone=True)
+        step = self.store.run(node.id).committed_step() if node.is_run else 0
+        following = self.policy.after(node.id, kind, text, step, place)
+        if following.action == FAILED:
+            text = following.text
+            if not isinstance(error, RayTaskError):
+                text += f": {error}"
+            if isinstance(error, OutOfMemoryError) and node.is_run:
+                text = memory_advice(error, self.placement((node,)).fewest)
+            self.waiting.failed(node, text)
+            return True
+        if following.action == AGAIN:
+            start = " from its last checkpoint" if node.is_run else ""
+            self.warn(node, [f"{one_line(following.text)}; it starts again{start}"])
+        if following.action == ELSEWHERE:
+            # Another process may have taken the memory there.
+            self.lacked_memory[node.id] = place
+        is_held = following.action == HELD
+        self.waiting.again(node, held=is_held, alone=following.action == AGAIN)
+        return False
 
 
 _execute_gang = ray.remote(max_retries=0)(execute_task)

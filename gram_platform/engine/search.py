@@ -32,13 +32,13 @@ from gram_platform.engine.execution import (
     Resources,
     results_place,
 )
+from gram_platform.engine.life import FAILED, LACKS_MEMORY, CrashPolicy
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
     CRASH,
-    LACKS_MEMORY,
+    KIND,
     SCORED,
-    Patience,
     Trial,
     TrialResources,
     ends_process,
@@ -46,7 +46,7 @@ from gram_platform.engine.trial_process import (
     plain_crash,
     reported_probe,
 )
-from gram_platform.engine.trials import Outcome, Problem, committed, reservation, trial_ranks
+from gram_platform.engine.trials import Outcome, Point, Problem, committed, reservation, trial_ranks
 from gram_platform.methods.nodes import Node
 
 TUNE = {
@@ -109,11 +109,9 @@ def run_trials(
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     cordon = cordon or Cordon(resources)
-    patience = Patience(cordon, lambda point: committed(problem, point, execution.store()))
+    saved_steps_of = lambda point: committed(problem, point, execution.store())  # noqa: E731
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
-    searcher = _Searcher(
-        source, tuning, placements_of, Admission(cordon.resources), patience, on_start, on_end
-    )
+    searcher = _Searcher(source, tuning, placements_of, cordon, saved_steps_of, on_start, on_end)
     shared = {"problem": problem, "execution": execution, "resources": resources}
     trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
     _tuner(trainable, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
@@ -200,7 +198,7 @@ class _Scheduler(_NotPickled, FIFOScheduler):
     def on_trial_error(self, tune_controller, trial) -> None:
         report = self._last_reports.pop(trial.trial_id, None) or plain_crash(error_of_trial(trial))
         self._searcher.note_end_of_process(trial.trial_id, report)
-        if report.get(LACKS_MEMORY) and (probe := reported_probe(report)):
+        if report.get(KIND) == LACKS_MEMORY and (probe := reported_probe(report)):
             self._place(trial, probe.machine)
 
     def on_trial_add(self, tune_controller, trial) -> None:
@@ -225,20 +223,19 @@ class _Searcher(_NotPickled, Searcher):
         source: Source,
         tuning: Tuning,
         placements_of,
-        admission: Admission,
-        patience,
+        cordon: Cordon,
+        saved_steps_of: Callable[[Point], int],
         on_start,
         on_end,
     ):
-        """`placements_of`: returns the placement of each node of a point's trial, by id."""
+        """`placements_of`: returns the placement of each node of a point's trial, by id.
+
+        `saved_steps_of`: counts the steps of a point's runs that are saved.
+        """
         super().__init__()
-        self._source, self._tuning, self._placements_of, self._admission = (
-            source,
-            tuning,
-            placements_of,
-            admission,
-        )
-        self._patience: Patience = patience
+        self._source, self._tuning, self._placements_of = source, tuning, placements_of
+        self._cordon, self._admission = cordon, Admission(cordon.resources)
+        self._policy, self._saved_steps_of = CrashPolicy(cordon), saved_steps_of
         self._on_start, self._on_end = on_start, on_end
         # Ranks of running trials.
         self._ranks: dict[str, int] = {}
@@ -258,7 +255,7 @@ class _Searcher(_NotPickled, Searcher):
         try:
             require_ray()
             self._tuning.require_lead()
-            self._patience.cordon.require_machines(min(self._ranks.values(), default=1))
+            self._cordon.require_machines(min(self._ranks.values(), default=1))
         except Stopped as error:
             self.error = error
         return self.error is not None
@@ -290,7 +287,7 @@ class _Searcher(_NotPickled, Searcher):
             return True
         if 0 < most <= len(self._running):
             return False
-        may_wait = (bool(most) or self._source.is_independent) and self._patience.cordon.may_grow
+        may_wait = (bool(most) or self._source.is_independent) and self._cordon.may_grow
         return self._admission.free_resources(self._ranks.values(), may_wait).take(self._widest)
 
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
@@ -299,24 +296,34 @@ class _Searcher(_NotPickled, Searcher):
         try:
             if CRASH not in report:
                 self._over[trial_id] = outcome_of(proposal, report)
-            elif reason := self._patience.failure(proposal.name, proposal.point, report):
-                facts = {
-                    "name": proposal.name,
-                    "point": dict(proposal.point),
-                    "state": State.FAILED,
-                    "message": reason,
-                }
-                self._over[trial_id] = Outcome(
-                    **facts, started=started, elapsed_s=time.time() - started
-                )
             else:
-                say(
-                    f"warning: {proposal.name}: {one_line(report[CRASH])}; it starts again from its"
-                    " last checkpoint"
-                )
-            self._admission.resources = self._patience.cordon.resources
+                self._note_crash(trial_id, proposal, started, report)
+            self._admission.resources = self._cordon.resources
         except Exception as error:
             self.error = error
+
+    def _note_crash(
+        self, trial_id: str, proposal: Proposal, started: float, report: Mapping[str, Any]
+    ) -> None:
+        following = self._policy.after(
+            proposal.name,
+            report[KIND],
+            report[CRASH],
+            self._saved_steps_of(proposal.point),
+            reported_probe(report),
+        )
+        if following.action != FAILED:
+            text = one_line(report[CRASH])
+            say(f"warning: {proposal.name}: {text}; it starts again from its last checkpoint")
+            return
+        self._over[trial_id] = Outcome(
+            proposal.name,
+            dict(proposal.point),
+            State.FAILED,
+            started,
+            time.time() - started,
+            message=following.text,
+        )
 
     def is_over(self, trial_id: str) -> bool:
         """Returns whether a trial shall not start again."""
@@ -331,7 +338,7 @@ class _Searcher(_NotPickled, Searcher):
         if outcome is None and result and SCORED in result:
             outcome = outcome_of(proposal, result)
             if probe := reported_probe(result):
-                self._patience.cordon.note(probe)
+                self._cordon.note(probe)
         # Without an outcome it ended with the search; the next driver resumes it.
         if outcome is None:
             return

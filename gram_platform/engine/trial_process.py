@@ -5,7 +5,7 @@ raises an error in the next step: that is how Ray Tune ends a process. Where the
 decided here too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -17,18 +17,17 @@ from gram_platform.config import State
 from gram_platform.engine.capacity import Cordon, slots, usable_machines
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.execution import NODE_ID, Execution, Resources
-from gram_platform.engine.life import MAX_CRASHES, Crashes, failure_message
-from gram_platform.engine.process import is_out_of_memory
+from gram_platform.engine.life import CRASHED, LACKS_MEMORY, failure_message, kind_of
 from gram_platform.engine.proposals import Proposal
-from gram_platform.engine.trials import Outcome, Point, Problem, execute_trial, trial_ranks
+from gram_platform.engine.trials import Outcome, Problem, execute_trial, trial_ranks
 
 # The names of the metrics in a trial's last report.
 SCORED = "scored"
 FACTS = tuple(
     f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics", "nodes", "runs")
 )
-# The facts of a crash.
-CRASH, LACKS_MEMORY = "crash", "lacks_memory"
+# The facts of a crash: its text, and its kind (`life.kind_of`).
+CRASH, KIND = "crash", "kind"
 # The prefix of the facts about the process's device.
 OF_DEVICE = "probe/"
 
@@ -93,8 +92,8 @@ def plain_crash(error: BaseException) -> dict[str, Any]:
 
     That holds after an error of its device or a lack of memory too.
     """
-    message = str(error) if isinstance(error, DeviceError) else failure_message(error)
-    return {CRASH: message, LACKS_MEMORY: is_out_of_memory(error)}
+    kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
+    return {CRASH: failure_message(error), KIND: kind}
 
 
 def plain_probe(probe: ProbeReport | None) -> dict[str, str]:
@@ -141,39 +140,6 @@ def outcome_of(proposal: Proposal, result: Mapping[str, Any]) -> Outcome:
     return Outcome(
         name=proposal.name, point=dict(proposal.point), metrics=metrics, **lists, **facts
     )
-
-
-class Patience:
-    """Counts each trial's crashes since its last checkpoint.
-
-    Those on machines that turn out not to work do not count. A trial has failed after
-    `MAX_CRASHES`, or when it lacks memory in a second process.
-    """
-
-    def __init__(self, cordon: Cordon, committed_of: Callable[[Point], int]):
-        """`committed_of`: counts the steps of a point's runs that are saved."""
-        self.cordon, self._committed_of = cordon, committed_of
-        self._crashes: dict[str, Crashes] = {}
-        self._lacked_memory: set[str] = set()
-
-    def failure(self, trial: str, point: Point, report: Mapping[str, Any]) -> str:
-        """Counts a reported crash.
-
-        Returns why the trial has failed by it, or "": then it starts again.
-        """
-        probe = reported_probe(report)
-        if probe is not None and not self.cordon.note(probe):
-            return ""
-        if report[LACKS_MEMORY]:
-            is_second = trial in self._lacked_memory
-            self._lacked_memory.add(trial)
-            return report[CRASH] if is_second else ""
-        before = self._crashes.get(trial, Crashes())
-        crashes = before.another(self._committed_of(point), probe.machine if probe else "")
-        self._crashes[trial] = crashes = crashes.without(*self.cordon.resources.cordoned)
-        if crashes.number < MAX_CRASHES:
-            return ""
-        return f"{report[CRASH]} ({MAX_CRASHES} crashes without a checkpoint in between)"
 
 
 class TrialResources(tune.PlacementGroupFactory):

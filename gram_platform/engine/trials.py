@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gram_platform.config import State
-from gram_platform.config.endings import Unavailable
 from gram_platform.config.flops import GIB
-from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.execution import (
     ALL_ON_ONE_RANK,
     ON_ONE_RANK,
@@ -23,8 +21,14 @@ from gram_platform.engine.execution import (
     owner,
 )
 from gram_platform.engine.in_process import execute_node
-from gram_platform.engine.life import HELD_RETRY_S, NodeLifecycle
-from gram_platform.engine.process import is_out_of_memory
+from gram_platform.engine.life import (
+    CRASHED,
+    HELD_RETRY_S,
+    LACKS_MEMORY,
+    NodeLifecycle,
+    failure_message,
+    kind_of,
+)
 from gram_platform.methods.nodes import Node
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.train.loop import TrainingDiverged
@@ -110,12 +114,9 @@ def execute_trial(
         state, message = State.DIVERGED, str(error)
     except Exception as error:
         # One trial must not end a search; the run's directory has the error too.
-        if is_device_error(error) or is_out_of_memory(error) or isinstance(error, Unavailable):
+        if kind_of(error) in (CRASHED, LACKS_MEMORY):
             raise
-        state = State.FAILED
-        message = (
-            str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        )
+        state, message = State.FAILED, failure_message(error)
     return Outcome(
         name=name,
         point=dict(point),

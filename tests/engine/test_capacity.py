@@ -26,7 +26,7 @@ from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import Tuning, _Searcher
-from gram_platform.engine.trial_process import Patience, TrialResources
+from gram_platform.engine.trial_process import TrialResources
 from gram_platform.engine.trials import reservation
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store.files import seal
@@ -103,6 +103,9 @@ def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines
     assert capacity.most_gangs() == most
 
 
+no_steps = lambda point: 0
+
+
 def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, execution, cluster):
     """What is in flight counts, and runs of one rank go on."""
     cluster({"CPU": 1000.0}, gangs=2)
@@ -111,10 +114,9 @@ def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, exe
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
     points, ignore = PointList([(str(k), {}) for k in range(5)]), lambda outcome: None
-    patience = Patience(Cordon(Resources()), lambda point: 0)
     of_point = lambda point: {"run": on_ranks(4)}
     searcher = _Searcher(
-        points, Tuning("a"), of_point, capacity.Admission(Resources()), patience, ignore, ignore
+        points, Tuning("a"), of_point, Cordon(Resources()), no_steps, ignore, ignore
     )
     assert [searcher.suggest(trial) is not None for trial in "abcd"] == [True, True, False, False]
 
@@ -293,12 +295,14 @@ def test_trials_leave_resources_for_the_widest_so_far(nodes, cluster):
     of_point = lambda point: placements_of([nodes[point["index"]]])
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
     events = []
-    patience, admission = (
-        Patience(Cordon(Resources()), lambda point: 0),
-        capacity.Admission(Resources()),
-    )
     searcher = _Searcher(
-        PointList(points), Tuning("a"), of_point, admission, patience, events.append, events.append
+        PointList(points),
+        Tuning("a"),
+        of_point,
+        Cordon(Resources()),
+        no_steps,
+        events.append,
+        events.append,
     )
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     # 4 + 1 of 8 are in use.
@@ -332,8 +336,8 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
             source,
             Tuning("a", max_concurrent),
             lambda point: {},
-            capacity.Admission(resources),
-            Patience(Cordon(resources), lambda point: 0),
+            Cordon(resources),
+            no_steps,
             events.append,
             events.append,
         )

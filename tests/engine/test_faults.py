@@ -218,10 +218,10 @@ def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
         execution.store().run(found.id).__class__, "committed_step", lambda _: committed
     )
     for committed in range(3 * MAX_CRASHES):  # noqa: B007
-        assert not study._record_crash(found, WorkerCrashedError())
+        assert not study._settle_error(found, WorkerCrashedError(), (found,), None)
     for _ in range(MAX_CRASHES - 2):
-        assert not study._record_crash(found, WorkerCrashedError())
-    assert study._record_crash(found, WorkerCrashedError())
+        assert not study._settle_error(found, WorkerCrashedError(), (found,), None)
+    assert study._settle_error(found, WorkerCrashedError(), (found,), None)
     assert found.id in study.progress.failed
 
 
@@ -229,10 +229,10 @@ def test_a_crash_after_a_stall_is_not_called_a_stall(setting, execution):
     found = method_nodes("baseline", setting)[0]
     study = empty_graph(execution, [found])
     study.stalls[found.id] = "no step in 7200 s (--stall-timeout)"  # its process was killed
-    assert not study._record_crash(found, WorkerCrashedError())
+    assert not study._settle_error(found, WorkerCrashedError(), (found,), None)
     study.waiting = mock.MagicMock()
     study._note("the next start", (found,))
-    while not study._record_crash(found, WorkerCrashedError()):
+    while not study._settle_error(found, WorkerCrashedError(), (found,), None):
         pass
     assert "stall" not in study.waiting.failed.call_args.args[1]
 

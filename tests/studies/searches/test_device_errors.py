@@ -14,15 +14,17 @@ from gram_platform.engine import trial_process
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.life import MAX_CRASHES
+from gram_platform.engine.life import FAILED, MAX_CRASHES, CrashPolicy
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
 from gram_platform.engine.trial_process import (
-    Patience,
+    CRASH,
+    KIND,
     TrialResources,
     plain_crash,
     plain_probe,
+    reported_probe,
 )
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
@@ -99,12 +101,20 @@ def crash(machine: str, failure: str = "", error: Exception | None = None) -> di
 
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     step, cordoned = [0], []
-    patience = Patience(Cordon(Resources(), cordoned.append), lambda point: step[0])
-    failure = lambda *how, trial="a", **error: patience.failure(trial, {}, crash(*how, **error))
+    cordon = Cordon(Resources(), cordoned.append)
+    policy = CrashPolicy(cordon)
+
+    def failure(*how, trial: str = "a", **error) -> str:
+        """Returns why a trial has failed by a reported crash, or ""."""
+        reported = crash(*how, **error)
+        probe = reported_probe(reported)
+        following = policy.after(trial, reported[KIND], reported[CRASH], step[0], probe)
+        return following.text if following.action == FAILED else ""
+
     assert [failure("m1") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
     assert failure("m1", "no answer") == ""  # it was the machine, each time
     assert [found.machine for found in cordoned] == ["m1"]
-    assert patience.cordon.resources.cordoned == ("m1",)
+    assert cordon.resources.cordoned == ("m1",)
     assert [failure("m2") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
     step[0] = 8
     assert [failure("m2") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
