@@ -41,14 +41,14 @@ def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
 
 
 @dataclass(frozen=True)
-class TaskPlacement:
+class PackingPlace:
     """Where tasks run: the options of each for Ray, and how many are given to Ray at once."""
 
     options: dict[str, object]
     at_once: int = IN_FLIGHT
 
 
-def placement(anywhere: bool) -> TaskPlacement | None:
+def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where the tasks run.
 
     None where no two can run at once, now or after an autoscaler has started machines. `anywhere`:
@@ -57,7 +57,7 @@ def placement(anywhere: bool) -> TaskPlacement | None:
     the CPUs that Ray has here, or, where Ray has none because it is a driver's, on all cores.
     """
     if anywhere and _has_pack_machines():
-        return TaskPlacement(
+        return PackingPlace(
             {"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"}
         )
     node_id = ray.get_runtime_context().get_node_id()
@@ -67,9 +67,9 @@ def placement(anywhere: bool) -> TaskPlacement | None:
     cpus, cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes), num_cores()
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if cpus >= 2 or (anywhere and not has_fixed_size()):
-        return TaskPlacement({"num_cpus": 1, "scheduling_strategy": "SPREAD" if anywhere else here})
+        return PackingPlace({"num_cpus": 1, "scheduling_strategy": "SPREAD" if anywhere else here})
     if not cpus and cores >= 2:
-        return TaskPlacement({"num_cpus": 0, "scheduling_strategy": here}, at_once=cores)
+        return PackingPlace({"num_cpus": 0, "scheduling_strategy": here}, at_once=cores)
     return None
 
 

@@ -11,7 +11,7 @@ import re
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
 from gram_platform.methods import branches, demix, dense, gram, unlearning
-from gram_platform.methods.setting import Plans, Profile, Setting
+from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 METHODS = Table(
     "gram.methods",
@@ -48,7 +48,7 @@ METHOD_LABELS = {
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
-def plan(method: str, setting: Setting) -> Plans:
+def plan(method: str, setting: Setting) -> MethodRuns:
     """Returns the runs and views of a method in a setting; ValueError for an unknown method."""
     require_choice("methods", method, tuple(METHODS))
     return METHODS[method](setting)
@@ -79,4 +79,4 @@ def seed_key(seed: str) -> tuple:
     return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 
-__all__ = ["METHODS", "Plans", "Profile", "Setting", "plan"]
+__all__ = ["METHODS", "MethodRuns", "Profile", "Setting", "plan"]

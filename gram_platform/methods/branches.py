@@ -22,10 +22,10 @@ from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
 from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
-from gram_platform.methods.setting import Branching, Plans, Profile, Setting, profile_name
+from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting, profile_name
 
 
-def plan_full(setting: Setting) -> Plans:
+def plan_full(setting: Setting) -> MethodRuns:
     """FT-Full: finetunes all parameters of the base; a branch serves core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
@@ -35,7 +35,7 @@ def plan_full(setting: Setting) -> Plans:
     return _plans(setting, base, branches, views)
 
 
-def plan_lora(setting: Setting) -> Plans:
+def plan_lora(setting: Setting) -> MethodRuns:
     """FT-LoRA: trains a LoRA for each domain on the frozen base.
 
     It has as many parameters as an auxiliary MLP.
@@ -44,12 +44,12 @@ def plan_lora(setting: Setting) -> Plans:
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 
 
-def plan_mlp(setting: Setting) -> Plans:
+def plan_mlp(setting: Setting) -> MethodRuns:
     """FT-MLP: trains an auxiliary MLP for each domain on the frozen base."""
     return _module_branches(setting, "mlp", setting.size.d_aux)
 
 
-def _module_branches(setting: Setting, kind: str, width: int) -> Plans:
+def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
     """Plans a module for each branch. Both kinds have the MLP's budget, so they share a base."""
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
@@ -82,9 +82,9 @@ def _branched(setting: Setting) -> tuple[str, ...]:
 
 def _plans(
     setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]
-) -> Plans:
+) -> MethodRuns:
     named = {profile_name((d,), setting.auxiliary): run for d, run in branches.items()}
-    return Plans({"core": base, **named}, views)
+    return MethodRuns({"core": base, **named}, views)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ profile removes to core's expert.
 from gram_platform.config import CORE, DataConfig, DomainBudget, ModuleSpec, RoutingConfig, View
 from gram_platform.methods.budgets import data_budget, training_run
 from gram_platform.methods.gram import every_profile
-from gram_platform.methods.setting import Plans, Profile, Setting
+from gram_platform.methods.setting import MethodRuns, Profile, Setting
 from gram_platform.methods.unlearning import apportion
 
 
-def plan(setting: Setting) -> Plans:
+def plan(setting: Setting) -> MethodRuns:
     options, accumulation = setting.options.demix, setting.routing.accumulation
     width = options.expert_width or setting.size.d_dense
     model = setting.size.model(0, tuple(ModuleSpec(d, "mlp", width) for d in setting.domains))
@@ -24,7 +24,7 @@ def plan(setting: Setting) -> Plans:
             setting.data_id, tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
         )
     run = training_run(setting, model, data, RoutingConfig(accumulation=accumulation))
-    return Plans({"all": run}, _views(setting, run.run_id))
+    return MethodRuns({"all": run}, _views(setting, run.run_id))
 
 
 def _views(setting: Setting, run_id: str) -> dict[Profile, View]:

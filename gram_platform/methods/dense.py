@@ -7,7 +7,7 @@ import dataclasses
 
 from gram_platform.config import CORE, RunConfig, View
 from gram_platform.methods.budgets import dense_run
-from gram_platform.methods.setting import Options, Plans, Setting, profile_name
+from gram_platform.methods.setting import MethodRuns, Options, Setting, profile_name
 
 
 def baseline_run(setting: Setting) -> RunConfig:
@@ -18,20 +18,20 @@ def baseline_run(setting: Setting) -> RunConfig:
     )
 
 
-def plan_baseline(setting: Setting) -> Plans:
+def plan_baseline(setting: Setting) -> MethodRuns:
     """Plans one dense run on all domains."""
     run = baseline_run(setting)
-    return Plans({"all": run}, {setting.auxiliary: View.of(run.run_id)})
+    return MethodRuns({"all": run}, {setting.auxiliary: View.of(run.run_id)})
 
 
-def plan_filtering(setting: Setting) -> Plans:
+def plan_filtering(setting: Setting) -> MethodRuns:
     """Plans a dense run for each profile, on the data of core and the profile's domains."""
     accumulation = setting.routing.accumulation
     runs = {
         profile: dense_run(setting, (CORE, *profile), 0, accumulation)
         for profile in setting.profiles
     }
-    return Plans(
+    return MethodRuns(
         {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()},
         {profile: View.of(run.run_id) for profile, run in runs.items()},
     )

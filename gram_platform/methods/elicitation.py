@@ -26,7 +26,7 @@ from gram_platform.methods.setting import (
     NEIGHBOUR,
     OWN,
     Elicitation,
-    Plans,
+    MethodRuns,
     Profile,
     Setting,
     profile_name,
@@ -86,7 +86,7 @@ def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
     return options.text
 
 
-def finetuned(setting: Setting, options: Elicitation, plans: Plans) -> Plans:
+def finetuned(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
     """Adds a stage on every compared view, or on all views of a method without any.
 
     The views become the stage's. The stage trains on the text of the domain that `options.text`
@@ -105,7 +105,7 @@ def finetuned(setting: Setting, options: Elicitation, plans: Plans) -> Plans:
         run = finetuning_run(setting, options, options.text, options.text, view, by_id)
         runs[f"{profile_name(profile, setting.auxiliary)} finetuned"] = run
         views[profile] = View.of(run.run_id, dict.fromkeys(run.model.module_domains, 1.0))
-    return Plans(runs, views)
+    return MethodRuns(runs, views)
 
 
 def finetuning_run(

@@ -8,20 +8,20 @@ from dataclasses import replace
 from gram_platform.config import ModelConfig, RoutingConfig, View
 from gram_platform.config.ladder import Size
 from gram_platform.methods.budgets import data_budget, routed_scale, training_run
-from gram_platform.methods.setting import Plans, Profile, Setting
+from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 
-def plan(setting: Setting) -> Plans:
+def plan(setting: Setting) -> MethodRuns:
     """Plans the paper's GRAM, with MLP modules."""
     return routed(setting, modular_size(setting).modular(setting.domains, "mlp"))
 
 
-def plan_lora(setting: Setting) -> Plans:
+def plan_lora(setting: Setting) -> MethodRuns:
     """Plans GRAM with LoRA modules of the same size."""
     return routed(setting, modular_size(setting).modular(setting.domains, "lora"))
 
 
-def plan_subsets(setting: Setting) -> Plans:
+def plan_subsets(setting: Setting) -> MethodRuns:
     """Plans GRAM with random subsets as companions [ours].
 
     They stand beside half of the auxiliary batches too. So every module has been trained beside
@@ -41,7 +41,7 @@ def modular_size(setting: Setting) -> Size:
     return replace(setting.size, d_core=core, d_aux=aux)
 
 
-def routed(setting: Setting, model: ModelConfig) -> Plans:
+def routed(setting: Setting, model: ModelConfig) -> MethodRuns:
     scale = routed_scale(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
     data = data_budget(
@@ -49,7 +49,7 @@ def routed(setting: Setting, model: ModelConfig) -> Plans:
     )
     num_probes = setting.num_eval_points if setting.options.probes else 0
     run = training_run(setting, model, data, routing_of(setting), num_probes=num_probes)
-    return Plans(
+    return MethodRuns(
         {"all": run},
         {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)},
     )

@@ -16,7 +16,7 @@ from gram_platform.config.flops import compute_units, mlp_parameters, module_par
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
-from gram_platform.methods.setting import Plans, Profile, Setting, profile_name
+from gram_platform.methods.setting import MethodRuns, Profile, Setting, profile_name
 
 # The method that is the unit of all, and the tag of what a study varies beside method and size.
 BASELINE, VARIANT = "baseline", "variant"
@@ -238,7 +238,7 @@ def method_costs(
     return rows
 
 
-def _served(plans: Plans, setting: Setting) -> list[Profile]:
+def _served(plans: MethodRuns, setting: Setting) -> list[Profile]:
     """Returns the profiles of the views that switch a domain off.
 
     With every domain on, the baseline serves.
@@ -246,15 +246,15 @@ def _served(plans: Plans, setting: Setting) -> list[Profile]:
     return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
 
 
-def _distinct(plans: Plans) -> list[RunConfig]:
+def _distinct(plans: MethodRuns) -> list[RunConfig]:
     return list({run.run_id: run for run in plans.runs.values()}.values())
 
 
-def _train_cost(plans: Plans, base: RunConfig) -> float:
+def _train_cost(plans: MethodRuns, base: RunConfig) -> float:
     return sum(map(_paper_units, _distinct(plans))) / plan_compute_units(base)
 
 
-def _cost(plans: Plans, base: RunConfig) -> dict:
+def _cost(plans: MethodRuns, base: RunConfig) -> dict:
     runs, unit = _distinct(plans), _core_mlps(base.model)
     active, total = set(), 0
     for run in runs:

@@ -1,4 +1,4 @@
-"""Defines a method's input, `Setting`, and its output, `Plans`."""
+"""Defines a method's input, `Setting`, and its output, `MethodRuns`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -351,7 +351,7 @@ class Setting(Setup):
 
 
 @dataclass(frozen=True)
-class Plans:
+class MethodRuns:
     """The runs of a method in a setting, and its views by profile."""
 
     # The runs by a label within the method.

@@ -19,10 +19,10 @@ from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import optimizer_of, training_run
 from gram_platform.methods.dense import baseline_run
-from gram_platform.methods.setting import Plans, Profile, Setting, Unlearning, profile_name
+from gram_platform.methods.setting import MethodRuns, Profile, Setting, Unlearning, profile_name
 
 
-def plan_maxent(setting: Setting) -> Plans:
+def plan_maxent(setting: Setting) -> MethodRuns:
     """MaxEnt: maximises the entropy of predictions on forget text.
 
     "A Closer Look at Machine Unlearning for Large Language Models", Yuan, Pang, Du, Chen, Zhang and
@@ -36,7 +36,7 @@ def plan_maxent(setting: Setting) -> Plans:
     return unlearned(setting, setting.options.maxent_of)
 
 
-def plan_rmu(setting: Setting) -> Plans:
+def plan_rmu(setting: Setting) -> MethodRuns:
     """RMU: pushes a layer's activations on forget text towards a fixed random direction.
 
     Those on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
@@ -47,7 +47,7 @@ def plan_rmu(setting: Setting) -> Plans:
     return unlearned(setting, lambda profile: setting.options.rmu)
 
 
-def plan_graddiff(setting: Setting) -> Plans:
+def plan_graddiff(setting: Setting) -> MethodRuns:
     """GradDiff: ascends the loss on forget text and descends it on retain text.
 
     "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The ascent has no end:
@@ -56,7 +56,7 @@ def plan_graddiff(setting: Setting) -> Plans:
     return unlearned(setting, lambda profile: setting.options.graddiff)
 
 
-def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> Plans:
+def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> MethodRuns:
     """Plans the baseline and a stage after it for each profile that removes a domain.
 
     `options_of` gives the profile's options.
@@ -68,7 +68,7 @@ def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> 
         profile: _unlearning(setting, options_of(profile), start, profile) for profile in profiles
     }
     named = {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()}
-    return Plans(
+    return MethodRuns(
         {"all": start, **named}, {profile: View.of(run.run_id) for profile, run in runs.items()}
     )
 

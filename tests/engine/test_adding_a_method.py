@@ -6,12 +6,12 @@ from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS
 from gram_platform.methods.budgets import dense_run
 from gram_platform.methods.nodes import method_nodes, require_closed
-from gram_platform.methods.setting import Plans, Setting
+from gram_platform.methods.setting import MethodRuns, Setting
 
 
-def core_only(setting: Setting) -> Plans:
+def core_only(setting: Setting) -> MethodRuns:
     run = dense_run(setting, (CORE,), 0, setting.routing.accumulation)
-    return Plans({"core": run}, {(): View.of(run.run_id)})
+    return MethodRuns({"core": run}, {(): View.of(run.run_id)})
 
 
 def test_a_method_is_one_function_and_one_line(execution, setting, monkeypatch):

@@ -9,7 +9,7 @@ from gram_platform.corpora.catalog import StoriesCorpus
 from gram_platform.methods.budgets import dense_run
 from gram_platform.methods.measurements import TokenIncreases, instead_of_losses
 from gram_platform.methods.nodes import method_nodes
-from gram_platform.methods.setting import Plans, Setting
+from gram_platform.methods.setting import MethodRuns, Setting
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import SMOKE
 
@@ -18,10 +18,10 @@ STORIES = StoriesCorpus(
 )
 
 
-def core_only(setting: Setting) -> Plans:
+def core_only(setting: Setting) -> MethodRuns:
     """Trains a dense model on core alone."""
     run = dense_run(setting, (CORE,), 0, setting.routing.accumulation)
-    return Plans({"core": run}, {(): View.of(run.run_id)})
+    return MethodRuns({"core": run}, {(): View.of(run.run_id)})
 
 
 @dataclass(frozen=True)
