@@ -13,9 +13,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune.schedulers import FIFOScheduler
 from ray.tune.search import Searcher
@@ -23,30 +24,35 @@ from ray.tune.search import Searcher
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
 from gram_platform.config.terminal import one_line, say
-from gram_platform.engine.capacity import Admission, Cordon
+from gram_platform.engine.capacity import Admission, Cordon, slots, usable_machines
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.execution import (
+    NODE_ID,
     ON_ONE_RANK,
     Execution,
     Placement,
-    Resources,
     results_place,
 )
 from gram_platform.engine.life import FAILED, LACKS_MEMORY, CrashPolicy
 from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
-    CRASH,
     KIND,
     SCORED,
     Trial,
-    TrialResources,
+    crash_report,
     ends_process,
-    outcome_of,
-    plain_crash,
-    reported_probe,
+    outcome_in,
+    probe_in,
 )
-from gram_platform.engine.trials import Outcome, Point, Problem, committed, reservation, trial_ranks
+from gram_platform.engine.trials import (
+    Outcome,
+    Point,
+    Problem,
+    committed,
+    reservation,
+    trial_ranks,
+)
 from gram_platform.methods.nodes import Node
 
 TUNE = {
@@ -70,16 +76,12 @@ treat_memory_kill_as_crash()
 
 @dataclass(frozen=True)
 class Tuning:
-    """How many trials run at once, and when the next may start."""
+    """How Ray Tune runs the trials of a search."""
 
     # The name of the folder of Tune's files.
     name: str
-    # 0 for as many as the cluster holds or may hold.
+    # Most trials at once; 0 for as many as the cluster holds or may hold.
     max_concurrent: int = 0
-    # Called before each trial; False once a limit is reached.
-    may_start: Callable[[], bool] = lambda: True
-    # Raises Stopped when another driver leads the search.
-    require_lead: Callable[[], None] = lambda: None
     # Trains diverged runs again.
     retry_diverged: bool = False
     # The metric whose lowest value `get_best_result()` of Tune's results finds; "" where trials
@@ -87,33 +89,51 @@ class Tuning:
     metric: str = ""
 
 
+class TrialWatch:
+    """Hears of trials, and decides whether another one starts; an error of it ends the search."""
+
+    def may_start(self) -> bool:
+        """Returns False once a limit is reached."""
+        return True
+
+    def require_lead(self) -> None:
+        """Raises Stopped when another driver leads the search."""
+
+    def trial_started(self, proposal: Proposal) -> None:
+        """Hears of a trial that starts."""
+
+    def trial_ended(self, outcome: Outcome) -> None:
+        """Hears how a trial has ended."""
+
+
 def run_trials(
     source: Source,
     problem: Problem,
     execution: Execution,
-    resources: Resources,
+    cordon: Cordon,
     tuning: Tuning,
-    on_start: Callable[[Proposal], None] = lambda proposal: None,
-    on_end: Callable[[Outcome], None] = lambda outcome: None,
-    cordon: Cordon | None = None,
+    watch: TrialWatch,
     place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
     """Runs all trials of the source.
 
-    Needs an initialised Ray; `on_start` and `on_end` are called in this process. An error of
-    `source`, `on_start`, `on_end` or `tuning.require_lead` ends the trials and is raised.
+    Needs an initialised Ray. An error of `source` or `watch` ends the trials and is raised.
     ClusterLost when no machine has a device that works. `cordon`: of this driver, whose machines
     take no trials. `place`: decides where a node is executed, in this process, once for each trial.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    cordon = cordon or Cordon(resources)
     saved_steps_of = lambda point: committed(problem, point, execution.store())  # noqa: E731
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
-    searcher = _Searcher(source, tuning, placements_of, cordon, saved_steps_of, on_start, on_end)
-    shared = {"problem": problem, "execution": execution, "resources": resources}
-    trainable = tune.with_parameters(Trial, **shared, retry_diverged=tuning.retry_diverged)
+    searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
+    trainable = tune.with_parameters(
+        Trial,
+        problem=problem,
+        execution=execution,
+        resources=cordon.resources,
+        retry_diverged=tuning.retry_diverged,
+    )
     _tuner(trainable, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
@@ -154,17 +174,17 @@ def _folder_name(trial) -> str:
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
-class _NotPickled:
+class _StaysHere:
     """Keeps an object in this process: Ray Tune pickles it for a restore that is never used."""
 
-    def __reduce__(self):
-        return object, ()
+    def __getstate__(self) -> dict:
+        return {}
 
     def __deepcopy__(self, memo):
         return self
 
 
-class _EndOfSearch(_NotPickled, tune.Stopper):
+class _EndOfSearch(_StaysHere, tune.Stopper):
     """Ends all running trials when the search ends with an error; their checkpoints stay."""
 
     def __init__(self, searcher: "_Searcher"):
@@ -177,7 +197,7 @@ class _EndOfSearch(_NotPickled, tune.Stopper):
         return self._searcher.has_failed()
 
 
-class _Scheduler(_NotPickled, FIFOScheduler):
+class _Scheduler(_StaysHere, FIFOScheduler):
     """Places trials, reports why their processes ended, and stops those that have failed.
 
     Ray Tune starts a trial again whenever its process ended. It calls this object with each report,
@@ -189,6 +209,8 @@ class _Scheduler(_NotPickled, FIFOScheduler):
         self._searcher, self._cordon = searcher, cordon
         # Reports of processes that are ending.
         self._last_reports: dict[str, Mapping[str, Any]] = {}
+        # The machine on which a trial lacked memory.
+        self._avoided: dict[str, str] = {}
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
         if ends_process(result):
@@ -196,47 +218,65 @@ class _Scheduler(_NotPickled, FIFOScheduler):
         return self.CONTINUE
 
     def on_trial_error(self, tune_controller, trial) -> None:
-        report = self._last_reports.pop(trial.trial_id, None) or plain_crash(error_of_trial(trial))
+        report = self._last_reports.pop(trial.trial_id, None) or crash_report(error_of_trial(trial))
         self._searcher.note_end_of_process(trial.trial_id, report)
-        if report.get(KIND) == LACKS_MEMORY and (probe := reported_probe(report)):
-            self._place(trial, probe.machine)
+        if report.get(KIND) == LACKS_MEMORY and (probe := probe_in(report)):
+            self._avoided[trial.trial_id] = probe.machine
 
     def on_trial_add(self, tune_controller, trial) -> None:
         if self._searcher.is_over(trial.trial_id):
             tune_controller.stop_trial(trial)
             return
-        if not isinstance(trial.placement_group_factory, TrialResources):
-            self._place(trial)
+        resources = self._cordon.resources
+        reserved = reservation(trial.config["placements"].values(), resources)
+        selector = machines_for(reserved, self._cordon, self._avoided.get(trial.trial_id, ""))
+        where = {"bundle_label_selector": [selector]} if selector else {}
+        trial.update_resources(tune.PlacementGroupFactory([reserved], **where))
         # For the ranks of a sharded trial.
-        trial.config["cordoned"] = list(self._cordon.resources.cordoned)
-
-    def _place(self, trial, avoided: str = "") -> None:
-        reserved = reservation(trial.config["placements"].values(), self._cordon.resources)
-        trial.update_resources(TrialResources(reserved, self._cordon, avoided))
+        trial.config["cordoned"] = list(resources.cordoned)
 
 
-class _Searcher(_NotPickled, Searcher):
+def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
+    """Returns Ray's label selector of the machines that may execute a trial; {} for all.
+
+    If the cluster shall not grow any more, these are the machines that are there. A trial of
+    several ranks only waits for them: it has the driver's machine, which is not preempted.
+    `avoided`: the id of a machine that is not chosen where there is another.
+    """
+    if not {"CPU", "GPU"} & bundle.keys():
+        return {NODE_ID: ray.get_runtime_context().get_node_id()}
+    resources = cordon.resources
+    if avoided:
+        others = replace(resources, cordoned=(*resources.cordoned, avoided))
+        if any(slots(others, machine) for machine in usable_machines(others)):
+            resources = others
+    if cordon.may_grow:
+        return resources.label_selector
+    alive = (node["NodeID"] for node in ray.nodes() if node["Alive"])
+    return {NODE_ID: f"in({','.join(i for i in alive if i not in resources.cordoned)})"}
+
+
+class _Searcher(_StaysHere, Searcher):
     """Adapts a source to Ray Tune."""
 
     def __init__(
         self,
         source: Source,
         tuning: Tuning,
-        placements_of,
+        watch: TrialWatch,
         cordon: Cordon,
+        placements_of: Callable[[Point], Mapping[str, Placement]],
         saved_steps_of: Callable[[Point], int],
-        on_start,
-        on_end,
     ):
         """`placements_of`: returns the placement of each node of a point's trial, by id.
 
         `saved_steps_of`: counts the steps of a point's runs that are saved.
         """
         super().__init__()
-        self._source, self._tuning, self._placements_of = source, tuning, placements_of
+        self._source, self._tuning, self._watch = source, tuning, watch
+        self._placements_of, self._saved_steps_of = placements_of, saved_steps_of
         self._cordon, self._admission = cordon, Admission(cordon.resources)
-        self._policy, self._saved_steps_of = CrashPolicy(cordon), saved_steps_of
-        self._on_start, self._on_end = on_start, on_end
+        self._policy = CrashPolicy(cordon)
         # Ranks of running trials.
         self._ranks: dict[str, int] = {}
         # Most ranks of any trial yet; the next trial's count is unknown until it is proposed.
@@ -254,14 +294,14 @@ class _Searcher(_NotPickled, Searcher):
         """
         try:
             require_ray()
-            self._tuning.require_lead()
+            self._watch.require_lead()
             self._cordon.require_machines(min(self._ranks.values(), default=1))
         except Stopped as error:
             self.error = error
         return self.error is not None
 
     def suggest(self, trial_id: str) -> dict | str | None:
-        if self.has_failed() or not self._tuning.may_start():
+        if self.has_failed() or not self._watch.may_start():
             return Searcher.FINISHED
         if not self._fits():
             return None
@@ -272,7 +312,7 @@ class _Searcher(_NotPickled, Searcher):
         placements = self._placements_of(proposal.point)
         self._ranks[trial_id] = trial_ranks(placements.values())
         self._widest = max(self._widest, self._ranks[trial_id])
-        self._on_start(proposal)
+        self._watch.trial_started(proposal)
         return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
     def _fits(self) -> bool:
@@ -294,36 +334,27 @@ class _Searcher(_NotPickled, Searcher):
         """Notes a trial's failure or crash, by the last report of its process."""
         proposal, started = self._running[trial_id]
         try:
-            if CRASH not in report:
-                self._over[trial_id] = outcome_of(proposal, report)
-            else:
-                self._note_crash(trial_id, proposal, started, report)
+            if KIND not in report:
+                self._over[trial_id] = outcome_in(proposal, report)
+            elif reason := self._why_failed(proposal, report):
+                point, elapsed_s = dict(proposal.point), time.time() - started
+                self._over[trial_id] = Outcome(
+                    proposal.name, point, State.FAILED, started, elapsed_s, message=reason
+                )
             self._admission.resources = self._cordon.resources
         except Exception as error:
             self.error = error
 
-    def _note_crash(
-        self, trial_id: str, proposal: Proposal, started: float, report: Mapping[str, Any]
-    ) -> None:
-        following = self._policy.after(
-            proposal.name,
-            report[KIND],
-            report[CRASH],
-            self._saved_steps_of(proposal.point),
-            reported_probe(report),
-        )
-        if following.action != FAILED:
-            text = one_line(report[CRASH])
-            say(f"warning: {proposal.name}: {text}; it starts again from its last checkpoint")
-            return
-        self._over[trial_id] = Outcome(
-            proposal.name,
-            dict(proposal.point),
-            State.FAILED,
-            started,
-            time.time() - started,
-            message=following.text,
-        )
+    def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
+        """Returns why a trial has failed by a crash, or "" and says that it starts again."""
+        text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
+        probe = probe_in(report)
+        following = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
+        if following.action == FAILED:
+            return following.text
+        start = "it starts again from its last checkpoint"
+        say(f"warning: {proposal.name}: {one_line(text)}; {start}")
+        return ""
 
     def is_over(self, trial_id: str) -> bool:
         """Returns whether a trial shall not start again."""
@@ -336,15 +367,15 @@ class _Searcher(_NotPickled, Searcher):
         self._ranks.pop(trial_id)
         outcome = self._over.pop(trial_id, None)
         if outcome is None and result and SCORED in result:
-            outcome = outcome_of(proposal, result)
-            if probe := reported_probe(result):
+            outcome = outcome_in(proposal, result)
+            if probe := probe_in(result):
                 self._cordon.note(probe)
         # Without an outcome it ended with the search; the next driver resumes it.
         if outcome is None:
             return
         try:
             self._source.tell(proposal, outcome)
-            self._on_end(outcome)
+            self._watch.trial_ended(outcome)
         except Exception as error:
             # Raised after Ray Tune has ended.
             self.error = error
