@@ -42,9 +42,9 @@ def execute(study: Study, words: Sequence[str] | Flags) -> int:
     """Runs a study, after the search that it begins with, or a search."""
     plan = plan_of(study, words)
     if isinstance(study, Search):
-        from gram_platform.studies.searches.run import drive_search
+        from gram_platform.studies.drive import drive
 
-        return drive_search(plan)
+        return drive(plan)
     from gram_platform.studies.campaign import drive_searched
 
     return drive_searched(plan)

@@ -13,7 +13,7 @@ from gram_platform.cli.reports import report_from_mlflow
 from gram_platform.cli.studies import report_command
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.results import read_results, summary_text
-from gram_platform.studies.searches.lr_batch_trials import trials_table
+from gram_platform.studies.searches.lr_bs_grid import trials_table
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from tests.analysis.test_lr_grid import laddered
 from tests.pages.results.test_results import study  # noqa: F401

@@ -18,10 +18,10 @@ from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searc
 from gram_platform.studies.packing import pack_corpora, require_supply
 from gram_platform.studies.plan import Plan, StudyPlan
 from gram_platform.studies.price import predicted, sharing, work_left
-from gram_platform.studies.searches.definition import optuna_place, work_of
-from gram_platform.studies.searches.maxent_trials import METHOD, MaxEntWork
-from gram_platform.studies.searches.run import drive_search
-from gram_platform.studies.searches.trial_flags import OptunaFlags
+from gram_platform.studies.searches.definition import optuna_place, search_plan_of
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.maxent import METHOD
+from gram_platform.studies.searches.search_plan import SearchPlan
 
 
 def drive_searched(plan: Plan) -> int:
@@ -33,7 +33,7 @@ def drive_searched(plan: Plan) -> int:
     needed = needed_search(plan, plan.studies[0])
     if needed is None:
         return drive(plan)
-    is_complete, everything = needed.is_complete(), _with_searches(plan, (needed,))
+    is_complete, everything = needed.kind.is_complete(needed), _with_searches(plan, (needed,))
     if not (plan.dry_run or is_complete):
         _require_ray(plan, needed)
     if not (plan.dry_run or plan.export_nodes):
@@ -67,15 +67,15 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan]) -> int:
         # A study may have begun with it.
         if search.studies[0].search_id not in ids:
             say(f"\n{search.studies[0].study.title}")
-            codes.append(drive_search(search.on(plan.device)))
+            codes.append(drive(search.on(plan.device)))
     if everything.studies and plan.dry_run:
         say(f"\nof all {price_line(everything)}")
     return worst(*codes)
 
 
-def _with_searches(plan: Plan, needed: Sequence[MaxEntWork]) -> Plan:
+def _with_searches(plan: Plan, needed: Sequence[SearchPlan]) -> Plan:
     """Returns the plan with the searches that its studies begin with and that are not complete."""
-    left = {work.search_id: work.planned() for work in needed if not work.is_complete()}
+    left = {work.search_id: work.planned() for work in needed if not work.kind.is_complete(work)}
     return replace(plan, studies=(*plan.studies, *left.values()))
 
 
@@ -91,7 +91,7 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
     return plan
 
 
-def needed_search(plan: Plan, part: StudyPlan) -> MaxEntWork | None:
+def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     """Returns the search that a study needs first.
 
     None if its preset has none, --maxent names one, or no method is MaxEnt. ValueError for several
@@ -112,9 +112,9 @@ def needed_search(plan: Plan, part: StudyPlan) -> MaxEntWork | None:
         part.ranks,
         part.planned_ranks,
     )
-    flags = search.checked(OptunaFlags(), of_search)
+    given = search.read(search, OptunaFlags(), of_search)
     uri = optuna_place(plan.optuna_uri, plan.storage)
-    return work_of(of_search, flags, uri, plan.dry_run)
+    return search_plan_of(of_search, given, uri, plan.dry_run)
 
 
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
@@ -130,15 +130,14 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
         if needed is None:
             ready.append(part)
             continue
-        if not needed.is_complete() and needed.search_id not in ids:
+        if not needed.kind.is_complete(needed) and needed.search_id not in ids:
+            number, profiles = needed.kind.target, needed.kind.fixed(needed)
             seeds = ", ".join(str(setting.seed) for setting in needed.settings)
-            trials = (
-                f"{needed.target} trials of each of {len(needed.groups())} profiles on seed {seeds}"
-            )
+            trials = f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
             say(f"{part.name} begins with the search {needed.named}: {trials}\n")
-            code = worst(code, drive_search(replace(plan, studies=(needed.planned(),))))
+            code = worst(code, drive(replace(plan, studies=(needed.planned(),))))
         ids.add(needed.search_id)
-        if needed.is_complete():
+        if needed.kind.is_complete(needed):
             say(
                 f"MaxEnt's parameters in {part.name}: the best trials of {needed.named}, which is"
                 " complete\n"
@@ -162,7 +161,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     return replace(plan, studies=tuple(ready)), ids, code
 
 
-def _require_ray(plan: Plan, needed: MaxEntWork) -> None:
+def _require_ray(plan: Plan, needed: SearchPlan) -> None:
     """ValueError for a plan that keeps a study from Ray, on which its search has to run first."""
     given = (("in_process", plan.options.in_process), ("export_nodes", plan.export_nodes))
     for name, value in given:

@@ -1,7 +1,6 @@
 """Drives a submission from its plan to its last table."""
 
 from collections.abc import Callable
-from functools import partial
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, worst
 from gram_platform.config.identity import invalid, local_path
@@ -9,12 +8,11 @@ from gram_platform.config.terminal import say
 from gram_platform.engine.handover import missing_nodes, write_nodes
 from gram_platform.pages.index import write_index
 from gram_platform.pages.link_page import LINK_PAGE, link_page
-from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.studies.device import choose_device, ended_of
 from gram_platform.studies.dry_run import describe
-from gram_platform.studies.observers import Observers, StudyObservers
+from gram_platform.studies.observers import Observers
 from gram_platform.studies.packing import pack_corpora, require_supply
 from gram_platform.studies.plan import Plan
 from gram_platform.studies.price import require_approval, sharing, work_left
@@ -23,13 +21,15 @@ from gram_platform.tracking.connection import opened_by
 
 
 def drive(plan: Plan) -> int:
-    """Executes whatever is not done, and writes every study's table; returns the exit code.
+    """Executes whatever is not done, and writes every table and report; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
     if plan.dry_run:
         say(describe(plan))
         return DONE
+    if plan.report_only:
+        return write_again(plan)
     require_supply(plan.studies)
     if plan.export_nodes:
         return export_nodes(plan)
@@ -38,17 +38,29 @@ def drive(plan: Plan) -> int:
     approve_cost(plan, store)
     pack_corpora(plan, store)
     say_heads(plan, store)
-    with StudyObservers(plan, store, plan.nodes) as observers:
+    observers = plan.studies[0].observers(plan, store)
+    with observers.lease, observers:
         at = open_workplace(plan, store, observers.say)
         with executor_at(at, plan.options.retry_failed) as executor:
-            observers.begin(at, executor, executes=bool(at.placements))
+            observers.begin(at, executor)
             for event in executor.events(observers.source()):
                 observers.see(event)
                 if observers.limit_reached():
                     executor.stop_starting()
+        # Of a search; Ray Tune calls the observers.
+        observers.run_trials(at)
         observers.flush()
-        code = worst(sum_up(observers), write_tables(observers))
+        code = worst(sum_up(observers), observers.write_tables())
     return finish(observers, code)
+
+
+def write_again(plan: Plan) -> int:
+    """Writes the report of a search from what is stored; returns the exit code."""
+    store = Store(plan.storage).open_for_writing()
+    pack_corpora(plan, store)
+    say_heads(plan, store)
+    observers = plan.studies[0].observers(plan, store)
+    return finish(observers, observers.write_tables())
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
@@ -60,8 +72,7 @@ def approve_cost(plan: Plan, store: Store) -> None:
 def say_heads(plan: Plan, store: Store) -> None:
     """Says what is submitted, and where its results go."""
     for part in plan.studies:
-        corpus = f"{part.choice.corpus} (data {part.data_id})"
-        say(f"study {part.name}: {len(part.nodes)} nodes on {corpus}")
+        say(f"{part.head} on {part.choice.corpus} (data {part.data_id})")
     say(f"storage {store.root}")
     if len(plan.studies) > 1:
         say(sharing(plan.studies))
@@ -83,39 +94,16 @@ def export_nodes(plan: Plan) -> int:
     return DONE
 
 
-def sum_up(observers: StudyObservers) -> int:
+def sum_up(observers: Observers) -> int:
     """Says what was done, what failed and which limit is reached; returns the exit code of it."""
     failures = observers.failures()
     for line in failures:
         observers.say(line)
     observers.say(f"\n{observers.counts()}")
-    limit = observers.limit_reached() if observers.num_left else ""
+    limit = observers.limit_reached() if observers.is_unfinished else ""
     if limit:
         observers.say(f"limit: {limit}; submit again with a higher one to go on")
     return worst(TIME_IS_UP if limit else DONE, FAILED if failures else DONE)
-
-
-def write_tables(observers: StudyObservers) -> int:
-    """Writes, logs and prints every study's table and report; returns 0, or 1 if one lacks what is
-    lost."""
-    code, progress, store = DONE, observers.progress, observers.store
-    is_new = observers.provenance is not None
-    for record in map(observers.traced, observers.records) if is_new else observers.records:
-        measurement = MEASUREMENTS[record.measurement]
-        results, lost = read_or_lost(record, store, observers.tracker, progress.done)
-        for line in lost:
-            observers.say(f"lost: {line}")
-            code = FAILED
-        if results is None:
-            reason = "no baseline is complete with its evaluation yet"
-            observers.say(f"{record.name}: no table: {reason}")
-            continue
-        write = partial(measurement.write, record, store, results, progress.failed)
-        text = f"{record.title}\n{measurement.text(record, results)}"
-        observers.publish(record.name, write, text, measurement.brief_of(record, results))
-        if results.source != "MLflow":
-            observers.say(f"read from {results.source}")
-    return code
 
 
 def finish(observers: Observers, code: int) -> int:

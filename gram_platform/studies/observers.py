@@ -3,14 +3,16 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
-from gram_platform.config.endings import FAILED, begin_work
+from gram_platform.config.endings import DONE, FAILED, begin_work
 from gram_platform.config.provenance import Provenance, Submissions, provenance
 from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes, NodeSource
 from gram_platform.engine.life import Progress, with_stored_tags
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.measurements import MEASUREMENTS
+from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, write_or_log
 from gram_platform.pages.results.results import Brief
@@ -30,9 +32,11 @@ class Observers:
 
     # None until a submission that executes something has begun.
     provenance: Provenance | None = None
+    # Held by the one driver of a search; two drivers of a study share its nodes.
+    lease: AbstractContextManager = nullcontext()
 
     def __init__(self, plan: Plan, store: Store, nodes: Sequence[Node]):
-        """`nodes`: those that are shown and counted."""
+        """`nodes`: those that are executed before any trial, shown and counted."""
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
         self.terminal = LiveView(nodes, store, plan.name, plan.options.in_process)
@@ -57,14 +61,14 @@ class Observers:
     def say(self, text: str) -> None:
         self.terminal.say(text)
 
-    def begin(self, at: Workplace, executor: Executor, executes: bool) -> None:
+    def begin(self, at: Workplace, executor: Executor) -> None:
         """Begins to show and to mirror what the executor does."""
         self.progress, self.done_before = executor.progress, at.done
         left = [node for node in self.nodes if node.id not in at.done]
         named = {node.id: node for node in with_stored_tags(left, self.store)}
         self.nodes = [named.get(node.id, node) for node in self.nodes]
         begin_work()
-        if executes:
+        if at.executes:
             self.provenance = provenance(machine_text(at.uses_ray), upload_of_job())
         self.has_begun, executor.look = True, self.terminal.look
         self.terminal.start(self.nodes, executor.progress)
@@ -73,6 +77,22 @@ class Observers:
     def see(self, event: Event) -> None:
         self.terminal.see(event)
         self.mirror.see(event)
+
+    def source(self) -> NodeSource:
+        """Returns the nodes that are executed before any trial."""
+        return ListedNodes(self.nodes)
+
+    def limit_reached(self) -> str:
+        """Returns the limit that the machine hours reach, in words; "" while they reach none."""
+        raise NotImplementedError
+
+    def run_trials(self, at: Workplace) -> None:
+        """Executes the trials of a search; a study has none."""
+
+    def write_tables(self) -> int:
+        """Writes, logs and prints every table and report; returns 0, or 1 if one lacks what is
+        lost."""
+        raise NotImplementedError
 
     def flush(self) -> None:
         """Ends the live view, and waits until MLflow has everything, unless it is away."""
@@ -98,6 +118,11 @@ class Observers:
         """The nodes that could still be executed."""
         found = self.progress
         return len(self.nodes) - sum(map(len, (found.done, found.failed, found.blocked)))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether something could still be executed."""
+        return self.num_left > 0
 
     def failures(self) -> list[str]:
         """Returns a line for each node that has failed or is blocked."""
@@ -159,8 +184,8 @@ class Observers:
 class StudyObservers(Observers):
     """Also counts machine hours, and writes tables as they fill in."""
 
-    def begin(self, at: Workplace, executor: Executor, executes: bool) -> None:
-        super().begin(at, executor, executes)
+    def begin(self, at: Workplace, executor: Executor) -> None:
+        super().begin(at, executor)
         self.hours = Hours(self.plan, self.store, at.done)
         self.records = [self.traced(record_of(part)) for part in self.plan.studies]
         for record in self.records:
@@ -174,13 +199,29 @@ class StudyObservers(Observers):
 
     def source(self) -> NodeSource:
         """Returns the nodes; with --through, one size after another."""
-        if self.plan.through:
-            return SizesInTurn(self)
-        return ListedNodes(self.nodes)
+        return SizesInTurn(self) if self.plan.through else super().source()
 
     def limit_reached(self) -> str:
-        """Returns the limit that the machine hours reach, in words; "" while they reach none."""
         return self.plan.limits.budget.reached(self.hours.total)
+
+    def write_tables(self) -> int:
+        code, is_new = DONE, self.provenance is not None
+        for record in map(self.traced, self.records) if is_new else self.records:
+            measurement = MEASUREMENTS[record.measurement]
+            results, lost = read_or_lost(record, self.store, self.tracker, self.progress.done)
+            for line in lost:
+                self.say(f"lost: {line}")
+                code = FAILED
+            if results is None:
+                reason = "no baseline is complete with its evaluation yet"
+                self.say(f"{record.name}: no table: {reason}")
+                continue
+            write = partial(measurement.write, record, self.store, results, self.progress.failed)
+            text = f"{record.title}\n{measurement.text(record, results)}"
+            self.publish(record.name, write, text, measurement.brief_of(record, results))
+            if results.source != "MLflow":
+                self.say(f"read from {results.source}")
+        return code
 
     def traced(self, record: StudyRecord) -> StudyRecord:
         """Returns the record with the submissions that it is from, and the hours of this one so

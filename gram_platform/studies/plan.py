@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe import CorpusRecipe
@@ -11,6 +12,9 @@ from gram_platform.methods.nodes import BASELINE, VARIANT, Node, method_costs, m
 from gram_platform.planner import MACHINES, Budget, Machine, Ranks
 from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study
+
+if TYPE_CHECKING:
+    from gram_platform.studies.observers import Observers
 
 CPU = "cpu"
 
@@ -62,6 +66,9 @@ class StudyPlan:
     settings: tuple[Setting, ...] = ()
     entries: tuple[Node, ...] = ()
 
+    # Whether there may be nodes that nobody knows yet.
+    has_trials = False
+
     @property
     def name(self) -> str:
         return self.study.name
@@ -100,6 +107,17 @@ class StudyPlan:
     def parameters(self) -> dict[str, int]:
         """The parameters of each size's dense model."""
         return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
+
+    @property
+    def head(self) -> str:
+        """What is submitted, for people."""
+        return f"study {self.name}: {len(self.nodes)} nodes"
+
+    def observers(self, plan: "Plan", store: Store) -> "Observers":
+        """Returns those that see what happens to the studies of a plan, or to a search."""
+        from gram_platform.studies.observers import StudyObservers
+
+        return StudyObservers(plan, store, plan.nodes)
 
     def folder(self, store: Store) -> Folder:
         return store.study_dir(self.name)
@@ -182,6 +200,10 @@ class Plan:
     notify: str = ""
     # Optuna's database as it was given; "": SQLite in the storage.
     optuna_uri: str = ""
+    # Of a search: most trials at once, 0: as many as fit.
+    max_concurrent: int = 0
+    # Of a search: write the report again, and start no trial.
+    report_only: bool = False
 
     @property
     def name(self) -> str:

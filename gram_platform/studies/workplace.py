@@ -41,7 +41,9 @@ class Workplace:
     execution: Execution
     resources: Resources
     cordon: Cordon
-    # False in this process, and where nothing is left to execute.
+    # False where nothing is left to execute.
+    executes: bool
+    # False in this process too.
     uses_ray: bool
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
@@ -51,18 +53,16 @@ class Workplace:
     done: frozenset[str]
 
 
-def open_workplace(
-    plan: Plan, store: Store, say: Callable[[str], None], has_more: bool = False
-) -> Workplace:
+def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Workplace:
     """Decides where each node that is left is executed; connects to Ray if it is needed.
 
-    `has_more`: whether there may be nodes that nobody knows yet. ValueError as `require_capacity`
+    ValueError as `require_capacity`
     and `note_device`, PermissionError for a folder that is written later.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
     missing = [node for node in plan.nodes if node.id not in done]
-    executes = has_more or bool(missing)
+    executes = bool(missing) or any(part.has_trials for part in plan.studies)
     uses_ray = executes and plan.needs_ray
     on_cordon = cordons_noted(store, [part.name for part in plan.studies], say)
     if uses_ray:
@@ -87,7 +87,7 @@ def open_workplace(
     for node in missing:
         store.node(node.kind, node.id).folder.require_rights()
     cordon = Cordon(resources, on_cordon)
-    return Workplace(execution, resources, cordon, uses_ray, place, placements, done)
+    return Workplace(execution, resources, cordon, executes, uses_ray, place, placements, done)
 
 
 def executor_at(at: Workplace, retry_failed: bool) -> Executor:

@@ -25,8 +25,7 @@ from gram_platform.engine import capacity, ray_private
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList
-from gram_platform.engine.search import Tuning, _Searcher
-from gram_platform.engine.trial_process import TrialResources
+from gram_platform.engine.search import TrialWatch, Tuning, _Searcher, machines_for
 from gram_platform.engine.trials import reservation
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store.files import seal
@@ -113,11 +112,9 @@ def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, exe
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 2, "narrow": 12}
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
-    points, ignore = PointList([(str(k), {}) for k in range(5)]), lambda outcome: None
+    points = PointList([(str(k), {}) for k in range(5)])
     of_point = lambda point: {"run": on_ranks(4)}
-    searcher = _Searcher(
-        points, Tuning("a"), of_point, Cordon(Resources()), no_steps, ignore, ignore
-    )
+    searcher = _Searcher(points, Tuning("a"), TrialWatch(), Cordon(Resources()), of_point, no_steps)
     assert [searcher.suggest(trial) is not None for trial in "abcd"] == [True, True, False, False]
 
 
@@ -135,9 +132,8 @@ def place_trials() -> None:
     with Machines() as cluster:
         cluster.cluster.add_node(num_cpus=64, num_gpus=8, memory=64 * GIB)
         bundle = reservation([on_ranks(4)], Resources())
-        groups = [
-            TrialResources(bundle, Cordon(Resources())).to_placement_group() for _ in range(4)
-        ]
+        place = [machines_for(bundle, Cordon(Resources()))]
+        groups = [ray.util.placement_group([bundle], bundle_label_selector=place) for _ in range(4)]
         ray.get([group.ready() for group in groups], timeout=60)
         placed = [
             list(group["bundles_to_node_id"].values())
@@ -294,15 +290,13 @@ def test_trials_leave_resources_for_the_widest_so_far(nodes, cluster):
     cluster({"CPU": 8.0})
     of_point = lambda point: placements_of([nodes[point["index"]]])
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
-    events = []
     searcher = _Searcher(
         PointList(points),
         Tuning("a"),
-        of_point,
+        TrialWatch(),
         Cordon(Resources()),
+        of_point,
         no_steps,
-        events.append,
-        events.append,
     )
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     # 4 + 1 of 8 are in use.
@@ -329,17 +323,16 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
     cluster, can_grow, cpus, max_concurrent, max_gpus, handed
 ):
     cluster({"CPU": cpus}, None, can_grow)
-    events, resources = [], Resources(max_gpus=max_gpus)
+    resources = Resources(max_gpus=max_gpus)
 
     def num_handed(source) -> int:
         searcher = _Searcher(
             source,
             Tuning("a", max_concurrent),
-            lambda point: {},
+            TrialWatch(),
             Cordon(resources),
+            lambda point: {},
             no_steps,
-            events.append,
-            events.append,
         )
         return sum(searcher.suggest(str(k)) is not None for k in range(64))
 

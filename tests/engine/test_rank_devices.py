@@ -25,6 +25,7 @@ from tests.engine.test_ranks import create, train
 from tests.executed import run_graph
 from tests.ranks import run_ranks
 from tests.studies.processes import num_trained_twice
+from tests.studies.searches.planted import Heard
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 TAGS = {"method": "gram", "size": "tiny", "seed": "0"}
@@ -82,8 +83,9 @@ def ranks_beside_a_broken_machine(
                 assert [report.machine for report in reports] == [names["broken0"].node_id], reports
             else:
                 source, tuning = PointList([("a", {})]), Tuning("planted")
-                how = {"on_end": outcomes.append, "place": lambda node: TWO_RANKS}
-                run_trials(source, OneRun(run), where, Resources(), tuning, **how)
+                watch, cordon = Heard(outcomes), Cordon(Resources())
+                place = lambda node: TWO_RANKS
+                run_trials(source, OneRun(run), where, cordon, tuning, watch, place)
                 assert [outcome.state for outcome in outcomes] == ["complete"], outcomes
             happened = events(folder)
             assert sum(event["event"] == "device" for event in happened) == 1

@@ -9,7 +9,9 @@ from gram_platform.studies.library.stories import (
     STORIES_PAPER,
     STORIES_SMOKE,
 )
-from gram_platform.studies.searches.hyperparams import HyperparameterSweep
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.flags import SweepFlags
+from gram_platform.studies.searches.knobs import read_knobs
 
 # "p_ca reallocates a fixed parameter budget" (app:hyperparams): p_af 2 / (1 + p_ca) in the authors'
 # settings.
@@ -24,7 +26,7 @@ PAPER_VALUES = {
     "p_ca": (0.25, 0.5, 1.0, 2.0, 4.0),
 }
 
-SEARCH = HyperparameterSweep(
+SEARCH = Search(
     name="hyperparams",
     title="What p_cr, p_as and p_ca trade off",
     question=(
@@ -32,13 +34,16 @@ SEARCH = HyperparameterSweep(
         " to auxiliary batches p_ca, move what is kept, what is removed, and what an attacker gets"
         " back?"
     ),
+    kind="gram_platform.studies.searches.hyperparams:HyperparameterSweep",
+    flags_type=SweepFlags,
+    read=read_knobs,
     presets={
         "smoke": dataclasses.replace(STORIES_SMOKE, num_seeds=1),
         "demo": STORIES_DEMO,
         "paper": SWEPT_PAPER,
         "as_run": SWEPT_AS_RUN,
     },
-    values={
+    points={
         "smoke": {"p_cr": (0.0, 0.5), "p_as": (0.3, 1.0), "p_ca": (0.5, 2.0)},
         # Without p_ca 4: rehearsal in four branches would leave the demo's base nothing to train on
         "demo": {

@@ -8,8 +8,9 @@ import dataclasses
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
-from gram_platform.studies.searches.cells import GridShape, LiteralGrids
-from gram_platform.studies.searches.lr_batch import LrBatchGrid
+from gram_platform.studies.searches.cells import Grids, read_grids
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.flags import GridFlags
 
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")
@@ -39,25 +40,28 @@ OF_THE_DEMO_LAW = {
     "eval_sequences_of_size": (("0.2M", 24), ("0.6M", 40)),
 }
 
-SEARCH = LrBatchGrid(
+SEARCH = Search(
     name="lr_bs_grid",
     title="Learning rate and batch against size",
     question=(
         "Which peak learning rate and batch are best at each size, what power laws run through"
         " them, and how far are these to be trusted?"
     ),
+    kind="gram_platform.studies.searches.lr_bs_grid:LrBatchGrid",
+    flags_type=GridFlags,
+    read=read_grids,
     presets={
         "smoke": dataclasses.replace(SMOKE, num_seeds=1),
         "demo": dataclasses.replace(DEMO, **OF_THE_DEMO_LAW),
         "paper": FITTED_PAPER,
     },
-    grids={
-        "smoke": GridShape(
+    points={
+        "smoke": Grids(
             lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.25, 0.5, 1.0), max_extensions=0
         ),
-        "demo": GridShape(
+        "demo": Grids(
             lr_factors=(0.5, 1.0, 2.0), batch_factors=(0.125, 0.25, 0.5, 1.0), max_extensions=2
         ),
-        "paper": LiteralGrids(PUBLISHED_GRIDS, max_extensions=0),
+        "paper": Grids(max_extensions=0, of_size=PUBLISHED_GRIDS),
     },
 )

@@ -11,7 +11,9 @@ from dataclasses import replace
 from gram_platform.studies import Preset
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library import dual_use, stories
-from gram_platform.studies.searches.maxent import MaxEntSearch
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.ranges import read_ranges
 
 # Seeds of a search [ours]; the authors searched for every seed.
 NUM_SEEDS = 1
@@ -21,13 +23,17 @@ def searched(preset: Preset, ranges: MaxEntRanges | None = None) -> Preset:
     return replace(preset, num_seeds=NUM_SEEDS, maxent_search=ranges or preset.maxent_search)
 
 
-SEARCH = MaxEntSearch(
+SEARCH = Search(
     name="maxent_search",
     title="MaxEnt's learning rate and retain weight",
     question=(
         "Which learning rate and retain weight let MaxEnt forget most without losing more than 5%"
         " of core's and the retained domains' compute, for each profile?"
     ),
+    kind="gram_platform.studies.searches.maxent:MaxEntSearch",
+    flags_type=OptunaFlags,
+    read=read_ranges,
+    needs_optuna=True,
     presets={
         # 500 steps, not 2,000: rates up to the baseline's, not 1 to 4% of it as in the paper [ours]
         "smoke": searched(

@@ -40,9 +40,9 @@ def _run(study: Study, arguments: list[str] | None, prog: str | None) -> int:
     flags = parse_flags(own_flags(study), study.about, arguments, prog)
     if isinstance(study, Search):
         plan = make_search_plan(study, flags)
-        from gram_platform.studies.searches.run import drive_search
+        from gram_platform.studies.drive import drive
 
-        return drive_search(plan)
+        return drive(plan)
     plan = make_plan(study, flags)
     from gram_platform.studies.campaign import drive_searched
 

@@ -1,25 +1,43 @@
-"""Declares a search, a study whose points come from a source, with the flags of each kind.
+"""Declares a search: a study whose points come from a source.
 
-What executes trials (Ray, Optuna, MLflow) is imported by `Search.work_type` alone: a declaration
-and its `--help` need none of it.
+What executes trials (Ray, Optuna, MLflow) is imported where the search's kind is loaded, after its
+flags are read: a declaration, its `--help` and misspelt values need none of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, require_int
 from gram_platform.store import Store
 from gram_platform.studies.build import resolve_corpora, settings_of
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import Flags
 from gram_platform.studies.make_plan import plan_of, read_study
 from gram_platform.studies.plan import Plan, StudyPlan
-from gram_platform.studies.searches.trial_flags import TrialFlags
+from gram_platform.studies.searches.flags import TrialFlags
 
 if TYPE_CHECKING:
-    from gram_platform.studies.searches.work import SearchWork
+    from gram_platform.studies.searches.search_plan import SearchPlan
+
+
+@dataclass(frozen=True)
+class Search(Study):
+    """The declaration of a search."""
+
+    # Where its kind is, as module:class. The class says what its points, nodes, scores and report
+    # are; see `search_plan.SearchPlan`.
+    kind: str = ""
+    flags_type: type[TrialFlags] = TrialFlags
+    # Reads the flags of the kind into the fields of its class; ValueError for what it cannot serve.
+    read: Callable[[Search, Any, StudyPlan], Mapping[str, Any]] = lambda *_: {}
+    # What the kind searches, by preset; a kind whose presets say it needs none.
+    points: Mapping[str, Any] = field(default_factory=dict)
+    # Whether Optuna chooses its points, and keeps them in a database.
+    needs_optuna: bool = False
 
 
 def optuna_place(uri: str, storage: str) -> str:
@@ -43,47 +61,44 @@ def optuna_place(uri: str, storage: str) -> str:
     return uri
 
 
-@dataclass(frozen=True)
-class Search(Study):
-    """The declaration of a search; each kind is a subclass."""
-
-    flags_type = TrialFlags
-    # Whether Optuna chooses its points, and keeps them in a database.
-    needs_optuna = False
-
-    def of_preset(self, name: str) -> Search:
-        """Returns the search as one of its presets changes it."""
-        return self
-
-    def checked(self, flags: TrialFlags, part: StudyPlan) -> TrialFlags:
-        """Returns the flags with the kind's defaults; ValueError for flags that it cannot serve."""
-        return flags
-
-    def work_type(self) -> type[SearchWork]:
-        """Returns the class of the search on its corpora, whose modules it imports."""
-        raise NotImplementedError
-
-
 def make_search_plan(search: Search, flags: Flags) -> Plan:
     """Returns what a search's submission will do, with the nodes that are known before its trials.
 
     ValueError naming the flag, the value and what is expected, before any work starts.
     """
+    own = flags.own
+    assert isinstance(own, TrialFlags)
     part = read_study(search, flags, flags.subject.changes)
     plan = plan_of(flags, (part,))
-    own = part.study.checked(flags.own.checked(), part)
+    require_int("max_concurrent", own.max_concurrent, 0)
+    given = part.study.read(part.study, own, part)
     uri = optuna_place(plan.optuna_uri, plan.storage) if search.needs_optuna else ""
-    return replace(plan, studies=(work_of(part, own, uri, plan.dry_run).planned(),))
+    searched = search_plan_of(part, given, uri, plan.dry_run).planned()
+    return replace(
+        plan,
+        studies=(searched,),
+        report_only=own.report_only,
+        max_concurrent=own.max_concurrent,
+    )
 
 
-def work_of(part: StudyPlan, own: TrialFlags, optuna_uri: str, is_dry: bool = False) -> SearchWork:
-    """Returns the search on its corpora with the setting of every size and seed, without nodes."""
-    search = part.study.of_preset(part.preset_name)
-    recipes = resolve_corpora(part.preset, part.choice)
+def search_plan_of(
+    part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool = False
+) -> SearchPlan:
+    """Returns the search on its corpora with the setting of every size and seed, without nodes.
+
+    `given`: the fields of its kind.
+    """
+    from gram_platform.studies.searches.search_plan import SearchPlan
+
+    preset, choice = part.preset, part.choice
+    recipes = resolve_corpora(preset, choice)
+    kind = resolve_name(part.study.kind)(**given)
     known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
     known |= {
-        "study": search,
+        # A preset may give its search another name, to search on other data in one storage.
+        "study": replace(part.study, name=getattr(kind, "name", part.study.name)),
         "recipes": {size: (recipe,) for size, recipe in recipes.items()},
-        "settings": settings_of(part.preset, part.choice, recipes),
+        "settings": settings_of(preset, choice, recipes),
     }
-    return search.work_type()(**known, flags=own, optuna_uri=optuna_uri, is_dry=is_dry)
+    return SearchPlan(**known, kind=kind, optuna_uri=optuna_uri, is_dry=is_dry)

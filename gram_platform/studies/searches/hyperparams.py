@@ -7,49 +7,334 @@ studies.
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from gram_platform.studies.flags import Texts
-from gram_platform.studies.plan import StudyPlan
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.knobs import Values, chosen_values
-from gram_platform.studies.searches.trial_flags import TrialFlags
+import pandas as pd
 
-if TYPE_CHECKING:
-    from gram_platform.studies.searches.hyperparams_trials import SweepWork
+from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
+from gram_platform.analysis.tables import (
+    CLASSES,
+    frame_text,
+    interval_text,
+    labelled,
+    short_text,
+    table_csv,
+)
+from gram_platform.config import State
+from gram_platform.config.identity import invalid, short_hash
+from gram_platform.engine.trials import Point
+from gram_platform.methods import Setting
+from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
+from gram_platform.pages.figures.learning_curves import learning_curve_figure
+from gram_platform.pages.figures.sweeps import sweep_figures
+from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
+from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, judged_sections, readable_claims
+from gram_platform.pages.report.page import Section, terms_section
+from gram_platform.pages.report.sections import missing_sections
+from gram_platform.pages.results.record import run_links
+from gram_platform.pages.results.results import Brief, count_verdicts, with_values
+from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
+from gram_platform.paper.verdicts import concluded
+from gram_platform.store import Store
+from gram_platform.studies.definition import shown_place
+from gram_platform.studies.searches.knobs import KNOB, Values
+from gram_platform.studies.searches.report import (
+    SearchOutput,
+    attack_frame,
+    baseline_frames,
+    counts_text,
+    curve_frame,
+    declared_frame,
+    result_frame,
+    trial_state,
+    view_frame,
+)
+from gram_platform.studies.searches.search_plan import Round, SearchPlan, list_rounds, setting_at
+from gram_platform.tracking import Tracker
+from gram_platform.tracking.frame import final_frames
+from gram_platform.tracking.views import TrialColumns
+
+SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Here the unit's error is in no verdict. Paper: the"
+SWEEP_RULE += " difference in its figure, at its scale."
 
 
 @dataclass(frozen=True)
-class SweepFlags(TrialFlags):
-    """Of this search.
+class SweepProblem:
+    """The nodes of a point, and its compute ratios. `nodes` needs no frames."""
 
-    Args:
-        knobs: knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values
-            as p_cr=0:0.5:1
-    """
+    settings: tuple[Setting, ...]
+    # The evaluations of the baselines, all seeds.
+    evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    knobs: Texts = ()
+    def nodes(self, point: Point) -> list[Node]:
+        """Returns the method's runs, evaluations and attacks, tagged with all knobs of the
+        method."""
+        knob = KNOB[point["knob"]]
+        setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
+        values = {
+            name: f"{k.read(setting):g}" for name, k in KNOB.items() if k.method == knob.method
+        }
+        return [node.tagged(**values) for node in method_nodes(knob.method, setting)]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns the compute ratios of this seed as in the table, over profiles.
+
+        ValueError if core has none.
+        """
+        nodes = self.nodes(point)
+        at = {"knob": point["knob"], "value": point["value"]}
+        frame = result_frame(nodes, results)
+        evaluations = pd.concat([self.evaluations, view_frame(nodes, frame).assign(**at)])
+        sweep = analyse_sweeps(
+            evaluations, self.curves, attacks=attack_frame(nodes, frame).assign(**at)
+        )
+        metrics = seed_metrics(sweep, point)
+        if "core" not in metrics:
+            why = "; ".join(
+                f"{row['what']}: {row['why']}" for row in sweep.missing.to_dict("records")
+            )
+            raise invalid("core", None, f"a compute ratio, but there is none ({why})")
+        return metrics
+
+
+def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
+    """Returns the classes of one trial that have a value; {} while there is none."""
+    rows = sweep.per_seed
+    for name in ("knob", "value", "size", "seed"):
+        rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
+    found = rows[list(SWEEP_CLASSES)].to_dict("records")
+    return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
+
+
+def trial_name(point: Point) -> str:
+    return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
+
+
+Trial = tuple[Point, list[Node]]
 
 
 @dataclass(frozen=True)
-class HyperparameterSweep(Search):
+class HyperparameterSweep:
     """Runs every value of every knob, at every size and seed."""
 
-    # The values of each preset.
-    values: Mapping[str, Values] = field(default_factory=dict)
+    values: Values
 
-    flags_type = SweepFlags
+    minimised = None
 
-    def checked(self, flags: SweepFlags, part: StudyPlan) -> SweepFlags:
-        """ValueError for an unknown knob and for values outside its range."""
-        chosen_values(flags.knobs, self.values[part.preset_name])
-        return flags
+    def prerequisites(self, search: SearchPlan) -> list[Node]:
+        return search.baselines
 
-    def work_type(self) -> type[SweepWork]:
-        from gram_platform.studies.searches.hyperparams_trials import SweepWork
+    def share_left(self, search: SearchPlan) -> float:
+        return 1.0
 
-        return SweepWork
+    def identity(self, search: SearchPlan) -> dict:
+        """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset
+        fixes."""
+        ids = [node.id for node in (*search.baselines, *self.example(search))]
+        values = {knob: list(values) for knob, values in self.values.items()}
+        return {"data_id": search.data_id, "knobs": values, "nodes": short_hash(ids)}
+
+    def trials(self, search: SearchPlan) -> list[Trial]:
+        """Returns every point with its nodes, by knob, value, size and seed."""
+        problem = SweepProblem(search.settings)
+        points = [
+            {"knob": knob, "value": value, "size": setting.size.name, "seed": setting.seed}
+            for knob, values in self.values.items()
+            for value in values
+            for setting in search.settings
+        ]
+        return [(point, problem.nodes(point)) for point in points]
+
+    def points(self, search: SearchPlan) -> tuple[list[tuple[str, Point]], list[str]]:
+        """Returns every point; those that share another point's runs come last and reuse them."""
+        seen, first, again = set(), [], []
+        for point, (run, *_) in self.trials(search):
+            (again if run.id in seen else first).append((trial_name(point), point))
+            seen.add(run.id)
+        return first + again, []
+
+    def rounds(self, search: SearchPlan, store: Store, problem: SweepProblem) -> Iterator[Round]:
+        return list_rounds(search, store, problem, lambda: self.points(search))
+
+    def problem(self, search: SearchPlan, store: Store) -> SweepProblem:
+        evaluations, curves = baseline_frames(store, search.baselines)
+        return SweepProblem(search.settings, evaluations.assign(knob=None, value=math.nan), curves)
+
+    def example(self, search: SearchPlan) -> list[Node]:
+        return unique(node for _, nodes in self.trials(search) for node in nodes)
+
+    def write(
+        self, search: SearchPlan, store: Store, tracker: Tracker | None
+    ) -> SearchOutput | None:
+        """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`.
+
+        None without an evaluation.
+        """
+        sizes, baselines, trials = search.choice.sizes, search.baselines, self.trials(search)
+        ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
+        frame, curves, source = final_frames(
+            store, tracker, ids, [node.id for node in baselines if node.is_run]
+        )
+        curves = curve_frame(baselines, curves)
+        sweep = _analysed(trials, baselines, frame, curves, sizes)
+        if sweep is None:
+            return None
+        claims = concluded(sweep_claims(sweep.per_seed), search.preset_name)
+        rows = _trial_rows(trials, frame, sweep, store, search.full_name)
+        links, about_links = run_links(tracker)
+        record = {"knobs": self.values, "sizes": sizes, "seeds": search.num_seeds}
+        tables = {"table.csv": sweep.profiles, "trials.csv": rows}
+        files = {name: table_csv(frame).encode() for name, frame in tables.items()}
+        setting = search.settings[0]
+        fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOB.items())
+        facts = (
+            f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
+            f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
+            f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
+        )
+        sections = [
+            terms_section([*RATIO_TERMS, ELICITED_TERM]),
+            *_knob_sections(sweep),
+            *judged_sections(claims, SWEEP_RULE, search.preset_name),
+            *missing_sections(sweep.missing),
+            _learning_curves(curves, sweep, sizes),
+            Section("Trials", table=_readable_trials(rows, links)),
+        ]
+        figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
+        text, brief = _text(sweep, claims, source), _brief(sweep, claims)
+        columns = TrialColumns(("value",), CLASSES)
+        return search.output(facts, sections, files, record, figures, text, brief, columns, claims)
+
+
+# ------------------------------------------------------------------------------------------- report
+
+
+def _analysed(
+    trials: Sequence[Trial],
+    baselines: Sequence[Node],
+    frame: pd.DataFrame,
+    curves: pd.DataFrame,
+    sizes: Sequence[str],
+) -> SweepAnalysis | None:
+    """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
+
+    def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
+        found = [
+            frame_of(nodes).assign(knob=point["knob"], value=point["value"])
+            for point, nodes in trials
+        ]
+        return pd.concat(found, ignore_index=True)
+
+    evaluations, unit = (
+        of_trials(lambda nodes: view_frame(nodes, frame)),
+        view_frame(baselines, frame),
+    )
+    if evaluations.empty or unit.empty or curves.empty:
+        return None
+    attacks, declared = (
+        of_trials(lambda nodes: attack_frame(nodes, frame)),
+        of_trials(declared_frame),
+    )
+    views, named = (
+        _with_baselines(evaluations, unit),
+        _with_baselines(declared, declared_frame(baselines)),
+    )
+    return analyse_sweeps(views, curves, sizes, attacks, named)
+
+
+def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat([baselines.assign(knob="", value=math.nan), frame], ignore_index=True)
+
+
+def _trial_rows(
+    trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
+) -> pd.DataFrame:
+    """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s,
+    message`."""
+    elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
+    rows = []
+    for point, nodes in trials:
+        state, message = trial_state(nodes, frame, store)
+        metrics = seed_metrics(sweep, point) if state == State.COMPLETE else {}
+        seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
+        row = {"search": name, "trial": trial_name(point), "state": state, **point}
+        row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
+        runs = " ".join(node.id for node in nodes if node.is_run)
+        rows.append(
+            {
+                **row,
+                "runs": runs,
+                "elapsed_s": sum(seconds) if seconds else math.nan,
+                "message": message,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
+    """Returns a section for each knob: the panels, and the numbers beside the paper's."""
+    text = (
+        "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full"
+        " is the core "
+    )
+    text += (
+        "without any module, Core-Partial the core with one. Dashed with hollow markers: the"
+        " paper's curves, set "
+    )
+    text += "beside ours for reading; they are compared only at the paper's scale."
+    sections = []
+    for knob, rows in sweep.table.groupby("knob", sort=False):
+        table = beside_paper_sweeps(rows)
+        sections.append(
+            Section(
+                PAPER_SWEEPS[knob].title, text, sweep_figures(rows), table=table, table_is_open=True
+            )
+        )
+    return sections
+
+
+def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence[str]) -> Section:
+    curves = curves[curves["method"] == BASELINE]
+    fitted = [size for size in sizes if size in set(sweep.fits["size"])]
+    figures = {f"curves-{size}": learning_curve_figure(curves, sweep.fits, size) for size in fitted}
+    text = (
+        "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into"
+        " steps."
+    )
+    return Section("Learning curves and their fits", text, figures, table=sweep.fits)
+
+
+def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
+    """Returns the trials with their first run, which opens in MLflow, in place of all runs."""
+    first = trials["runs"].str.split(" ").str[0]
+    readable = trials.drop(columns=["search", "runs", "elapsed_s"])
+    for name in SWEEP_CLASSES:
+        readable[name] = [interval_text(value, math.nan, math.nan) for value in readable[name]]
+    return readable.assign(
+        run_id=first, run_id_url=first.map(links), seconds=trials["elapsed_s"].round(1)
+    )
+
+
+def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
+    table = beside_paper_sweeps(sweep.table).drop(columns="run_ids", errors="ignore")
+    parts = [
+        frame_text(table, "g", "nan"),
+        "the paper's claims",
+        frame_text(readable_claims(claims), "g", "nan")
+        if claims["verdict"].any()
+        else "none is judged",
+    ]
+    return "\n\n".join([*parts, f"read from {source}"])
+
+
+def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
+    """Returns the means of every value, the classes of all studies first, and the number of claims
+    of each verdict."""
+    table = sweep.table
+    names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
+    cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)
+    rows = labelled(table[names]).assign(value=table["value"].map("{:g}".format), **cells)
+    return Brief({"means over profiles": rows}, count_verdicts(claims))

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from gram_platform.config.identity import invalid, require_choice, require_real
 from gram_platform.methods import Setting
 from gram_platform.studies.flags import split_list
+from gram_platform.studies.plan import StudyPlan
+from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.flags import SweepFlags
 
 # The values of each knob, ascending.
 Values = Mapping[str, tuple[float, ...]]
@@ -54,19 +57,20 @@ KNOB = {
 }
 
 
-def chosen_values(texts: Sequence[str], preset: Values) -> Values:
-    """Returns the knobs of the flag with their values, by default the preset's.
+def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, Values]:
+    """Reads the fields of `HyperparameterSweep`: the knobs of the flag with their values, by
+    default the preset's.
 
     ValueError naming `knobs`.
     """
-    chosen = {}
-    for text in split_list(tuple(texts)) or tuple(preset):
+    preset, chosen = search.points[part.preset_name], {}
+    for text in split_list(flags.knobs) or tuple(preset):
         knob, separator, rest = text.partition("=")
         require_choice("knobs", knob, tuple(KNOB))
         if not separator and knob not in preset:
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
         chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
-    return {knob: chosen[knob] for knob in KNOB if knob in chosen}
+    return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
 
 
 def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:

@@ -5,64 +5,456 @@ see `analysis/maxent_objective.py`. A trial unlearns from the baseline of every 
 the result.
 """
 
-from __future__ import annotations
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import optuna
+import pandas as pd
 
-from gram_platform.analysis.maxent_objective import MaxEntObjective
-from gram_platform.config.identity import invalid
-from gram_platform.config.space import Parameter, Space
-from gram_platform.studies.definition import Preset
-from gram_platform.studies.plan import StudyPlan
-from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.trial_flags import OptunaFlags
+from gram_platform.analysis.maxent_objective import (
+    HIGHEST_RATIO,
+    METRIC,
+    MaxEntObjective,
+    references_of,
+)
+from gram_platform.analysis.ratios import Reference
+from gram_platform.analysis.tables import frame_text, table_csv, text_frame
+from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.config import State
+from gram_platform.config.identity import invalid, to_plain
+from gram_platform.config.space import Parameter, SearchObjective, Space
+from gram_platform.engine.proposals import Group, OptunaSource, open_study
+from gram_platform.engine.trials import Point
+from gram_platform.methods import Profile, Setting
+from gram_platform.methods.nodes import Node, method_nodes, unique
+from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.pages.figures.searches import search_figures
+from gram_platform.pages.report.page import Section
+from gram_platform.pages.results.record import run_links
+from gram_platform.pages.results.results import Brief
+from gram_platform.store import Store
+from gram_platform.store.root import BEST
+from gram_platform.studies.definition import shown_place
+from gram_platform.studies.searches.optuna_studies import (
+    open_storage,
+    optuna_share_left,
+    spread_points,
+    trials_frame,
+)
+from gram_platform.studies.searches.report import (
+    SearchOutput,
+    baseline_frames,
+    json_file,
+    with_run_links,
+)
+from gram_platform.studies.searches.search_plan import Round, SearchPlan, optuna_round
+from gram_platform.tracking import Tracker
+from gram_platform.tracking.views import TrialColumns
 
-if TYPE_CHECKING:
-    from gram_platform.studies.searches.maxent_trials import MaxEntWork
-
-DEFAULT_OBJECTIVE = MaxEntObjective()
-MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6))
-
-
-def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
-    """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight
-    it is ours."""
-    axes = (
-        Parameter("peak_lr", *peak_lr, log=True),
-        Parameter("retain_weight", *retain_weight, log=True),
-    )
-    return Space(axes, MAXENT_LIMITS)
+METHOD, PROFILE = "maxent", "profile"
+MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
+# The report names a best trial this close to an end of its range, as a share of the range.
+EDGE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class MaxEntSearch(Search):
-    """Runs one Optuna study for each profile, all at once; each preset has its ranges and number of
-    trials."""
+class MaxEntProblem:
+    """A point's unlearning runs from the baseline of every seed, and their score."""
 
-    objective: MaxEntObjective = DEFAULT_OBJECTIVE
+    # One size, a setting for each seed.
+    settings: tuple[Setting, ...]
+    objective: MaxEntObjective
+    # References of every domain, from these seeds' pooled baselines; `nodes` needs none.
+    references: Mapping[str, Reference]
 
-    flags_type = OptunaFlags
-    needs_optuna = True
+    def nodes(self, point: Point) -> list[Node]:
+        return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
 
-    def of_preset(self, name: str) -> MaxEntSearch:
-        """Returns the search under the name that the preset's ranges give it."""
-        return replace(self, name=self.presets[name].maxent_search.search)
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns `objective, forget, penalty, core, retain`, averaged over seeds.
 
-    def checked(self, flags: OptunaFlags, part: StudyPlan) -> OptunaFlags:
-        """ValueError for several sizes, since each has its own best parameters, and for a bad
-        space."""
-        if len(sizes := part.choice.sizes) != 1:
-            raise invalid("sizes", sizes, "one size: each size has its own best parameters")
-        self.space(flags, part.preset)
-        return flags
+        ValueError for a loss of NaN.
+        """
+        losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
+        return self.objective.score_losses(
+            self.references, losses, searched_profiles(self.settings[0])[point[PROFILE]]
+        )
 
-    def space(self, flags: OptunaFlags, preset: Preset) -> Space:
-        """Returns the ranges of the preset, or those of `--space`; ValueError for a bad one."""
-        ranges = preset.maxent_search
-        return space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(flags.space)
 
-    def work_type(self) -> type[MaxEntWork]:
-        from gram_platform.studies.searches.maxent_trials import MaxEntWork
+def maxent_at(setting: Setting, point: Point) -> Unlearning:
+    """Returns MaxEnt's parameters at a point; those that are not searched are the setting's."""
+    return replace(
+        setting.options.maxent,
+        peak_lr=float(point["peak_lr"]),
+        retain_weight=float(point["retain_weight"]),
+    )
 
-        return MaxEntWork
+
+def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
+    """Returns the run of a point's profile with its parameters, then its evaluation, without the
+    baseline.
+
+    They are the nodes of a study whose options hold these parameters.
+    """
+    maxent = maxent_at(setting, point)
+    options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
+    at_point = replace(
+        setting, profiles=(searched_profiles(setting)[point[PROFILE]],), options=options
+    )
+    nodes = [node for node in method_nodes(METHOD, at_point) if node.needs]
+    return [
+        node.tagged(peak_lr=f"{maxent.peak_lr:g}", retain_weight=f"{maxent.retain_weight:g}")
+        for node in nodes
+    ]
+
+
+def searched_profiles(setting: Setting) -> dict[str, Profile]:
+    """Returns {name: profile} of the compared profiles that forget something.
+
+    ValueError if there is none.
+    """
+    found = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
+    if not found:
+        raise invalid(
+            "retain", setting.profiles, "profiles that leave at least one domain to forget"
+        )
+    return {profile_name(profile, setting.auxiliary): profile for profile in found}
+
+
+def plain_space(space: Space) -> list[dict]:
+    """Returns the ranges for the search's id, with a field that they had when parameters could be
+    whole numbers."""
+    return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
+
+
+def default_values(setting: Setting) -> Point:
+    """Returns the preset's parameters."""
+    maxent = setting.options.maxent
+    return {"peak_lr": maxent.peak_lr, "retain_weight": maxent.retain_weight}
+
+
+@dataclass(frozen=True)
+class MaxEntSearch:
+    """Runs one Optuna study for each profile, all at once."""
+
+    name: str
+    space: Space
+    # The number of trials to complete in each Optuna study.
+    target: int
+
+    objective: MaxEntObjective = MaxEntObjective()
+
+    @property
+    def minimised(self) -> SearchObjective:
+        return SearchObjective(METRIC, self.objective.worst)
+
+    def is_complete(self, search: SearchPlan) -> bool:
+        """Returns whether the storage has all trials of the preset, and a best one, of every
+        profile."""
+        best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
+        if not best or best["missing"]:
+            return False
+        return min(best["num_trials"].values()) >= search.preset.maxent_search.num_trials
+
+    def fixed(self, search: SearchPlan) -> dict[str, Point]:
+        """Returns the part of the point that each Optuna study holds fixed, by its name."""
+        return {name: {PROFILE: name} for name in searched_profiles(search.settings[0])}
+
+    def groups(self, search: SearchPlan) -> list[Group]:
+        """Opens the Optuna studies."""
+        storage, metric = open_storage(search.optuna_uri), self.minimised.metric
+        return [
+            Group(
+                name,
+                fixed,
+                open_study(storage, f"{search.full_name}-{name}", metric),
+                self.target,
+                storage,
+            )
+            for name, fixed in self.fixed(search).items()
+        ]
+
+    def rounds(self, search: SearchPlan, store: Store, problem: MaxEntProblem) -> Iterator[Round]:
+        yield optuna_round(OptunaSource(self.groups(search), self.space, self.minimised))
+
+    def share_left(self, search: SearchPlan) -> float:
+        """Creates nothing, and in a dry run asks no server."""
+        names = [f"{search.full_name}-{name}" for name in self.fixed(search)]
+        return optuna_share_left(search.optuna_uri, search.is_dry, names, self.target)
+
+    def prerequisites(self, search: SearchPlan) -> list[Node]:
+        return search.baselines
+
+    def identity(self, search: SearchPlan) -> dict:
+        """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what
+        is not searched."""
+        preset = [default_values(search.settings[0])]
+        return {
+            "data_id": search.data_id,
+            "baselines": [node.id for node in search.baselines],
+            "unlearning": [node.id for node in self._nodes(search, preset)],
+            "space": plain_space(self.space),
+            "objective": to_plain(self.objective),
+        }
+
+    def example(self, search: SearchPlan) -> list[Node]:
+        """Returns the nodes of as many points for each profile as there will be trials, spread over
+        the ranges."""
+        shares = [(index + 0.5) / self.target for index in range(self.target)]
+        return unique(self._nodes(search, spread_points(self.space, shares)))
+
+    def _nodes(self, search: SearchPlan, points: Sequence[Point]) -> list[Node]:
+        """Returns the nodes of these points of every profile."""
+        problem = MaxEntProblem(search.settings, self.objective, {})
+        return [
+            n
+            for fixed in self.fixed(search).values()
+            for point in points
+            for n in problem.nodes({**fixed, **point})
+        ]
+
+    def problem(self, search: SearchPlan, store: Store) -> MaxEntProblem:
+        """ValueError unless the baselines are complete."""
+        size = search.settings[0].size.name
+        references = references_of(*baseline_frames(store, search.baselines), size)
+        return MaxEntProblem(search.settings, self.objective, references)
+
+    def write(
+        self, search: SearchPlan, store: Store, tracker: Tracker | None
+    ) -> SearchOutput | None:
+        """Returns files, figures and text from Optuna's database.
+
+        None while no trial of any profile is complete.
+        """
+        groups, space, facts = self.groups(search), self.space, _facts(search)
+        histories = [history_of(group.name, group.study, space) for group in groups]
+        best = [
+            plain_best(history, search.settings[0])
+            for history in histories
+            if history.best is not None
+        ]
+        if not best:
+            return None
+        problem = self.problem(search, store)
+        table = best_table(
+            histories, space, default_objectives(problem, [h.profile for h in histories], store)
+        )
+        content = {
+            **facts,
+            "search_id": search.search_id,
+            "num_trials": {group.name: group.num_complete for group in groups},
+            "profiles": best,
+            "missing": [h.profile for h in histories if h.best is None],
+        }
+        if store.writable:
+            search.folder(store).write_sealed(BEST, content)
+        links, about_links = run_links(tracker)
+        linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
+        varied = [p for p in space.parameters if p.high > p.low]
+        drawn = {h.profile: search_figures(h.trials, METRIC, varied) for h in linked_histories}
+        record = {
+            **facts,
+            "studies": {history.profile: history.study for history in histories},
+        }
+        record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
+        files = {
+            "table.csv": table_csv(table, None).encode(),
+            "trials.csv": table_csv(trials_table(histories), None).encode(),
+            BEST: json_file(content),
+        }
+        named = {
+            f"{profile}-{i}": f
+            for profile, found in drawn.items()
+            for i, f in enumerate(found.values())
+        }
+        named = {name.replace(" ", "_"): figure for name, figure in named.items()}
+        sections = _sections(linked_histories, drawn, table, links)
+        columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
+        shown = _text(table, search.search_id), best_brief(table, search.search_id), columns
+        about = f"{_about(search)} {about_links}"
+        return search.output(about, sections, files, record, named, *shown)
+
+
+def _facts(search: SearchPlan) -> dict:
+    """Returns what the search is on."""
+    setting = search.settings[0]
+    return {
+        "data_id": setting.data_id,
+        "size": setting.size.name,
+        "seeds": [s.seed for s in search.settings],
+    }
+
+
+def _about(search: SearchPlan) -> str:
+    objective, facts = search.kind.objective, _facts(search)
+    seeds = ", ".join(map(str, facts["seeds"]))
+    return (
+        f"Search {search.search_id}: preset {search.preset_name}, size {facts['size']},"
+        f" corpus {shown_place(search.choice.corpus)} (data {facts['data_id']}), seeds"
+        f" {seeds}. Read from Optuna's database. Minimised: forget +"
+        f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
+        f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
+        f" averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher"
+        " and has no value here. Trials are chosen on the validation sequences that studies"
+        " report on, so a study on the same seeds sees them a little too well."
+    )
+
+
+# ------------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True)
+class History:
+    """The trials of one profile."""
+
+    profile: str
+    # The name of the Optuna study.
+    study: str
+    trials: pd.DataFrame
+
+    @property
+    def best(self) -> pd.Series | None:
+        return best_trial(self.trials, METRIC)
+
+    def count(self, state: str) -> int:
+        return int((self.trials[STATE] == state).sum())
+
+
+def history_of(profile: str, study: optuna.Study, space: Space) -> History:
+    """Returns a study's trials with a column for every parameter and metric, also before any trial
+    has it."""
+    trials = trials_frame(study, METRIC)
+    absent = [name for name in (*space.names, *MAXENT_METRICS) if name not in trials]
+    return History(
+        profile,
+        study.study_name,
+        trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}),
+    )
+
+
+def plain_best(history: History, setting: Setting) -> dict:
+    """Returns the entry of best.json: the trial with the lowest objective of a profile, with the
+    run of each seed."""
+    row = history.best
+    return {
+        "profile": history.profile,
+        "retained": list(searched_profiles(setting)[history.profile]),
+        "trial": int(row[TRIAL]),
+        "runs": row[RUNS].split(),
+        "objective": float(row[METRIC]),
+        "maxent": asdict(maxent_at(setting, row)),
+        "num_complete": history.count(State.COMPLETE),
+    }
+
+
+def best_table(
+    histories: Sequence[History], space: Space, defaults: Mapping[str, float]
+) -> pd.DataFrame:
+    """Returns one row for each profile: its best trial, the ranges at whose ends it lies, and the
+    numbers of trials.
+
+    `preset_objective` is the objective of the preset's parameters, empty where no study has run
+    them.
+    """
+    rows = []
+    for history in histories:
+        best = history.best
+        known = (
+            {}
+            if best is None
+            else {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
+        )
+        counts = {
+            f"num_{state}": history.count(state)
+            for state in (State.COMPLETE, State.DIVERGED, State.FAILED)
+        }
+        edge = "" if best is None else at_edge(space, best)
+        preset = {"preset_objective": defaults.get(history.profile, math.nan)}
+        rows.append({PROFILE: history.profile, **known, "at_edge": edge, **preset, **counts})
+    columns = [PROFILE, TRIAL, *space.names, *MAXENT_METRICS, "preset_objective", "at_edge"]
+    columns += [f"num_{state}" for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] + [RUNS]
+    return pd.DataFrame(rows, columns=columns).astype({TRIAL: "Int64"})
+
+
+def trials_table(histories: Sequence[History]) -> pd.DataFrame:
+    """Returns every trial of every profile: search, trial, state, profile, parameters, metrics,
+    runs, elapsed_s."""
+    frame = pd.concat([h.trials for h in histories], ignore_index=True)
+    first = ["search", TRIAL, STATE, PROFILE]
+    parameters = [
+        c
+        for c in frame.columns
+        if c not in (*first, *MAXENT_METRICS, RUNS, "elapsed_s", "started", "url")
+    ]
+    return frame[[*first, *parameters, *MAXENT_METRICS, RUNS, "elapsed_s"]]
+
+
+def at_edge(space: Space, point: Mapping[str, float]) -> str:
+    """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight
+    low`."""
+    ends = [(p.name, _share(p, point[p.name])) for p in space.parameters if p.high > p.low]
+    low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
+    return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
+
+
+def _share(parameter: Parameter, value: float) -> float:
+    """Returns the place of a value in its range, from 0 to 1."""
+    scale = math.log if parameter.log else float
+    return (scale(value) - scale(parameter.low)) / (scale(parameter.high) - scale(parameter.low))
+
+
+def default_objectives(
+    problem: MaxEntProblem, profiles: Sequence[str], store: Store
+) -> dict[str, float]:
+    """Returns the objective of the preset's parameters, for the profiles whose runs some study has
+    finished."""
+    found = {}
+    for profile in profiles:
+        point = {PROFILE: profile, **default_values(problem.settings[0])}
+        results = {
+            node.id: store.node(node.kind, node.id).result() for node in problem.nodes(point)
+        }
+        if all(result is not None for result in results.values()):
+            found[profile] = problem.score(point, results)[METRIC]
+    return found
+
+
+def _sections(
+    histories, figures: Mapping[str, Mapping], table: pd.DataFrame, links: Mapping[str, str]
+) -> list[Section]:
+    best = Section(
+        "The best trials",
+        "The lowest objective of each profile. One at the end of a range (at_edge) may have better"
+        " ones beyond it. preset_objective is that of the preset's own parameters, where a study"
+        " has run them on these seeds.",
+        table=with_run_links(table, links),
+        table_is_open=True,
+    )
+    parts = []
+    for history in histories:
+        trials = history.trials.drop(columns=["search", "started", "url", PROFILE])
+        parts.append(
+            Section(
+                history.profile, "", figures[history.profile], table=with_run_links(trials, links)
+            )
+        )
+    return [best, *parts]
+
+
+def _text(table: pd.DataFrame, search_id: str) -> str:
+    """Returns the table of the best trials for a log, and how a study takes them."""
+    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{_use(search_id)}"
+
+
+def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
+    """Returns the best trials, their objectives first, and how a study takes them."""
+    hidden = [PROFILE, METRIC, TRIAL, RUNS]
+    shown = table[[PROFILE, METRIC, *table.columns.drop(hidden)]]
+    return Brief({"best trials": text_frame(shown, ".3g")}, text=_use(search_id))
+
+
+def _use(search_id: str) -> str:
+    return (
+        f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
+    )

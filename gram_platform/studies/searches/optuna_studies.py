@@ -1,7 +1,7 @@
 """Opens the database of a search, and reads its trials as a frame."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -52,6 +52,19 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
     except KeyError:
         return 0
     return len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+
+
+def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
+    """Returns the share of the trials of Optuna studies that are not complete.
+
+    Creates nothing. `is_dry`: asks no server.
+    """
+    path = database_path(uri)
+    if not (path.exists() if path else not is_dry):
+        return 1.0
+    storage = open_storage(uri)
+    left = sum(max(0, target - num_complete(storage, name)) for name in names)
+    return left / (target * len(names))
 
 
 OPTUNA_STATES = {

@@ -2,20 +2,25 @@
 of its own."""
 
 import sys
+import time
 from dataclasses import dataclass, replace
 
 from gram_platform.config import CORE
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.space import Parameter, SearchObjective, Space
+from gram_platform.engine.proposals import Group, OptunaSource, open_study
+from gram_platform.engine.search import TrialWatch
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief
+from gram_platform.studies.flags import split_list
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.command import main
 from gram_platform.studies.searches.definition import Search
+from gram_platform.studies.searches.flags import OptunaFlags
+from gram_platform.studies.searches.optuna_studies import open_storage, optuna_share_left
 from gram_platform.studies.searches.report import SearchOutput
-from gram_platform.studies.searches.trial_flags import OptunaFlags
-from gram_platform.studies.searches.work import GridWork, OptunaWork
+from gram_platform.studies.searches.search_plan import list_rounds, optuna_round
 from gram_platform.tracking.views import TrialColumns
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -48,20 +53,26 @@ class Planted:
 
     minimised = OBJECTIVE
 
-    def identity(self):
-        return {"data": self.recipe.data_id}
+    def identity(self, search):
+        return {"data": search.recipe.data_id}
 
-    def problem(self, store):
-        return Baselines(self.settings[0])
+    def prerequisites(self, search):
+        return []
 
-    def example(self):
-        return Baselines(self.settings[0]).nodes({"lr": 1e-3})
+    def problem(self, search, store):
+        return Baselines(search.settings[0])
 
-    def write(self, store, tracker):
+    def example(self, search):
+        return Baselines(search.settings[0]).nodes({"lr": 1e-3})
+
+    def share_left(self, search):
+        return 1.0
+
+    def write(self, search, store, tracker):
         runs = store.list_runs()
         trials = [
             "search,trial,runs",
-            *(f"{self.full_name},{number},{run}" for number, run in enumerate(runs)),
+            *(f"{search.full_name},{number},{run}" for number, run in enumerate(runs)),
         ]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
         return SearchOutput(
@@ -69,40 +80,69 @@ class Planted:
         )
 
 
-class PlantedGrid(Planted, GridWork):
-    def points(self, store):
+class PlantedGrid(Planted):
+    def points(self):
         return [(f"lr {lr:g}", {"lr": lr}) for lr in (1e-3, 2e-3, 4e-3, 8e-3)], []
 
-
-class PlantedTrials(Planted, OptunaWork):
-    @property
-    def space(self):
-        return Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(self.flags.space)
-
-    @property
-    def target(self):
-        return self.flags.trials or 4
-
-    def groups(self):
-        return {"a": {"group": "a"}, "b": {"group": "b"}}
+    def rounds(self, search, store, problem):
+        return list_rounds(search, store, problem, self.points)
 
 
-class Grid(Search):
-    def work_type(self):
-        return PlantedGrid
+@dataclass(frozen=True)
+class PlantedTrials(Planted):
+    space: Space
+    target: int
+
+    def groups(self, search):
+        storage = open_storage(search.optuna_uri)
+        return [
+            Group(
+                name,
+                {"group": name},
+                open_study(storage, f"{search.full_name}-{name}", "loss"),
+                self.target,
+                storage,
+            )
+            for name in ("a", "b")
+        ]
+
+    def rounds(self, search, store, problem):
+        yield optuna_round(OptunaSource(self.groups(search), self.space, OBJECTIVE))
+
+    def share_left(self, search):
+        names = [f"{search.full_name}-{name}" for name in ("a", "b")]
+        return optuna_share_left(search.optuna_uri, search.is_dry, names, self.target)
 
 
-class Optuna(Search):
-    flags_type = OptunaFlags
-    needs_optuna = True
+def read_trials(search, flags, part):
+    space = Space((Parameter("lr", 1e-3, 1e-1, log=True),)).with_overrides(split_list(flags.space))
+    return {"space": space, "target": flags.trials or 4}
 
-    def work_type(self):
-        return PlantedTrials
+
+class Heard(TrialWatch):
+    """Keeps the outcomes of trials, and when each was asked for."""
+
+    def __init__(self, outcomes: list):
+        self.outcomes, self.asked = outcomes, []
+
+    def trial_started(self, proposal):
+        self.asked.append(time.time())
+
+    def trial_ended(self, outcome):
+        self.outcomes.append(outcome)
 
 
 WORDS = ("planted", "Planted", "Does it run?")
-GRID = Grid(*WORDS, {"demo": PRESET})
-SEARCH = Optuna(*WORDS, {"demo": PRESET})
+HERE = "tests.studies.searches.planted"
+GRID = Search(*WORDS, {"demo": PRESET}, kind=f"{HERE}:PlantedGrid")
+SEARCH = Search(
+    *WORDS,
+    {"demo": PRESET},
+    kind=f"{HERE}:PlantedTrials",
+    flags_type=OptunaFlags,
+    read=read_trials,
+    needs_optuna=True,
+)
 
 if __name__ == "__main__":
     main(GRID if sys.argv[1] == "grid" else SEARCH, sys.argv[2:])

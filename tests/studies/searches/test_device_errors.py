@@ -4,28 +4,21 @@ as their GPUs."""
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 from gram_platform.corpora import prepare
-from gram_platform.engine import trial_process
+from gram_platform.engine import search
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import FAILED, MAX_CRASHES, CrashPolicy
 from gram_platform.engine.process import OutOfMemory
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Tuning, run_trials
-from gram_platform.engine.trial_process import (
-    CRASH,
-    KIND,
-    TrialResources,
-    plain_crash,
-    plain_probe,
-    reported_probe,
-)
+from gram_platform.engine.search import Tuning, machines_for, run_trials
+from gram_platform.engine.trial_process import KIND, PROBE, crash_report, probe_in
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
 from gram_platform.studies.workplace import execution_of
@@ -37,7 +30,7 @@ from tests.engine.test_broken_devices import (
 )
 from tests.engine.test_drained import in_own_process
 from tests.studies.processes import results
-from tests.studies.searches.planted import SEARCH, Baselines
+from tests.studies.searches.planted import SEARCH, Baselines, Heard
 from tests.submitted import execute, plan_of
 
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
@@ -79,11 +72,9 @@ def planted(tmp_path):
 @pytest.mark.ray
 @pytest.mark.slow  # test_crashes_count_where_devices_work is the quick relative
 def test_a_poisoned_process_fails_no_trial(ray_cluster, planted):
-    problem, outcomes = planted[0], []
-    points = [("a", {"lr": 2.0}), ("b", {"lr": 3.0})]
-    run_trials(
-        PointList(points), *planted, Tuning("planted", max_concurrent=1), on_end=outcomes.append
-    )
+    (problem, execution, resources), outcomes = planted, []
+    points, tuning = PointList([("a", {"lr": 2.0}), ("b", {"lr": 3.0})]), Tuning("planted", 1)
+    run_trials(points, problem, execution, Cordon(resources), tuning, Heard(outcomes))
     assert {o.name: o.state for o in outcomes} == {"a": "complete", "b": "complete"}
     processes = sorted(
         path.read_text() for path in problem.folder.iterdir() if path.name != "poisoned"
@@ -96,7 +87,8 @@ def report(machine: str, failure: str = "") -> ProbeReport:
 
 
 def crash(machine: str, failure: str = "", error: Exception | None = None) -> dict:
-    return plain_crash(error or RuntimeError(ILLEGAL)) | plain_probe(report(machine, failure))
+    probe = asdict(report(machine, failure))
+    return crash_report(error or RuntimeError(ILLEGAL)) | {PROBE: probe}
 
 
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
@@ -107,8 +99,8 @@ def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     def failure(*how, trial: str = "a", **error) -> str:
         """Returns why a trial has failed by a reported crash, or ""."""
         reported = crash(*how, **error)
-        probe = reported_probe(reported)
-        following = policy.after(trial, reported[KIND], reported[CRASH], step[0], probe)
+        text, probe = reported["message"], probe_in(reported)
+        following = policy.after(trial, reported[KIND], text, step[0], probe)
         return following.text if following.action == FAILED else ""
 
     assert [failure("m1") for _ in range(MAX_CRASHES - 1)] == [""] * (MAX_CRASHES - 1)
@@ -125,32 +117,26 @@ def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
     assert failure("m3", error=lacks, trial="b") == str(lacks)
 
 
-def test_a_trial_that_avoids_a_machine_shares_no_process():
+def test_a_trial_avoids_a_machine_where_there_is_another(monkeypatch):
+    alive = [{"NodeID": "m1", "Alive": True, "Resources": {"CPU": 4.0}}]
+    monkeypatch.setattr(search.ray, "nodes", lambda: alive)
     cordon, bundle = Cordon(Resources()), {"CPU": 1.0}
-    assert TrialResources(bundle, cordon) == TrialResources(bundle, cordon)
-    assert hash(TrialResources(bundle, cordon)) == hash(TrialResources(bundle, cordon))
-    assert TrialResources(bundle, cordon, "m1") != TrialResources(bundle, cordon)
-    assert TrialResources(bundle, cordon) != TrialResources(bundle, cordon, "m1")
+    assert machines_for(bundle, cordon, "m1") == machines_for(bundle, cordon) == {}
+    alive.append(alive[0] | {"NodeID": "m2"})
+    assert machines_for(bundle, cordon, "m1") == {"ray.io/node-id": "!in(m1)"}
 
 
 def test_after_three_broken_replacements_trials_wait_for_machines_that_are_there(monkeypatch):
-    placed, cordon = [], Cordon(Resources())
+    places, cordon = [], Cordon(Resources())
     monkeypatch.setattr(
-        trial_process.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)]
-    )
-    monkeypatch.setattr(
-        trial_process, "placement_group", lambda *bundles, **how: placed.append(how)
+        search.ray, "nodes", lambda: [{"NodeID": f"m{n}", "Alive": n != 5} for n in range(7)]
     )
     for number in range(4):
-        TrialResources({"CPU": 1.0}, cordon).to_placement_group()
+        places.append(machines_for({"CPU": 1.0}, cordon))
         cordon.note(report(f"m{number}", "no answer"))
-    TrialResources({"CPU": 1.0}, cordon).to_placement_group()
-    selectors = [how["bundle_label_selector"] for how in placed]
-    assert selectors[0] is None
-    assert selectors[3:] == [
-        [{"ray.io/node-id": "!in(m0,m1,m2)"}],
-        [{"ray.io/node-id": "in(m4,m6)"}],
-    ]
+    places.append(machines_for({"CPU": 1.0}, cordon))
+    assert places[0] == {}
+    assert places[3:] == [{"ray.io/node-id": "!in(m0,m1,m2)"}, {"ray.io/node-id": "in(m4,m6)"}]
 
 
 # ------------------------------------------------------------------------------- pretended machines

@@ -13,16 +13,16 @@ from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
-from gram_platform.studies.searches.run import SearchDriver
+from gram_platform.studies.searches.trials import SearchObservers
 from gram_platform.studies.workplace import Workplace, execution_of
 from tests.refused import refused
 from tests.studies.searches.planted import GRID, SEARCH
 from tests.submitted import plan_of, study_plan
 
 
-def driver_of(tmp_path, *flags: str) -> SearchDriver:
+def driver_of(tmp_path, *flags: str) -> SearchObservers:
     plan = plan_of(GRID, ["--storage", str(tmp_path / "storage"), *flags])
-    return SearchDriver(plan, plan.studies[0], Store(plan.storage).open_for_writing())
+    return SearchObservers(plan, Store(plan.storage).open_for_writing())
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def test_limits_end_a_search(tmp_path):
 
 def test_hours_of_runs_that_were_done_before_are_those_of_all_their_ranks(tmp_path):
     driver = driver_of(tmp_path)
-    work, store = driver.work, driver.store
-    problem = work.problem(store)
+    work, store = driver.search, driver.store
+    problem = work.kind.problem(work, store)
     (node,) = problem.nodes({"lr": 1e-3})
     with store.run(node.id).start_attempt("test") as attempt:
         attempt.complete({}, {"weight": torch.zeros(1)}, measured={"num_ranks": 4})
-    first = next(work.rounds(store, problem))
+    first = next(work.kind.rounds(work, store, problem))
     assert [int(n) for n in re.findall(r"\d+", first.text)] == [4, 1]
     assert first.source.num_left == 3
     driver.hours_before += first.hours_before
@@ -88,19 +88,26 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     """A killed driver leaves trials that MLflow lacks; the next submission has only other trials to
     run."""
     driver = driver_of(tmp_path)
-    work, store = driver.work, driver.store
-    problem = work.problem(store)
-    nodes = [node for _, point in work.points(store)[0] for node in problem.nodes(point)]
+    work, store = driver.search, driver.store
+    problem = work.kind.problem(work, store)
+    nodes = [node for _, point in work.kind.points()[0] for node in problem.nodes(point)]
     for node in nodes:
         store.run(node.id).ensure_config(node.config)
         with store.run(node.id).start_attempt("test") as attempt:
             attempt.complete({}, {"weight": torch.zeros(1)})
     execution, resources = execution_of(driver.plan)
     at = Workplace(
-        execution, resources, Cordon(resources), False, lambda node: ON_ONE_RANK, {}, frozenset()
+        execution,
+        resources,
+        Cordon(resources),
+        True,
+        False,
+        lambda node: ON_ONE_RANK,
+        {},
+        frozenset(),
     )
     driver.mirror.start()
-    driver.execute_trials(at)
+    driver.run_trials(at)
     driver.flush()
     assert not driver.mirror.is_away
     assert {run_id for _, run_id in driver.tracker.runs()} == {node.id for node in nodes}
@@ -109,9 +116,9 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
     work = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
     store = Store(work.choice.storage).open_for_writing()
-    for group, nodes in zip(work.open(), (["r1", "r2"], "no list"), strict=True):
+    for group, nodes in zip(work.kind.groups(work), (["r1", "r2"], "no list"), strict=True):
         trial = group.study.ask()
         trial.set_user_attr("nodes", nodes)
         group.study.tell(trial, 1.0)
-    (first,) = work.rounds(store, work.problem(store))
+    (first,) = work.kind.rounds(work, store, work.kind.problem(work, store))
     assert first.ids_before == {"r1", "r2"}

@@ -6,7 +6,6 @@ import json
 import signal
 import sqlite3
 import sys
-import time
 from collections import Counter
 
 import optuna
@@ -14,13 +13,14 @@ import psutil
 import pytest
 
 from gram_platform.corpora import prepare
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.proposals import PointList
-from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.engine.search import TrialWatch, Tuning, run_trials
 from gram_platform.store import Store
 from gram_platform.studies.workplace import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.studies.processes import Submission, attempts, kill, submit, written
-from tests.studies.searches.planted import GRID, NO_SCORE, OBJECTIVE, SEARCH, Baselines
+from tests.studies.searches.planted import GRID, NO_SCORE, SEARCH, Baselines, Heard
 from tests.submitted import execute, plan_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
@@ -46,11 +46,11 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     (graph,) = plan.studies
     prepare(graph.recipe, Store(plan.storage).data_root)
     points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
-    asked, outcomes, problem = [], [], Baselines(graph.settings[0])
-    arguments = (problem, *execution_of(plan))
-    note = lambda proposal: asked.append(time.time())
-    tuning = Tuning("planted", metric=OBJECTIVE.metric)
-    run_trials(PointList(points), *arguments, tuning, on_start=note, on_end=outcomes.append)
+    outcomes, problem, tuning = [], Baselines(graph.settings[0]), Tuning("planted", metric="loss")
+    execution, resources = execution_of(plan)
+    watch = Heard(outcomes)
+    run_trials(PointList(points), problem, execution, Cordon(resources), tuning, watch)
+    asked = watch.asked
     until_first = min(outcome.started for outcome in outcomes) - asked[0]
     # Both slots' processes start at once.
     assert asked[1] - asked[0] < until_first / 2 < asked[2] - asked[0]
@@ -61,7 +61,7 @@ def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path
     assert messages["1"] == f"RuntimeError: {NO_SCORE}"
 
     again = []
-    run_trials(PointList(points), *arguments, tuning, on_end=again.append)
+    run_trials(PointList(points), problem, execution, Cordon(resources), tuning, Heard(again))
     # The diverged one is not trained again either.
     assert Counter(o.num_executed for o in again) == {0: 4}
     assert {o.name: o.metrics for o in again} == {o.name: o.metrics for o in outcomes}
@@ -75,14 +75,14 @@ def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_pat
     (graph,) = plan.studies
     prepare(graph.recipe, Store(plan.storage).data_root)
 
-    def on_end(outcome):
-        raise OSError(errno.ENOSPC, "no room")
+    class FullDisk(TrialWatch):
+        def trial_ended(self, outcome):
+            raise OSError(errno.ENOSPC, "no room")
 
-    arguments = (Baselines(graph.settings[0]), *execution_of(plan))
+    points, problem = PointList([("1", {"lr": 1e30})] * 5), Baselines(graph.settings[0])
+    execution, resources = execution_of(plan)
     with pytest.raises(OSError) as caught:
-        run_trials(
-            PointList([("1", {"lr": 1e30})] * 5), *arguments, Tuning("planted"), on_end=on_end
-        )
+        run_trials(points, problem, execution, Cordon(resources), Tuning("planted"), FullDisk())
     assert caught.value.errno == errno.ENOSPC
 
 

@@ -16,8 +16,9 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
-from gram_platform.studies.searches.hyperparams import chosen_values
-from gram_platform.studies.searches.hyperparams_trials import KNOB, trial_name
+from gram_platform.studies.searches.flags import SweepFlags
+from gram_platform.studies.searches.hyperparams import trial_name
+from gram_platform.studies.searches.knobs import KNOB, read_knobs
 from gram_platform.studies.searches.report import trial_tags
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
@@ -44,20 +45,24 @@ def setup(root):
 
 @pytest.fixture(scope="module")
 def points(setup):
-    return dict(setup.points(Store(setup.choice.storage))[0])
+    return dict(setup.kind.points(setup)[0])
 
 
 # -------------------------------------------------------------------------------------------- flags
 
 
-def test_knobs_and_values_of_the_flag():
-    preset = SEARCH.values["demo"]
-    assert chosen_values((), preset) == preset
-    assert chosen_values(("p_as=1:0", "p_cr"), preset) == {
+def test_knobs_and_values_of_the_flag(root):
+    preset, demo = SEARCH.points["demo"], study_plan(SEARCH, ["--storage", str(root)])
+
+    def chosen(*knobs: str):
+        return read_knobs(SEARCH, SweepFlags(knobs=knobs), demo)["values"]
+
+    assert chosen() == preset
+    assert chosen("p_as=1:0", "p_cr") == {
         "p_cr": preset["p_cr"],
         "p_as": (0.0, 1.0),
     }
-    assert chosen_values(("p_ca", "p_as=0.3,p_cr=0"), preset) == {
+    assert chosen("p_ca", "p_as=0.3,p_cr=0") == {
         "p_cr": (0.0,),
         "p_as": (0.3,),
         "p_ca": preset["p_ca"],
@@ -79,14 +84,14 @@ def test_wrong_knobs(knobs, field, storage):
 
 def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
     with refused("branching.core_ratio", 4):
-        scene_of(root, "--knobs", "p_ca=4").example()
+        scene_of(root, "--knobs", "p_ca=4")
 
 
 # -------------------------------------------------------------------------------------------- nodes
 
 
 def test_the_presets_own_values_are_the_studys_nodes(setup, points):
-    problem = setup.problem(Store(setup.choice.storage))
+    problem = setup.kind.problem(setup, Store(setup.choice.storage))
     for name, method in (
         ("p_cr 0.5 tiny s0", "gram"),
         ("p_as 0.3 tiny s0", "gram"),
@@ -99,7 +104,7 @@ def test_the_presets_own_values_are_the_studys_nodes(setup, points):
 
 
 def test_a_value_changes_its_knob_and_nothing_else(setup, points):
-    problem = setup.problem(Store(setup.choice.storage))
+    problem = setup.kind.problem(setup, Store(setup.choice.storage))
     routings = [problem.nodes(points[f"p_cr {value} tiny s0"])[0].config for value in ("0.5", "1")]
     assert [run.routing.p_core_robust for run in routings] == [0.5, 1.0]
     assert {run.routing.p_aux_spread for run in routings} == {0.3}
@@ -117,7 +122,7 @@ def test_a_value_changes_its_knob_and_nothing_else(setup, points):
 
 def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
     assert list(points)[-1] == "p_as 0.3 tiny s0"
-    assert sorted(points) == sorted(trial_name(point) for point, _ in setup.trials())
+    assert sorted(points) == sorted(trial_name(point) for point, _ in setup.kind.trials(setup))
     wanted = {(knob, value) for knob, values in setup.values.items() for value in values}
     assert {(point["knob"], point["value"]) for point in points.values()} == wanted
 
@@ -246,7 +251,7 @@ def test_a_score_is_the_tables_row(setup, points, store, output):
 
 def test_every_trial_is_in_trials_csv_with_its_state(setup, output):
     trials = pd.read_csv(io.BytesIO(output.files["trials.csv"])).set_index("trial")
-    assert trials.index.tolist() == [trial_name(point) for point, _ in setup.trials()]
+    assert trials.index.tolist() == [trial_name(point) for point, _ in setup.kind.trials(setup)]
     assert (trials["search"] == setup.full_name).all()
     assert trials["state"].value_counts().to_dict() == {"complete": 4, "diverged": 1}
     assert trials.loc["p_ca 2 tiny s0", "message"].endswith("at step 3")

@@ -17,8 +17,8 @@ from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY as SCALING
-from gram_platform.studies.searches.cells import GridShape, at
-from gram_platform.studies.searches.lr_batch_trials import objective
+from gram_platform.studies.searches.cells import Grids, at
+from gram_platform.studies.searches.lr_bs_grid import LrBatchProblem, objective
 from tests.refused import refused
 from tests.submitted import parse, study_plan
 
@@ -32,7 +32,7 @@ def setup_of(tmp_path, *arguments, preset="smoke"):
 
 def complete(setup, store, point, loss) -> None:
     """The run of a point as if it had been trained to this loss on every domain."""
-    (node,) = setup.problem().nodes(point)
+    (node,) = LrBatchProblem(setup.settings).nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     run.add_tags(node.names)
@@ -56,7 +56,7 @@ def run_all(setup, store, loss) -> list[str]:
     """Every cell that the grid asks for until it asks for no more; what it announced."""
     done: set[str] = set()
     while True:
-        points, messages = setup.points(store)
+        points, messages = setup.kind.points(setup, store)
         new = [(name, point) for name, point in points if name not in done]
         if not new:
             return messages
@@ -70,7 +70,7 @@ def run_all(setup, store, loss) -> list[str]:
 
 def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
     setup = setup_of(tmp_path)
-    problem = pickle.loads(pickle.dumps(setup.problem()))
+    problem = pickle.loads(pickle.dumps(LrBatchProblem(setup.settings)))
     setting = next(s for s in setup.settings if s.size.name == "tiny")
     own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
     (node,) = problem.nodes(own)
@@ -102,7 +102,7 @@ def test_the_objective_is_half_core_and_half_the_auxiliary_mean():
 def test_a_score_takes_the_losses_at_the_end(tmp_path):
     setup = setup_of(tmp_path)
     result = {"final": {**FINAL, "train/loss": 9.0, "best/loss/core": 9.0}}
-    assert setup.problem().score({}, {"id": result})["loss"] == 2.75
+    assert LrBatchProblem(setup.settings).score({}, {"id": result})["loss"] == 2.75
 
 
 def test_micro_batches_divide_the_batch():
@@ -116,7 +116,7 @@ def test_micro_batches_divide_the_batch():
         88,
     ]
     for name, size in SEARCH.presets["paper"].sizes.items():
-        for cell in SEARCH.grids["paper"].of(size).cells:
+        for cell in SEARCH.points["paper"].of(size).cells:
             found = at(size, cell).micro_batch
             assert found <= size.micro_batch, name
             assert (cell[1] % found, found % 8) == (0, 0), name
@@ -145,25 +145,25 @@ def test_flags_replace_the_presets_grid(tmp_path):
     setup = setup_of(
         tmp_path, "--lrs", "0.01,0.002,0.005", "--batches", "4,8,16,32", "--max-extensions", "3"
     )
-    grid = SEARCH.grid(setup.flags, "smoke", setup.preset.sizes["tiny"])
+    grid = setup.kind.grids["tiny"]
     assert (grid.lrs, grid.batches) == ((0.002, 0.005, 0.01), (4, 8, 16, 32))
-    assert setup.flags.max_extensions == 3
-    assert setup_of(tmp_path).flags.max_extensions == SEARCH.grids["smoke"].max_extensions
+    assert setup.kind.max_extensions == 3
+    assert setup_of(tmp_path).kind.max_extensions == SEARCH.points["smoke"].max_extensions
 
 
 def test_presets_have_their_cells():
     for size in SEARCH.presets["demo"].sizes.values():
-        grid = SEARCH.grids["demo"].of(size)
+        grid = SEARCH.points["demo"].of(size)
         assert len(grid.cells) == 12
         assert (size.peak_lr, size.batch_size) in grid.cells
     numbers = {
-        name: len(SEARCH.grids["paper"].of(size).cells)
+        name: len(SEARCH.points["paper"].of(size).cells)
         for name, size in SEARCH.presets["paper"].sizes.items()
     }
     assert numbers == {"50M": 12, "100M": 12, "200M": 16, "400M": 12}
     assert SEARCH.presets["demo"].sizes == GRID_DEMO_SIZES
     with refused("batches"):
-        GridShape((0.5, 1.0, 2.0), (0.3, 1.0, 2.0), 0).of(GRID_DEMO_SIZES["0.2M"])
+        Grids(0, (0.5, 1.0, 2.0), (0.3, 1.0, 2.0)).of(GRID_DEMO_SIZES["0.2M"])
 
 
 def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
@@ -179,9 +179,9 @@ def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
 def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
     store = Store(setup.choice.storage).open_for_writing()
-    assert len(setup.points(store)[0]) == 9
+    assert len(setup.kind.points(setup, store)[0]) == 9
     messages = run_all(setup, store, bowl(setup, 1.0, 2.0))
-    points, _ = setup.points(store)
+    points, _ = setup.kind.points(setup, store)
     assert sorted({point["batch"] for _, point in points}) == [4, 8, 16, 32, 64]
     assert len(messages) == 2
     assert len({name for name, _ in points}) == len(points) == 15
@@ -190,10 +190,10 @@ def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
 def test_a_grid_waits_for_all_its_trials(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
     store = Store(setup.choice.storage).open_for_writing()
-    points, _ = setup.points(store)
+    points, _ = setup.kind.points(setup, store)
     for _, point in points[:-1]:
         complete(setup, store, point, bowl(setup, 1.0, 4.0)(point))
-    assert setup.points(store) == (points, [])
+    assert setup.kind.points(setup, store) == (points, [])
 
 
 def test_sizes_grow_apart(tmp_path):
@@ -201,7 +201,7 @@ def test_sizes_grow_apart(tmp_path):
     store = Store(setup.choice.storage).open_for_writing()
     losses = {"tiny": bowl(setup, 1.0, 0.5), "small": bowl(setup, 4.0, 0.5)}
     messages = run_all(setup, store, lambda point: losses[point["size"]](point))
-    points, _ = setup.points(store)
+    points, _ = setup.kind.points(setup, store)
     assert sum(point["size"] == "tiny" for _, point in points) == 9
     assert sum(point["size"] == "small" for _, point in points) == 12
     assert all(message.startswith("small: ") for message in messages)
@@ -211,7 +211,7 @@ def test_sizes_grow_apart(tmp_path):
 
 
 def diverged(setup, store, point) -> None:
-    (node,) = setup.problem().nodes(point)
+    (node,) = LrBatchProblem(setup.settings).nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     with run.start_attempt("a test") as attempt:
@@ -222,7 +222,7 @@ def diverged(setup, store, point) -> None:
 def written(tmp_path_factory):
     setup = setup_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
     store = Store(setup.choice.storage).open_for_writing()
-    points, _ = setup.points(store)
+    points, _ = setup.kind.points(setup, store)
     loss = bowl(setup, 1.1, 0.9)
     for _, point in points:
         is_hot = point["size"] == "tiny" and point["lr"] == 0.016 and point["batch"] == 8

@@ -22,8 +22,7 @@ from gram_platform.store import Store
 from gram_platform.studies.build import BEST, load_best
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
-from gram_platform.studies.searches.maxent import space_of
-from gram_platform.studies.searches.maxent_trials import (
+from gram_platform.studies.searches.maxent import (
     METRIC,
     PROFILE,
     MaxEntProblem,
@@ -34,6 +33,7 @@ from gram_platform.studies.searches.maxent_trials import (
     trials_table,
     unlearning_nodes,
 )
+from gram_platform.studies.searches.ranges import space_of
 from tests.methods.test_plans import setting
 from tests.refused import refused
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
@@ -221,19 +221,23 @@ def test_the_searchs_id_is_its_question(storage):
     ids = {setup_of(*more).search_id for more in ((), ("--trials", "9"), ("--max-hours", "1"))}
     assert len(ids) == 1
     others = [("--seeds", "2"), ("--space", "retain_weight=log:5:50"), ("--retain", "airport")]
-    heavier = dataclasses.replace(SEARCH, objective=MaxEntObjective(penalty_weight=20.0))
     ids |= {setup_of(*more).search_id for more in others}
-    other = dataclasses.replace(setup_of(), study=heavier)
+    kind = setup_of().kind
+    heavier = dataclasses.replace(kind, objective=MaxEntObjective(penalty_weight=20.0))
+    other = dataclasses.replace(setup_of(), kind=heavier)
     assert len(ids | {other.search_id}) == 5
-    assert other.minimised.worst > setup_of().minimised.worst
+    assert heavier.minimised.worst > kind.minimised.worst
 
 
 def test_the_dry_run_has_every_trial(storage):
     setup = setup_of("--trials", "3")
-    assert list(setup.groups()) == ["core", *(f"core+{d}" for d in setup.settings[0].auxiliary)]
-    assert len(setup.example()) == 3 * 5 * 2
+    assert list(setup.kind.fixed(setup)) == [
+        "core",
+        *(f"core+{d}" for d in setup.settings[0].auxiliary),
+    ]
+    assert len(setup.kind.example(setup)) == 3 * 5 * 2
     study = {node.id for node in method_nodes("baseline", setup.settings[0])}
-    assert {node.id for node in setup.prerequisites()} == study
+    assert {node.id for node in setup.kind.prerequisites(setup)} == study
 
 
 def test_bad_flags_are_refused_before_anything_starts(storage):

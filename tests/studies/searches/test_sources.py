@@ -8,9 +8,8 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, open_study
 from gram_platform.engine.trials import Outcome, execute_trial
 from gram_platform.studies.searches.definition import optuna_place
-from gram_platform.studies.searches.lr_batch import GridFlags
+from gram_platform.studies.searches.flags import GridFlags, OptunaFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
-from gram_platform.studies.searches.trial_flags import OptunaFlags
 from tests.refused import refused
 
 OBJECTIVE = SearchObjective("loss", worst=9.0)

@@ -1,7 +1,13 @@
-"""Runs, scores and reports the trials of the LR/batch grid: optima, laws and their evidence."""
+"""Searches a grid of learning rates and batches at every size, for the ladder's laws.
+
+As in the paper's appendix "Learning Rate and Batch Size Scaling": cells in powers of two, three
+seeds, the mean of core and auxiliary validation losses. Ours: a grid may grow towards a minimum at
+its border, see `analysis.lr_extension`. The cell with a size's rate and batch is the baseline of
+the studies, and shared with them.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -40,7 +46,7 @@ from gram_platform.studies.searches.report import (
     trial_state,
     with_run_links,
 )
-from gram_platform.studies.searches.work import GridWork, setting_at
+from gram_platform.studies.searches.search_plan import Round, SearchPlan, list_rounds, setting_at
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 from gram_platform.tracking.frame import final_frames
@@ -141,45 +147,59 @@ def trial_rows(
     return pd.DataFrame(rows, columns=TRIAL_COLUMNS)
 
 
-class GridsWork(GridWork):
+@dataclass(frozen=True)
+class LrBatchGrid:
     """Runs the grids of all sizes at once; each grows by itself."""
+
+    # The grid from which each size starts, by name.
+    grids: Mapping[str, Grid]
+    # The fit uses cells within this fraction of the lowest loss; None: all cells.
+    window: float | None
+    # Rows or columns that each side may grow by.
+    max_extensions: int
 
     minimised = SearchObjective("loss", math.inf)
 
-    @property
-    def sizes(self) -> list[Size]:
-        return [self.preset.sizes[name] for name in self.choice.sizes]
+    def problem(self, search: SearchPlan, store: Store | None = None) -> LrBatchProblem:
+        return LrBatchProblem(search.settings)
 
-    def problem(self, store: Store | None = None) -> LrBatchProblem:
-        return LrBatchProblem(self.settings)
+    def prerequisites(self, search: SearchPlan) -> list[Node]:
+        return []
 
-    def identity(self) -> dict:
+    def share_left(self, search: SearchPlan) -> float:
+        return 1.0
+
+    def identity(self, search: SearchPlan) -> dict:
         """Hashes the runs of the first grids, which depend on data, sizes, cells and seeds."""
-        return {"runs": [node.id for node in self.example()], "core_weight": CORE_WEIGHT}
+        return {"runs": [node.id for node in self.example(search)], "core_weight": CORE_WEIGHT}
 
-    def example(self) -> list[Node]:
+    def example(self, search: SearchPlan) -> list[Node]:
         """Returns the nodes of the first grids; their growth is not known yet."""
-        grids = {size: self.study.grid(self.flags, self.preset_name, size) for size in self.sizes}
         return [
-            node for size, grid in grids.items() for node in self.cell_nodes(size, grid).values()
+            node
+            for size, grid in self.grids.items()
+            for node in cell_nodes(search, size, grid).values()
         ]
 
-    def points(self, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns the cells of every size's grid, grown as far as the results demand."""
+    def rounds(self, search: SearchPlan, store: Store, problem: LrBatchProblem) -> Iterator[Round]:
+        return list_rounds(search, store, problem, lambda: self.points(search, store))
+
+    def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
+        """Returns the cells of every size's grid, grown as far as the results demand, and
+        announcements."""
         points, messages = [], []
-        for size in self.sizes:
-            grid, said = self.grown(store, size)
-            points += self.cell_points(size, grid)
+        for size in self.grids:
+            grid, said = self.grown(search, store, size)
+            points += cell_points(search, size, grid)
             messages += said
         return points, messages
 
-    def grown(self, store: Store, size: Size) -> tuple[Grid, list[str]]:
+    def grown(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
         """Returns one size's grid as its results demand, and announcements; it grows once all its
         trials have ended."""
-        flags, messages = self.flags, []
-        grid = self.study.grid(flags, self.preset_name, size)
+        size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
-            nodes = self.cell_nodes(size, grid)
+            nodes = cell_nodes(search, name, grid)
             done = {
                 node.id: result
                 for node in nodes.values()
@@ -189,86 +209,95 @@ class GridsWork(GridWork):
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
-            allowed = lambda batch: why_not(self.ranks, self.preset, size, batch)  # noqa: E731
-            step = extension(trials, grid, flags.max_extensions, flags.window or None, allowed)
+            allowed = lambda batch: why_not(search.ranks, search.preset, size, batch)  # noqa: E731
+            step = extension(trials, grid, self.max_extensions, self.window, allowed)
             messages += step.messages
             if not step.new_cells:
                 return step.grid, messages
             grid = step.grid
 
-    def cell_points(self, size: Size, grid: Grid) -> list[tuple[str, Point]]:
-        """Returns a named point for each seed of each cell, a cell's seeds together."""
-        cells = [{"size": size.name, "lr": lr, "batch": batch} for lr, batch in grid.cells]
-        seeds = [setting.seed for setting in self.settings if setting.size.name == size.name]
-        points = [{**cell, "seed": seed} for cell in cells for seed in seeds]
-        return [
-            ("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points
-        ]
-
-    def cell_nodes(self, size: Size, grid: Grid) -> dict[tuple[Cell, int], Node]:
-        """Returns the run of every cell and seed of one size's grid."""
-        problem = self.problem()
-        return {
-            ((point["lr"], point["batch"]), point["seed"]): problem.nodes(point)[0]
-            for _, point in self.cell_points(size, grid)
-        }
-
-    def write(self, store: Store, tracker: Tracker | None) -> SearchOutput | None:
+    def write(
+        self, search: SearchPlan, store: Store, tracker: Tracker | None
+    ) -> SearchOutput | None:
         """Returns files, figures and text from every trial; None without a complete one."""
-        nodes = {size: self.cell_nodes(size, self.grown(store, size)[0]) for size in self.sizes}
+        nodes = {
+            name: cell_nodes(search, name, self.grown(search, store, name)[0])
+            for name in self.grids
+        }
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = final_frames(store, tracker, ids, ())
-        rows = [trial_rows(size, of_size, frame, store) for size, of_size in nodes.items()]
+        rows = [
+            trial_rows(search.preset.sizes[name], of_size, frame, store)
+            for name, of_size in nodes.items()
+        ]
         seconds = frame[["id", "elapsed_s"]].rename(columns={"id": "run_id"})
         trials = pd.concat(rows, ignore_index=True).merge(seconds, "left", on="run_id")
-        is_done = trials[STATE] == State.COMPLETE
-        return self._report(trials, is_done, source, tracker) if is_done.any() else None
+        is_done = (trials[STATE] == State.COMPLETE).any()
+        return _report(search, trials, source, tracker) if is_done else None
 
-    def _report(
-        self, trials: pd.DataFrame, is_done: pd.Series, source: str, tracker: Tracker | None
-    ) -> SearchOutput:
-        flags, seq_len = self.flags, self.preset.seq_len
-        sizes = dict(zip(self.choice.sizes, self.sizes, strict=True)) | PAPER_SIZES
-        analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, flags.window or None)
-        measured = (
-            f"{self.name}, preset {self.preset_name} on {shown_place(self.choice.corpus)},"
-            f" search {self.search_id}"
-        )
-        law = fitted_law(analysis.laws, f"{self.preset_name}-{self.search_id}", seq_len, measured)
-        tables = {
-            "optima": analysis.optima,
-            "laws": analysis.laws,
-            "windows": analysis.windows,
-            "predictions": predictions(law, list(sizes.values())),
-            "cells": analysis.cells,
-        }
-        links, about_links = run_links(tracker)
-        figures = grid_figures(analysis, links)
-        facts = (
-            f"Search {self.search_id}: preset {self.preset_name}, corpus"
-            f" {shown_place(self.choice.corpus)} (data "
-        )
-        facts += (
-            f"{self.data_id}), {self.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
-            " Read from "
-        )
-        facts += f"{source}. {about_links}"
-        # With trials.csv, `seq_len` is all that a fit needs.
-        record = {"objective": OBJECTIVE, "window": flags.window or None, "seq_len": seq_len}
-        record["trials"] = trials["run_id"].tolist()
-        files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, self.full_name)}
-        files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
-        data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
-        data["law.json"] = json_file(law_json(law, analysis.laws))
-        sizes_done = tuple(
-            size for size in self.choice.sizes if size in set(trials[is_done]["size"])
-        )
-        columns = TrialColumns(
-            ("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ()
-        )
-        shown = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis), columns
-        sections = _sections(trials, tables, figures, links)
-        return self.output(facts, sections, data, record, figures, *shown)
+
+def cell_points(search: SearchPlan, size: str, grid: Grid) -> list[tuple[str, Point]]:
+    """Returns a named point for each seed of each cell, a cell's seeds together."""
+    cells = [{"size": size, "lr": lr, "batch": batch} for lr, batch in grid.cells]
+    seeds = [setting.seed for setting in search.settings if setting.size.name == size]
+    points = [{**cell, "seed": seed} for cell in cells for seed in seeds]
+    return [("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points]
+
+
+def cell_nodes(search: SearchPlan, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
+    """Returns the run of every cell and seed of one size's grid."""
+    problem = LrBatchProblem(search.settings)
+    return {
+        ((point["lr"], point["batch"]), point["seed"]): problem.nodes(point)[0]
+        for _, point in cell_points(search, size, grid)
+    }
+
+
+def _report(
+    search: SearchPlan, trials: pd.DataFrame, source: str, tracker: Tracker | None
+) -> SearchOutput:
+    seq_len, window = search.preset.seq_len, search.kind.window
+    sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
+    analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
+    measured = (
+        f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
+        f" search {search.search_id}"
+    )
+    law = fitted_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
+    tables = {
+        "optima": analysis.optima,
+        "laws": analysis.laws,
+        "windows": analysis.windows,
+        "predictions": predictions(law, list(sizes.values())),
+        "cells": analysis.cells,
+    }
+    links, about_links = run_links(tracker)
+    figures = grid_figures(analysis, links)
+    facts = (
+        f"Search {search.search_id}: preset {search.preset_name}, corpus"
+        f" {shown_place(search.choice.corpus)} (data "
+    )
+    facts += (
+        f"{search.data_id}), {search.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
+        " Read from "
+    )
+    facts += f"{source}. {about_links}"
+    # With trials.csv, `seq_len` is all that a fit needs.
+    record = {"objective": OBJECTIVE, "window": window, "seq_len": seq_len}
+    record["trials"] = trials["run_id"].tolist()
+    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, search.full_name)}
+    files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
+    data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
+    data["law.json"] = json_file(law_json(law, analysis.laws))
+    sizes_done = tuple(
+        size
+        for size in search.choice.sizes
+        if size in set(trials[trials[STATE] == State.COMPLETE]["size"])
+    )
+    columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
+    shown = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis), columns
+    sections = _sections(trials, tables, figures, links)
+    return search.output(facts, sections, data, record, figures, *shown)
 
 
 # ------------------------------------------------------------------------------------------- report

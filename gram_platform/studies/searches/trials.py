@@ -1,0 +1,180 @@
+"""Sees what happens to a search: the nodes that all trials need, the trials, and the report."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from optuna.exceptions import StorageInternalError
+
+from gram_platform.config import State
+from gram_platform.config.endings import DONE, FAILED, SUBMIT_AGAIN, Stopped
+from gram_platform.config.identity import to_plain
+from gram_platform.config.provenance import code_text
+from gram_platform.engine.executor import Executor, ListedNodes, NodeSource
+from gram_platform.engine.proposals import Proposal
+from gram_platform.engine.search import TrialWatch, Tuning, run_trials
+from gram_platform.engine.trials import Outcome
+from gram_platform.methods.nodes import Node, unique
+from gram_platform.pages.results.record import SEARCH_FILE, publish_files
+from gram_platform.store import Store
+from gram_platform.studies.definition import preset_params
+from gram_platform.studies.observers import Observers
+from gram_platform.studies.plan import Plan
+from gram_platform.studies.searches.driver_lease import DriverLease
+from gram_platform.studies.searches.report import trial_metrics, trial_tags
+from gram_platform.studies.searches.search_plan import SearchPlan
+from gram_platform.studies.workplace import Workplace
+from gram_platform.tracking.connection import first_line
+from gram_platform.tracking.views import search_views
+
+
+class SearchObservers(Observers, TrialWatch):
+    """Sees the nodes that all trials need and the trials, and writes the search's report."""
+
+    def __init__(self, plan: Plan, store: Store):
+        (search,) = plan.studies
+        assert isinstance(search, SearchPlan)
+        super().__init__(plan, store, unique(search.kind.prerequisites(search)))
+        self.search, self.folder = search, search.folder(store)
+        self.lease = DriverLease(self.folder, search.name)
+        self.outcomes: dict[str, Outcome] = {}
+        # The nodes of each running trial.
+        self.running: dict[str, Sequence[Node]] = {}
+        # Machine hours of the trials of earlier submissions.
+        self.hours_before = 0.0
+        # True if trials are left.
+        self.is_cut = False
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
+        super().__exit__(kind, error)
+        if isinstance(error, StorageInternalError):
+            reason = first_line(error.__cause__ or error)
+            raise Stopped(f"Optuna's database failed: {reason}. {SUBMIT_AGAIN}") from error
+
+    def begin(self, at: Workplace, executor: Executor) -> None:
+        super().begin(at, executor)
+        self._write_record()
+
+    def source(self) -> NodeSource:
+        return ListedNodes(self.nodes)
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.is_cut or super().is_unfinished
+
+    def limit_reached(self) -> str:
+        """Returns the limit that the machine hours of the trials reach, over all submissions."""
+        return self.plan.limits.budget.reached(self.spent_hours())
+
+    def spent_hours(self) -> float:
+        return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
+
+    def _write_record(self) -> None:
+        search = self.search
+        plain = {
+            "name": search.name,
+            "title": search.study.title,
+            "question": search.study.question,
+            "identity": to_plain(search.kind.identity(search)),
+        }
+        plain |= preset_params(search.preset_name, search.changes)
+        trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
+        rows = self.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
+        self.folder.write_json(SEARCH_FILE, {**plain, "submissions": rows})
+
+    def run_trials(self, at: Workplace) -> None:
+        """Executes the trials that are missing, unless what they need has failed, until a limit is
+        reached."""
+        if super().failures():
+            return
+        search, kind = self.search, self.search.kind
+        self.problem = kind.problem(search, self.store)
+        tuning = Tuning(
+            search.full_name,
+            self.plan.max_concurrent,
+            self.plan.options.retry_failed,
+            kind.minimised.metric if kind.minimised else "",
+        )
+        for following in kind.rounds(search, self.store, self.problem):
+            self.hours_before += following.hours_before
+            self.ids.update(following.ids_before)
+            if following.text:
+                self.say(following.text)
+            source, self.is_cut = following.source, not self.may_start()
+            # Later rounds may have results too, which MLflow shall have.
+            if source.num_left and not self.is_cut:
+                self.terminal.begin_trials(source.num_left)
+                run_trials(source, self.problem, at.execution, at.cordon, tuning, self, at.place)
+                self.is_cut = source.num_left > 0
+
+    def may_start(self) -> bool:
+        return not self.limit_reached()
+
+    def require_lead(self) -> None:
+        self.lease.require()
+
+    def trial_started(self, proposal: Proposal) -> None:
+        self.running[proposal.name] = self.problem.nodes(proposal.point)
+        self.terminal.trial_started(proposal.name)
+        self._watch_running()
+
+    def trial_ended(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.name] = outcome
+        self.ids.update(outcome.nodes)
+        self.terminal.trial_ended(outcome.name, trial_line(outcome))
+        for node in self.running.pop(outcome.name):
+            self.mirror.ended(node)
+        self._watch_running()
+
+    def _watch_running(self) -> None:
+        self.mirror.watch([node for nodes in self.running.values() for node in nodes])
+
+    def failures(self) -> list[str]:
+        """Returns a line for each node and each trial that has failed."""
+        failed = [one for one in self.outcomes.values() if one.state == State.FAILED]
+        return super().failures() + [f"failed: {one.name}: {one.message}" for one in failed]
+
+    def counts(self) -> str:
+        """Returns how many nodes that all need and how many trials were done, as a text."""
+        ended = list(self.outcomes.values())
+        executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
+        lines = [super().counts()] if self.nodes else []
+        lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
+        return "\n".join(lines)
+
+    def write_tables(self) -> int:
+        """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
+        self._write_record()
+        search = self.search
+        output = search.kind.write(search, self.store, self.tracker)
+        if output is None:
+            self.say("no table: no trial is complete yet")
+            return FAILED
+        trials, columns = output.files["trials.csv"], output.columns
+        params = {
+            "search_id": search.search_id,
+            "preset": search.preset_name,
+            "data_id": search.data_id,
+        }
+        write = partial(
+            publish_files,
+            search.name,
+            self.store,
+            output.files,
+            output.figures,
+            params,
+            node_tags=trial_tags(trials),
+            node_metrics=trial_metrics(trials, columns),
+            views=search_views(search.name, columns),
+            code=code_text(self.submissions(self.folder, SEARCH_FILE)),
+        )
+        self.publish(search.name, write, output.text, lambda _: output.brief)
+        return DONE
+
+
+def trial_line(outcome: Outcome) -> str:
+    """Describes a trial that has ended."""
+    if outcome.state != State.COMPLETE:
+        return f"{outcome.name} {outcome.state.upper()}: {outcome.message}"
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())
+    work = f"{outcome.trained_s:.0f} s" if outcome.num_executed else "reused"
+    return f"{outcome.name}: {metrics} ({work})"
