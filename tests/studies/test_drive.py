@@ -7,7 +7,7 @@ import sys
 from gram_platform.studies import drive
 from gram_platform.studies.flags import FlagGroup, Flags
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.searches import hyperparams, lr_batch, trial_flags  # noqa: F401
+from gram_platform.studies.searches import flags  # noqa: F401
 from tests.conftest import ROOT
 from tests.submitted import plan_of
 
@@ -62,5 +62,5 @@ def test_a_submission_calls_what_drive_names_in_its_order(storage):
     finally:
         sys.setprofile(None)
     first = {name: seen.index(name) for name in expected if name in seen}
-    assert {"choose_device", "pack_corpora", ".events", ".see", "write_tables"} <= set(first)
+    assert {"choose_device", "pack_corpora", ".events", ".see", ".write_tables"} <= set(first)
     assert list(first) == sorted(first, key=first.__getitem__)

@@ -123,7 +123,7 @@ def test_a_value_changes_its_knob_and_nothing_else(setup, points):
 def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
     assert list(points)[-1] == "p_as 0.3 tiny s0"
     assert sorted(points) == sorted(trial_name(point) for point, _ in setup.kind.trials(setup))
-    wanted = {(knob, value) for knob, values in setup.values.items() for value in values}
+    wanted = {(knob, value) for knob, values in setup.kind.values.items() for value in values}
     assert {(point["knob"], point["value"]) for point in points.values()} == wanted
 
 
@@ -203,11 +203,11 @@ def plant(setup, store, node, knob="", value=0.0):
 def store(setup, points, root):
     """A storage with all trials but one value of p_ca, of which the base has failed."""
     store = Store(root).open_for_writing(min_free_bytes=0)
-    assert setup.write(store, None) is None
-    for node in setup.prerequisites():
+    assert setup.kind.write(setup, store, None) is None
+    for node in setup.kind.prerequisites(setup):
         plant(setup, store, node)
-    assert setup.write(store, None) is None
-    problem = setup.problem(store)
+    assert setup.kind.write(setup, store, None) is None
+    problem = setup.kind.problem(setup, store)
     for name, point in points.items():
         if name != "p_ca 2 tiny s0" and not name.startswith("p_as"):
             for node in problem.nodes(point):
@@ -221,11 +221,11 @@ def store(setup, points, root):
 
 @pytest.fixture(scope="module")
 def output(setup, store):
-    return setup.write(store, None)
+    return setup.kind.write(setup, store, None)
 
 
 def test_a_score_is_the_tables_row(setup, points, store, output):
-    problem = pickle.loads(pickle.dumps(setup.problem(store)))
+    problem = pickle.loads(pickle.dumps(setup.kind.problem(setup, store)))
     point = points["p_cr 1 tiny s0"]
     results = {node.id: result_of(setup, node, "p_cr", 1.0) for node in problem.nodes(point)}
     full, partial, retain, forget, elicited = planted("p_cr", 1.0)
@@ -279,9 +279,14 @@ def test_tables_figures_and_report(output):
 
 def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
-    before, tracker = setup.write(store, None), Tracker(default_tracking_uri(setup.choice.storage))
-    tracker.sync(store, {node.id for node in (*setup.prerequisites(), *setup.example())})
-    after = setup.write(store, tracker)
+    before, tracker = (
+        setup.kind.write(setup, store, None),
+        Tracker(default_tracking_uri(setup.choice.storage)),
+    )
+    tracker.sync(
+        store, {node.id for node in (*setup.kind.prerequisites(setup), *setup.kind.example(setup))}
+    )
+    after = setup.kind.write(setup, store, tracker)
     assert after.files["table.csv"] == before.files["table.csv"]
     tags = trial_tags(after.files["trials.csv"])
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")

@@ -227,7 +227,7 @@ def written(tmp_path_factory):
     for _, point in points:
         is_hot = point["size"] == "tiny" and point["lr"] == 0.016 and point["batch"] == 8
         diverged(setup, store, point) if is_hot else complete(setup, store, point, loss(point))
-    return setup, setup.write(store, None)
+    return setup, setup.kind.write(setup, store, None)
 
 
 def table(written, name) -> pd.DataFrame:
@@ -236,7 +236,7 @@ def table(written, name) -> pd.DataFrame:
 
 def test_nothing_is_written_before_a_trial_is_complete(tmp_path):
     setup = setup_of(tmp_path)
-    assert setup.write(Store(setup.choice.storage).open_for_writing(), None) is None
+    assert setup.kind.write(setup, Store(setup.choice.storage).open_for_writing(), None) is None
 
 
 def test_every_trial_is_in_trials_csv(written):
@@ -297,7 +297,7 @@ def test_a_law_of_three_sizes_is_a_studys_law(tmp_path):
     setup = setup_of(tmp_path, "--seeds", "1", preset="demo")
     store = Store(setup.choice.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.1, 0.35))
-    output = setup.write(store, None)
+    output = setup.kind.write(setup, store, None)
     assert "law.json" in output.text
     (tmp_path / "law.json").write_bytes(output.files["law.json"])
     law = load_law(str(tmp_path / "law.json"))
@@ -323,7 +323,7 @@ def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     setup = setup_of(tmp_path, "--sizes", "tiny")
     store = Store(setup.choice.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.0, 1.0))
-    left = setup.write(store, None)
+    left = setup.kind.write(setup, store, None)
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
     with refused("law"):
         load_law(str(tmp_path / "law.json"))

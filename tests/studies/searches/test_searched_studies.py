@@ -65,7 +65,7 @@ def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(
     assert needed.search_id == study_plan(SEARCH, own).search_id
     assert [setting.seed for setting in needed.settings] == [0]
     nodes = {node.id for node in nodes_of(study, tmp_path, preset="paper")}
-    assert {node.id for node in needed.prerequisites()} <= nodes
+    assert {node.id for node in needed.kind.prerequisites(needed)} <= nodes
 
 
 def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
@@ -105,7 +105,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
         known.add(needed.search_id)
         own = study_plan(STUDY, flags_of(STUDY, storage=str(tmp_path), **given))
         baselines = {node.id for node in method_nodes("baseline", own.settings[0])}
-        assert {node.id for node in needed.prerequisites()} == baselines
+        assert {node.id for node in needed.kind.prerequisites(needed)} == baselines
 
 
 # ----------------------------------------------------------------------------------------- dry runs
@@ -139,8 +139,8 @@ def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
 
 def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
     needed = needed_search(STUDY, tmp_path)
-    assert needed.target == 2
-    assert not needed.is_complete()
+    assert needed.kind.target == 2
+    assert not needed.kind.is_complete(needed)
     folder = needed.folder(Store(tmp_path).open_for_writing())
     for content, expected in (
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 1}}, False),
@@ -149,7 +149,7 @@ def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
         ({"missing": [], "num_trials": {"core": 2, "core+lisp": 3}}, True),
     ):
         folder.write_json(BEST, content)
-        assert needed.is_complete() == expected
+        assert needed.kind.is_complete(needed) == expected
 
 
 # ------------------------------------------------------------------------------------------ running

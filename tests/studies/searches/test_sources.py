@@ -7,7 +7,9 @@ from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.proposals import Group, OptunaSource, PointList, open_study
 from gram_platform.engine.trials import Outcome, execute_trial
-from gram_platform.studies.searches.definition import optuna_place
+from gram_platform.studies.flags import Flags
+from gram_platform.studies.library import lr_bs_grid, maxent_search
+from gram_platform.studies.searches.definition import make_search_plan, optuna_place
 from gram_platform.studies.searches.flags import GridFlags, OptunaFlags
 from gram_platform.studies.searches.optuna_studies import open_storage
 from tests.refused import refused
@@ -59,11 +61,13 @@ def test_a_space_is_not_empty_and_stays_within_its_limits():
         (GridFlags(window=-0.1), "window"),
         (GridFlags(max_extensions=-2), "max_extensions"),
         (OptunaFlags(trials=-1), "trials"),
+        (GridFlags(max_concurrent=-1), "max_concurrent"),
     ],
 )
-def test_bad_flags_are_refused_by_name(flags, field):
+def test_bad_flags_are_refused_by_name(flags, field, storage):
+    search = lr_bs_grid.SEARCH if isinstance(flags, GridFlags) else maxent_search.SEARCH
     with refused(field):
-        flags.checked()
+        make_search_plan(search, Flags(flags))
 
 
 @pytest.mark.parametrize(("uri", "storage"), [("optuna.db", "/s"), ("", "memory://s")])
