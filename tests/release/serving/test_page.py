@@ -59,6 +59,27 @@ def test_two_profiles_side_by_side(browser, site):
     assert set(browser.said) <= allowed, browser.said
 
 
+def test_a_late_answer_for_a_replaced_token_changes_nothing(browser, site):
+    """The right side first asks with the left side's token."""
+    browser.visit(f"http://127.0.0.1:{site.port}/")
+    browser.evaluate(
+        "window.asked = window.late = 0; window.plain = window.fetch;"
+        " window.fetch = async (...of) => {"
+        " const is_late = window.asked++ < 2, answer = await window.plain(...of);"
+        " if (is_late) { await new Promise((go) => setTimeout(go, 500));"
+        " setTimeout(() => window.late++, 100); } return answer; }; 0"
+    )
+    give(browser, "a", site.plan.tokens["reader"])
+    give(browser, "b", site.plan.tokens["both"])
+    assert browser.wait_for("window.late === 2")
+    assert browser.evaluate("[window.asked, document.getElementById('profile-b').disabled]") == [
+        3,
+        False,
+    ]
+    values = "[...document.getElementById('profile-b').options].map((option) => option.value)"
+    assert browser.evaluate(values) == ["both"]
+
+
 def test_refusals_are_shown_and_stop_stops(browser, site):
     browser.visit(f"http://127.0.0.1:{site.port}/")
     give(browser, "a", "token-of-nobody")
