@@ -177,7 +177,7 @@ def test_an_evaluations_config_has_its_id_too(finished, tmp_path):
 
 
 def test_tags_and_times_have_a_seal(finished, tmp_path):
-    """Files of earlier versions have none, and are read as they are."""
+    """Files that were stored before tags and times got a seal are read as they are."""
     shutil.copytree(finished, tmp_path / "storage")
     store = Store(tmp_path / "storage")
     for place, name, read in (
