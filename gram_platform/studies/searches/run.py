@@ -6,6 +6,7 @@ from functools import partial
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
+from gram_platform.config.crash_safe import require_rights
 from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.identity import to_plain
 from gram_platform.config.provenance import code_text
@@ -29,6 +30,7 @@ from gram_platform.studies.searches.work import SearchWork
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
+from gram_platform.tracking.database import database_path
 from gram_platform.tracking.views import search_views
 
 
@@ -54,6 +56,8 @@ def run_search(search: Search, flags: SearchFlags) -> int:
         return 0
     store = Store(flags.storage).open_for_writing()
     if not flags.report_only:
+        if path := database_path(flags.optuna_uri):
+            require_rights(path)
         (work,) = settled((work,), store)
     provide_data((work,), store)
     say(f"search {work.named} on {flags.corpus} (data {work.data_id})")

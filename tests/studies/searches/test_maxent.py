@@ -5,6 +5,10 @@ import dataclasses
 import io
 import math
 import pickle
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
 
 import optuna
 import pandas as pd
@@ -38,6 +42,7 @@ from gram_platform.studies.searches.maxent_trials import (
 )
 from tests.methods.test_plans import setting
 from tests.refused import refused
+from tests.store.training import act_as, require_success
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 
 CELLS = tuple(
@@ -251,6 +256,27 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
     )
     with refused("sizes"):
         parse(several, ["--preset", "smoke"])
+
+
+def test_a_database_that_may_not_be_written_is_named_before_anything_starts(monkeypatch):
+    folder = Path(tempfile.mkdtemp(prefix="gram-rights-", dir="/tmp"))
+    folder.chmod(0o777)
+    database = folder / "optuna.db"
+    database.touch(0o444)
+    flags = parse(SEARCH, ["--preset", "smoke", "--storage", str(folder)])
+    # What another user may not import is imported.
+    running.build_search(SEARCH, flags).planned()
+    monkeypatch.setattr(running, "provide_data", partial(pytest.fail, "work has begun"))
+    monkeypatch.setattr(running, "settled", partial(pytest.fail, "work has begun"))
+
+    def search() -> None:
+        act_as(2001)
+        with pytest.raises(PermissionError) as raised:
+            running.run_search(SEARCH, flags)
+        assert raised.value.filename == str(database)
+
+    require_success(search)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow
