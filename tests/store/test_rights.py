@@ -299,6 +299,46 @@ def test_commands_end_with_2_and_name_what_may_not_be_read(place, command, capfd
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("closed", [DONE, HALF])
+def test_gc_goes_on_after_what_it_may_not_remove_and_names_it(place, closed, capfd):
+    require_success(lambda: (act_as(FIRST), fill(place)))
+    halves, folders = {}, {}
+    for run in (DONE, HALF):
+        (attempt,) = place.glob(f"runs/{run.run_id}/attempts/*")
+        half, folder = attempt / ".weights.safetensors.1-ab.tmp", attempt / "checkpoints/000000005"
+        folder.mkdir(parents=True)
+        for path in (half, folder / "state.json"):
+            path.write_text("half")
+        halves[run], folders[run] = half, folder
+        if os.geteuid() == 0:
+            for path in (half, folder, folder.parent):
+                os.chown(path, FIRST, GROUP)
+        folder.parent.chmod(0o2775)
+        folder.chmod(0o2775)
+    barred = [halves[closed], folders[closed]]
+    for path in barred:
+        path.parent.chmod(0o555)
+
+    def collect() -> None:
+        act_as(SECOND)
+        main(["gc", "--storage", str(place)])
+
+    process = in_process(collect)
+    process.join()
+    said = capfd.readouterr().err
+    assert process.exitcode == 2, said
+    assert "Traceback" not in said
+    (gone,) = {DONE, HALF} - {closed}
+    assert not halves[gone].exists()
+    assert not folders[gone].exists()
+    for path in barred:
+        assert path.exists()
+        (line,) = [line for line in said.splitlines() if str(path) in line]
+        assert f"{path.parent}: no permission to write" in line
+    # A run goes on beside them.
+    require_success(lambda: (act_as(SECOND), train(str(place), HALF)))
+
+
 @NEEDS_ROOT
 def test_one_user_goes_on_with_a_run_of_another(place):
     def begin() -> None:
