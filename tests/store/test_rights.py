@@ -22,6 +22,7 @@ import gram_platform.store.shards  # noqa: F401 (another user may not be able to
 from gram_platform.cli import main
 from gram_platform.config import Evaluation, View
 from gram_platform.config.crash_safe import create_database, missing_right
+from gram_platform.config.endings import FAILED, exit_codes
 from gram_platform.store import Store, files, tensors
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.tensors import (
@@ -153,6 +154,21 @@ def test_tensors_outlive_a_mount_that_fails_for_a_while(tmp_path, monkeypatch, m
         (weights,) = Store(tmp_path).run(DONE.run_id).weights().values()
     assert numbers == []
     assert torch.equal(weights, weights_after(6))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_tensors_that_a_disk_does_not_take_end_the_command_at_once(tmp_path, monkeypatch, number):
+    numbers = [number]
+
+    def opened(*args, **kwargs):
+        return Failing(open(*args, **kwargs), "write", numbers)
+
+    monkeypatch.setattr(tensors, "open", opened, raising=False)
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        train(str(tmp_path), DONE)
+    assert ended.value.code == FAILED
+    # A second attempt would have succeeded.
+    assert numbers == []
 
 
 @pytest.mark.parametrize("error", [OSError, FileNotFoundError])
