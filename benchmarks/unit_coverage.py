@@ -74,7 +74,7 @@ def false_agrees(
     }
 
 
-def main() -> int:
+def main() -> None:
     """Prints a row per kind of claim, number of seeds and dominance of the unit."""
     rows = [
         {"compares": compared, "seeds": seeds, "unit over seeds": dominance}
@@ -82,7 +82,6 @@ def main() -> int:
         for compared, seeds, dominance in itertools.product(COMPARED, NUM_SEEDS, DOMINANCE)
     ]
     say(frame_text(pd.DataFrame(rows)))
-    return 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Baseline, GRAM and FT-LoRA with uniform and with heterogeneous gradient accumula
 windows. Every compute ratio is against the heterogeneous baseline.
 
     python experiments/accumulation.py                          # demo: 15 minutes of one CPU core
-    python experiments/accumulation.py --preset smoke           # 2 CPU cores, under a minute
+    python experiments/accumulation.py --preset smoke           # 2 cores, two seeds: under a minute
     python experiments/accumulation.py --preset paper --dry-run # 200M parameters
 
 Expect (paper, one seed): heterogeneous accumulation raises GRAM's core from .94 to .99 and its

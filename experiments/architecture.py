@@ -6,7 +6,7 @@ GRAM's routing with MLPs and with LoRAs, finetuned branches with LoRAs and with 
 modules of one size.
 
     python experiments/architecture.py                          # demo: 18 minutes of one CPU core
-    python experiments/architecture.py --preset smoke           # 2 CPU cores, under 2 minutes
+    python experiments/architecture.py --preset smoke           # 2 cores, 2 seeds: under 2 minutes
     python experiments/architecture.py --preset paper --dry-run # 100M parameters
 
 Expect (paper; core, retain, forget, elicited): GRAM (MLP) .88 .77 .69 .95, GRAM (LoRA) .89 .78 .70

@@ -7,7 +7,7 @@ core. The auxiliary topics together have a fifth of the tokens. Each number has 
 are on the core profile.
 
     python experiments/aux_scaling.py                          # demo: 40 minutes on one busy core
-    python experiments/aux_scaling.py --preset smoke           # 2 CPU cores, under 2 minutes
+    python experiments/aux_scaling.py --preset smoke           # 2 cores, two seeds: under 2 minutes
     python experiments/aux_scaling.py --preset paper --dry-run
 
 Expect (paper, 4 to 20): core about .88 throughout, retain .89 to .91, forget .65 to .74, elicited

@@ -9,7 +9,7 @@ profile costs one evaluation and no training: `dual_use.py` trains all runs but 
 `gram_subsets`.
 
     python experiments/composing.py                 # demo: 2 CPU cores, 8 minutes after scaling.py
-    python experiments/composing.py --preset smoke  # 2 CPU cores, 1 to 2 minutes
+    python experiments/composing.py --preset smoke  # 2 cores, two seeds: 1 to 2 minutes
     python experiments/composing.py --preset paper --dry-run
 
 Expect (paper): GRAM keeps its compute ratios with all modules on, summed LoRAs lose core and

@@ -9,7 +9,7 @@ domains against model size.
 
     # demo: 2 CPU cores, about 12 minutes
     python experiments/scaling.py
-    # 2 CPU cores, under 2 minutes
+    # 2 shared CPU cores, 2 to 3 minutes
     python experiments/scaling.py --preset smoke
     # 0.1M to 3M, 5 seeds: below
     python experiments/scaling.py --preset study --corpus installed

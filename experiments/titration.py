@@ -6,7 +6,7 @@ The dual-use runs of GRAM and FT-LoRA, evaluated with a module's output scaled b
 others off. All runs are those of `dual_use.py`. Each seed is measured against its own baseline.
 
     python experiments/titration.py                          # demo: 20 minutes, 6 after dual_use.py
-    python experiments/titration.py --preset smoke           # 2 CPU cores, under a minute
+    python experiments/titration.py --preset smoke           # 2 cores, two seeds: under a minute
     python experiments/titration.py --preset paper --dry-run
 
 Expect (paper): the module's domain rises monotonically with t to about 1, core stays flat at about

@@ -1,6 +1,7 @@
 """Implements `gram status`, `show`, `compare` and `gc`, which inspect a storage."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import groupby
@@ -15,6 +16,7 @@ from gram_platform.config import (
     evaluation_from_plain,
     run_from_plain,
 )
+from gram_platform.config.crash_safe import missing_right
 from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
@@ -22,7 +24,7 @@ from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import node_name, view_runs
 from gram_platform.planner import MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
-from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
+from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT, noting
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.machines import cordoned_lines, read_cordoned
@@ -250,21 +252,24 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
         store.open_for_writing()
     needed = _needed_weights(store)
     num_runs, num_bytes, num_checkpoints = 0, 0, 0
+    barred: list = []
     for run in map(store.run, store.list_runs()):
         num_checkpoints += run.num_superfluous()
         if not dry_run:
-            run.remove_remains()
+            barred += run.remove_remains()
         if "elicited" in run.tags() and run.run_id not in needed and run.result() is not None:
-            num_runs += run.has_weights() if dry_run else 1
-            num_bytes += 0 if dry_run else run.drop_weights()
+            with noting(barred):
+                num_bytes += 0 if dry_run else run.drop_weights()
+                num_runs += run.has_weights() if dry_run else 1
     if not dry_run:
-        folders = [store.evaluation(eval_id).folder for eval_id in store.list_evaluations()]
+        folders = [n.folder for n in store.nodes()]
         folders += [store.imported(import_id).folder for import_id in store.list_imports()]
         for name in store.list_studies():
             folders += [store.study_dir(name), *store.history_dirs(name).values()]
         folders += [store.search_dir(search_id) for search_id in store.list_searches()]
         for folder in folders:
-            folder.remove_temporaries(GONE_AFTER_S)
+            with noting(barred):
+                folder.remove_temporaries(GONE_AFTER_S)
     what = (
         "would lose their weights"
         if dry_run
@@ -272,6 +277,9 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     )
     left = f"; {num_checkpoints} checkpoints left by killed processes" if num_checkpoints else ""
     say(f"{store.root}: {num_runs} {what}{left}")
+    if barred:
+        lines = [f"{e}: {missing_right(os.path.dirname(e.filename or './-'))}" for e in barred]
+        raise PermissionError("not removed:\n" + "\n".join(lines))
 
 
 def _needed_weights(store: Store) -> set[str]:

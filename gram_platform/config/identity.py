@@ -317,7 +317,7 @@ def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
 def to_plain(value: object) -> object:
     """Converts dataclasses, lists, mappings, scalars to JSON values.
 
-    TypeError for others, ValueError for inf, nan.
+    TypeError for others, InvalidField for inf, nan.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -328,7 +328,7 @@ def to_plain(value: object) -> object:
         return value
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"{value!r} has no canonical JSON form: only finite numbers do")
+            raise invalid("number", value, "a finite one, since JSON has no other")
         return value
     if isinstance(value, tuple | list):
         return [to_plain(v) for v in value]

@@ -178,6 +178,14 @@ _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
 STORIES_SIZES = {
     "26M": Size("26M", 8, 512, 8, 2, 2048, 1856, 192, 128, 16, _STORIES_TOKENS, 5e-3, 256, 4096)
 }
+# By preset of the study `calibration`.
+CALIBRATED_SIZES = {
+    "demo": ("0.15M", "0.28M"),
+    "study": DEMO_SIZES,
+    "gpu": ("3M", "10M"),
+    "stories": STORIES_SIZES,
+    "paper": PAPER_SIZES,
+}
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 Each counts once it has a manifest.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 from gram_platform.config.identity import invalid
@@ -94,11 +95,21 @@ def newest_manifest(attempts: Folder) -> dict | None:
     return None
 
 
-def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
-    """Removes all but the newest `keep` checkpoints of the run.
+@contextlib.contextmanager
+def noting(barred: list) -> Iterator[None]:
+    """Notes what may not be removed."""
+    try:
+        yield
+    except PermissionError as error:
+        barred.append(error)
+
+
+def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
+    """Removes all but the newest `keep` checkpoints of the run; returns what it may not remove.
 
     The newest of the attempt `writer_id` stays too.
     """
+    barred: list = []
     checkpoints = list_checkpoints(attempts)
     writers_newest = (
         max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
@@ -106,22 +117,28 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
-            # The manifest goes first, so that a half-removed checkpoint does not exist.
-            folder.child(step_name(step)).remove(MANIFEST)
-            folder.remove(step_name(step))
+            with noting(barred):
+                # The manifest goes first, so that a half-removed checkpoint does not exist.
+                folder.child(step_name(step)).remove(MANIFEST)
+                folder.remove(step_name(step))
+    return barred
 
 
-def clear_debris(attempts: Folder) -> None:
-    """Removes half-written checkpoints and files of attempts that have ended."""
+def clear_debris(attempts: Folder) -> list:
+    """Removes half-written checkpoints and files of ended attempts; returns as `prune`."""
+    barred: list = []
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
         if not has_ended(read_lease(attempt)):
             continue
-        attempt.remove_temporaries()
+        with noting(barred):
+            attempt.remove_temporaries()
         folder = attempt.child(CHECKPOINTS)
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
-                folder.remove(name)
+                with noting(barred):
+                    folder.remove(name)
+    return barred
 
 
 # ----------------------------------------------------------------------------------------- records

@@ -72,7 +72,7 @@ def unseal(data: bytes) -> dict:
 
 
 def unsealed(data: bytes) -> dict:
-    """Inverts `seal`; CorruptFile as `unseal`. Files of earlier versions may have no seal."""
+    """Inverts `seal`; CorruptFile as `unseal`. Files from before seals existed have none."""
     fields = parse_json(data, dict)
     # The second finds a damaged name.
     if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):

@@ -188,11 +188,13 @@ class LocalFolder(Folder):
         with contextlib.suppress(FileNotFoundError):
             try:
                 os.unlink(path)
-            except (IsADirectoryError, PermissionError):
+            except (IsADirectoryError, PermissionError) as error:
                 # It is a folder. A failing mount, asked first, would deny that.
                 if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
                     raise
                 remove_whole(path)
+                if isinstance(error, PermissionError) and os.path.lexists(path):
+                    raise
 
     @persistent
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:

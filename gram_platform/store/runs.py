@@ -26,6 +26,7 @@ from gram_platform.store.checkpoints import (
     last_step,
     list_checkpoints,
     newest_manifest,
+    noting,
     prune,
     read_segment,
     remove_weights,
@@ -364,20 +365,21 @@ class RunDirectory(NodeDirectory):
         """Counts the checkpoints of a complete run: a kill after the result can leave some."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
-    def remove_remains(self) -> None:
-        """Removes half-written files of killed attempts.
+    def remove_remains(self) -> list:
+        """Removes half-written files of killed attempts; returns as `prune`.
 
         Of a complete run it removes checkpoints and superfluous weights too.
         """
         result = self.result()
-        if result is not None:
-            prune(self.attempts, keep=0)
-        clear_debris(self.attempts)
+        barred = [] if result is None else prune(self.attempts, keep=0)
+        barred += clear_debris(self.attempts)
         winner_id = None if result is None else self.winner(result)
         # An attempt that goes on tidies up itself.
-        if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):
-            clear_weights(self.attempts)
-        self.folder.remove_temporaries(GONE_AFTER_S)
+        with noting(barred):
+            if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):
+                clear_weights(self.attempts)
+            self.folder.remove_temporaries(GONE_AFTER_S)
+        return barred
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":

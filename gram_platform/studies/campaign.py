@@ -113,7 +113,7 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
         part.planned_ranks,
     )
     given = search.read(search, OptunaFlags(), of_search)
-    uri = optuna_place(plan.optuna_uri, plan.storage)
+    uri = optuna_place(plan.optuna_uri, plan.storage, not plan.dry_run)
     return search_plan_of(of_search, given, uri, plan.dry_run)
 
 

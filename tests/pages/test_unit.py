@@ -9,6 +9,8 @@ import pytest
 
 from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.tables import analyse
+from gram_platform.cli.run import OURS, find_study
+from gram_platform.config import LOSSES
 from gram_platform.pages.report.build import report_sections, study_page
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.warning import unit_warning
@@ -19,9 +21,10 @@ from gram_platform.pages.results.results import (
     judged,
     summary_text,
 )
-from gram_platform.paper.verdicts import TOO_LITTLE
+from gram_platform.paper.verdicts import TOO_LITTLE, UNJUDGED_PRESET
 from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration
+from gram_platform.studies.searches.definition import Search
 from tests.pages.test_report import runs_frame
 from tests.refused import refused
 from tests.study_frames import curves, evaluations, study_of
@@ -86,7 +89,7 @@ def test_a_unit_that_fits_is_not_warned_of_but_shown():
 def test_an_unknown_unit_leaves_no_verdict_and_names_the_command_that_measures_it():
     found = study()
     text = unit_warning(found.record)
-    assert "gram run calibration --preset demo --sizes tiny --seeds 3" in text
+    assert "tiny" in text
     assert "unit \u00b1" not in report_sections(found)[2].markup
     assert found.claims["unit_error"].isna().all()
     assert set(found.claims["verdict"]) == set(found.claims["holm_verdict"]) == {""}
@@ -97,17 +100,53 @@ def test_an_unknown_unit_leaves_no_verdict_and_names_the_command_that_measures_i
     assert "nan" not in unit_warning(one_class.record)
 
 
+def named_commands(preset: str, *sizes: str) -> list[list[str]]:
+    """The flags of the commands that a study of this preset and these sizes names."""
+    text = unit_warning(replace(study(preset=preset).record, sizes=sizes))
+    commands = re.findall(r"gram run calibration (.*?--seeds \d+)", text)
+    return [command.split() for command in commands]
+
+
 @pytest.mark.parametrize(
-    ("preset", "size", "named"),
-    [("as_run", "50M", "paper"), ("paper", "26M", "stories"), ("study", "3M", "study")],
+    ("preset", "sizes", "named"),
+    [
+        ("as_run", "50M", {"paper": "50M"}),
+        ("paper", "26M", {"stories": "26M"}),
+        ("study", "3M", {"study": "3M"}),
+        ("gpu", "3M 10M", {"gpu": "3M 10M"}),
+        ("demo", "0.1M 0.15M 0.28M", {"study": "0.1M", "demo": "0.15M 0.28M"}),
+    ],
 )
-def test_the_named_command_can_be_run(preset, size, named):
-    record = replace(study(preset=preset).record, sizes=(size,))
-    command = unit_warning(record).partition("gram run calibration ")[2].split()
-    flags = parse(calibration.STUDY, command)
-    assert (flags.preset, flags.sizes) == (named, (size,))
-    # Rated baselines need several seeds.
-    assert flags.seeds > 1
+def test_a_size_is_calibrated_by_the_preset_of_its_name_or_the_first_that_has_it(
+    preset, sizes, named
+):
+    found = [parse(calibration.STUDY, flags) for flags in named_commands(preset, *sizes.split())]
+    assert {flags.preset: " ".join(flags.sizes) for flags in found} == named
+
+
+def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_run():
+    declared = [one for name in OURS if not isinstance(one := find_study(name), Search)]
+    judged_presets = {
+        (name, tuple(preset.sizes))
+        for one in declared
+        for name, preset in one.presets.items()
+        if preset.measurement.name == LOSSES and name != UNJUDGED_PRESET
+    }
+    for preset, sizes in judged_presets:
+        calibrated = []
+        for flags in named_commands(preset, *sizes):
+            found = parse(calibration.STUDY, [*flags, "--dry-run"])
+            assert found.dry_run
+            # Rated baselines need several seeds.
+            assert found.seeds > 1
+            calibrated += found.sizes
+        assert sorted(calibrated) == sorted(sizes)
+
+
+def test_a_size_of_a_preset_in_a_file_has_no_command():
+    assert named_commands("demo", "mine") == []
+    (command,) = named_commands("demo", "mine", "0.28M")
+    assert "mine" not in command
 
 
 def test_the_smoke_preset_says_why_it_has_no_verdicts():

@@ -3,6 +3,7 @@ ends or differs."""
 
 import itertools
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -167,6 +168,19 @@ def test_a_config_of_another_id_is_refused_with_its_file_and_both_ids(finished, 
     assert place.config() == plain, "the same content in other words"
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_config_with_a_number_that_is_none_is_refused_with_its_file(finished, tmp_path, number):
+    shutil.copytree(finished, tmp_path / "storage")
+    place = Store(tmp_path / "storage").run(DONE.run_id)
+    path, plain = Path(place.folder.file("config.json")), place.config()
+    path.write_text(json.dumps(plain | {"batch_size": number}))
+    for read in (place.config, lambda: place.config_as(run_from_plain), place.model_config):
+        with pytest.raises(InvalidField) as caught:
+            read()
+        assert caught.value.place == str(path)
+        assert str(caught.value.value) == str(number)
+
+
 def test_an_evaluations_config_has_its_id_too(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "storage")
     place = Store(tmp_path / "storage").evaluation(EVALUATION.eval_id)
@@ -177,7 +191,7 @@ def test_an_evaluations_config_has_its_id_too(finished, tmp_path):
 
 
 def test_tags_and_times_have_a_seal(finished, tmp_path):
-    """Files of earlier versions have none, and are read as they are."""
+    """Files that were stored before tags and times got a seal are read as they are."""
     shutil.copytree(finished, tmp_path / "storage")
     store = Store(tmp_path / "storage")
     for place, name, read in (

@@ -22,6 +22,7 @@ import gram_platform.store.shards  # noqa: F401 (another user may not be able to
 from gram_platform.cli import main
 from gram_platform.config import Evaluation, View
 from gram_platform.config.crash_safe import create_database, missing_right
+from gram_platform.config.endings import FAILED, exit_codes
 from gram_platform.store import Store, files, tensors
 from gram_platform.store.folders import LocalFolder
 from gram_platform.store.tensors import (
@@ -153,6 +154,21 @@ def test_tensors_outlive_a_mount_that_fails_for_a_while(tmp_path, monkeypatch, m
         (weights,) = Store(tmp_path).run(DONE.run_id).weights().values()
     assert numbers == []
     assert torch.equal(weights, weights_after(6))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_tensors_that_a_disk_does_not_take_end_the_command_at_once(tmp_path, monkeypatch, number):
+    numbers = [number]
+
+    def opened(*args, **kwargs):
+        return Failing(open(*args, **kwargs), "write", numbers)
+
+    monkeypatch.setattr(tensors, "open", opened, raising=False)
+    with pytest.raises(SystemExit) as ended, exit_codes():
+        train(str(tmp_path), DONE)
+    assert ended.value.code == FAILED
+    # A second attempt would have succeeded.
+    assert numbers == []
 
 
 @pytest.mark.parametrize("error", [OSError, FileNotFoundError])
@@ -297,6 +313,46 @@ def test_commands_end_with_2_and_name_what_may_not_be_read(place, command, capfd
     assert process.exitcode == 2, said
     assert str(path) in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("closed", [DONE, HALF])
+def test_gc_goes_on_after_what_it_may_not_remove_and_names_it(place, closed, capfd):
+    require_success(lambda: (act_as(FIRST), fill(place)))
+    halves, folders = {}, {}
+    for run in (DONE, HALF):
+        (attempt,) = place.glob(f"runs/{run.run_id}/attempts/*")
+        half, folder = attempt / ".weights.safetensors.1-ab.tmp", attempt / "checkpoints/000000005"
+        folder.mkdir(parents=True)
+        for path in (half, folder / "state.json"):
+            path.write_text("half")
+        halves[run], folders[run] = half, folder
+        if os.geteuid() == 0:
+            for path in (half, folder, folder.parent):
+                os.chown(path, FIRST, GROUP)
+        folder.parent.chmod(0o2775)
+        folder.chmod(0o2775)
+    barred = [halves[closed], folders[closed]]
+    for path in barred:
+        path.parent.chmod(0o555)
+
+    def collect() -> None:
+        act_as(SECOND)
+        main(["gc", "--storage", str(place)])
+
+    process = in_process(collect)
+    process.join()
+    said = capfd.readouterr().err
+    assert process.exitcode == 2, said
+    assert "Traceback" not in said
+    (gone,) = {DONE, HALF} - {closed}
+    assert not halves[gone].exists()
+    assert not folders[gone].exists()
+    for path in barred:
+        assert path.exists()
+        (line,) = [line for line in said.splitlines() if str(path) in line]
+        assert f"{path.parent}: no permission to write" in line
+    # A run goes on beside them.
+    require_success(lambda: (act_as(SECOND), train(str(place), HALF)))
 
 
 @NEEDS_ROOT

@@ -1,11 +1,12 @@
 """Says what went wrong in a study: nodes without a result, poor fits, a unit that is off."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from gram_platform.analysis.calibration import FITS, NOT_KNOWN, UnitError, errors_by_class
 from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
 from gram_platform.config import State
+from gram_platform.config.ladder import CALIBRATED_SIZES
 from gram_platform.pages.report.page import Section, render
 from gram_platform.pages.report.sections import CURVES, MISSING, RUNS
 from gram_platform.pages.results.record import Results, StudyRecord
@@ -15,10 +16,6 @@ NOT_BEGUN = "not begun"
 # By class; retain stands for all of auxiliary domains.
 UNIT_WORDS = {"core": "core", "retain": "auxiliary domains"}
 BESIDES = "Intervals over seeds do not contain this; claims add it in quadrature."
-# The presets of the study `calibration` with the sizes of other presets; else "paper" has them.
-CALIBRATIONS = ("demo", "study", "gpu")
-# The size of the paper's stories, in a preset of its own.
-STORIES_SIZE, STORIES_PRESET = "26M", "stories"
 
 
 def warning_sections(study: Results, about_unit: str = "") -> list[Section]:
@@ -110,14 +107,25 @@ def unit_warning(record: StudyRecord) -> str:
         place = f"90% intervals, measured on {' and '.join(measured)}"
         parts.append(f"The unit of compute ratios may be off: {sizes} ({place}). {BESIDES}")
     if unknown:
-        preset = record.preset if record.preset in CALIBRATIONS else "paper"
-        preset = STORIES_PRESET if STORIES_SIZE in unknown else preset
         parts.append(
             f"The unit is not calibrated at {', '.join(unknown)}, so claims there have no verdict."
-            " On this study's corpus and storage it is measured by gram run calibration --preset"
-            f" {preset} --sizes {' '.join(unknown)} --seeds 3"
         )
+        parts += _commands(record.preset, unknown)
     return " ".join(parts)
+
+
+def _commands(preset: str, sizes: Sequence[str]) -> list[str]:
+    """Names the commands that calibrate sizes of a preset, first by its namesake."""
+    found = defaultdict(list)
+    for size in sizes:
+        owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
+        if owners:
+            found[preset if preset in owners else owners[0]].append(size)
+    return [
+        "On this study's corpus and storage it is measured by gram run calibration --preset"
+        f" {name} --sizes {' '.join(of_preset)} --seeds 3"
+        for name, of_preset in found.items()
+    ]
 
 
 def _sentence(size: str, errors: Sequence[UnitError]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gram_platform.config.ladder import CALIBRATED_SIZES
 from gram_platform.methods import Setting
 from gram_platform.methods.measurements import Calibration
 from gram_platform.studies import Preset, Study
@@ -14,6 +15,13 @@ REFERENCE = "reference"
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
 # A rated baseline's seed is so far from a reference's.
 OTHER_SEEDS = 100
+BASES = {
+    "demo": scaling.DEMO,
+    "study": scaling.LONG,
+    "gpu": stories.GPU,
+    "stories": stories.STORIES_PAPER,
+    "paper": scaling.PAPER,
+}
 
 
 def rated(share: float) -> Variant:
@@ -57,11 +65,7 @@ STUDY = Study(
     methods=("baseline",),
     presets={
         "smoke": calibrated(scaling.SMOKE, ["tiny"], shares=(0.5, 1.0)),
-        "demo": calibrated(scaling.DEMO, ["0.15M", "0.28M"]),
-        "study": calibrated(scaling.LONG, [*scaling.LONG.sizes]),
-        "gpu": calibrated(stories.GPU, [*stories.GPU.sizes]),
-        "stories": calibrated(stories.STORIES_PAPER, [*stories.STORIES_PAPER.sizes]),
-        "paper": calibrated(scaling.PAPER, [*scaling.PAPER.sizes]),
+        **{name: calibrated(BASES[name], sizes) for name, sizes in CALIBRATED_SIZES.items()},
     },
     varies="share",
     unit=REFERENCE,

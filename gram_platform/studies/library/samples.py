@@ -46,7 +46,7 @@ INSTALLED_DEMO = dataclasses.replace(
     num_eval_sequences=32,
     retain="cpp",
     every_single=True,
-    # A quarter of the baseline's steps at half its rate, as in the stories' demo.
+    # A quarter of the baseline's steps at half its rate; not searched with this loss.
     options=Options(
         stories.BRANCHING,
         stories.BRANCHING,

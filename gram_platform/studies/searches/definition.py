@@ -40,9 +40,13 @@ class Search(Study):
     needs_optuna: bool = False
 
 
-def optuna_place(uri: str, storage: str) -> str:
+def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
     """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made
-    absolute."""
+    absolute.
+
+    PermissionError for a file that is to be written, and that this user may not write.
+    """
+    from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
 
     store = Store(storage)
@@ -53,7 +57,9 @@ def optuna_place(uri: str, storage: str) -> str:
             f"the URL of a database for the search's trials: {storage} cannot hold one",
         )
     uri = uri or database_uri(f"{store.root}/optuna.db")
-    if database_path(uri) is not None:
+    if (path := database_path(uri)) is not None:
+        if is_written:
+            require_rights(path)
         return with_absolute_path("optuna_uri", uri)
     if "://" not in uri:
         expected = "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db"
@@ -72,7 +78,10 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
     plan = plan_of(flags, (part,))
     require_int("max_concurrent", own.max_concurrent, 0)
     given = part.study.read(part.study, own, part)
-    uri = optuna_place(plan.optuna_uri, plan.storage) if search.needs_optuna else ""
+    is_written = not (plan.dry_run or own.report_only)
+    uri = ""
+    if search.needs_optuna:
+        uri = optuna_place(plan.optuna_uri, plan.storage, is_written)
     searched = search_plan_of(part, given, uri, plan.dry_run).planned()
     return replace(
         plan,

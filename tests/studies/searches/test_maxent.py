@@ -5,6 +5,9 @@ import dataclasses
 import io
 import math
 import pickle
+import shutil
+import tempfile
+from pathlib import Path
 
 import optuna
 import pandas as pd
@@ -36,6 +39,7 @@ from gram_platform.studies.searches.maxent import (
 from gram_platform.studies.searches.ranges import space_of
 from tests.methods.test_plans import setting
 from tests.refused import refused
+from tests.store.training import act_as, require_success
 from tests.study_frames import DOMAINS, NUM_STEPS, curves, evaluations, loss_at
 from tests.submitted import execute, plan_of, study_plan
 
@@ -254,6 +258,26 @@ def test_bad_flags_are_refused_before_anything_starts(storage):
     )
     with refused("sizes"):
         plan_of(several, ["--preset", "smoke"])
+
+
+def test_a_database_that_may_not_be_written_is_named_before_anything_starts():
+    folder = Path(tempfile.mkdtemp(prefix="gram-rights-", dir="/tmp"))
+    folder.chmod(0o777)
+    database = folder / "optuna.db"
+    database.touch(0o444)
+    words = ["--preset", "smoke", "--storage", str(folder)]
+    # What another user may not import is imported.
+    plan_of(SEARCH, words)
+
+    def search() -> None:
+        act_as(2001)
+        with pytest.raises(PermissionError) as raised:
+            plan_of(SEARCH, words)
+        assert raised.value.filename == str(database)
+        plan_of(SEARCH, [*words, "--dry-run"])
+
+    require_success(search)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.slow
