@@ -18,7 +18,7 @@ from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
-from gram_platform.store.views import model_config, view_model
+from gram_platform.store.views import view_model
 
 # What Markdown would read as markup; `_` is that only at the ends of words.
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
@@ -67,7 +67,7 @@ def card_subject(
     store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...], hub: str = ""
 ) -> CardSubject:
     """Collects the contents of a view's card from the storage."""
-    models = view_model(store, view), model_config(store, view.run_id)
+    models = view_model(store, view), store.origin(view.run_id).model_config()
     return CardSubject(
         view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
     )

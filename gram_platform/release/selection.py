@@ -83,10 +83,7 @@ class AvailableModules:
 
 def available_modules(store: Store, run_id: str) -> AvailableModules:
     """Lists the modules that views of a run can switch on."""
-    # This imports torch.
-    from gram_platform.store.views import model_config
-
-    model = model_config(store, run_id)
+    model = store.origin(run_id).model_config()
     branches: dict[str, tuple[str, ...]] = {}
     for other in store.list_runs() if not model.modules else ():
         plain = store.run(other).config()

@@ -20,15 +20,15 @@ from gram_platform.engine import ranks
 from gram_platform.engine.node import execute_run, new_learner, starting_point
 from gram_platform.engine.ranks import train_rank
 from gram_platform.methods import plan
-from gram_platform.model.merge import merged_weights
 from gram_platform.store import Store, attempts
 from gram_platform.store.checkpoints import list_checkpoints
 from gram_platform.store.tensors import DiskTensors
-from gram_platform.store.views import view_weights
+from gram_platform.store.views import open_view
 from gram_platform.train.sharding import ShardedLearner
 from tests.engine.conftest import elsewhere
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
+from tests.tiny import merged_weights
 
 # Sums in another order, in float32, through ten steps and AdamW's division by small moments.
 TOLERANCE = 1e-4
@@ -295,8 +295,8 @@ def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_ra
     create(execution, run)
     run_ranks(2, train_to_shards if is_large else train, run, execution)
     view = View.of(run.run_id, {run.model.module_domains[0]: 0.5})
-    config, weights = view_weights(Store(execution.storage), view)
-    expected = merged_weights(config, weights, dict(view.weights))
+    with open_view(Store(execution.storage), view) as (config, weights):
+        expected = merged_weights(config, weights, dict(view.weights))
     dense = merged_config(config, dict(view.weights))
     attack = dataclasses.replace(run, model=dense, start=view, routing=RoutingConfig())
     num_read, read = [], DiskTensors.rows

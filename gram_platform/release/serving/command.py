@@ -261,9 +261,7 @@ def new_keeper(name: str) -> Confirm:
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
 
     keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
-    return lambda policy, *rest: ray.get(
-        keeper.confirm.remote(policy.text(), *rest), timeout=LEASE_S
-    )
+    return lambda *confirmed: ray.get(keeper.confirm.remote(*confirmed), timeout=LEASE_S)
 
 
 def follow_policy(
