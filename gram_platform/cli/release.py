@@ -6,6 +6,7 @@ from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
 from gram_platform.config import IMPORTED
+from gram_platform.config.endings import outlive_output
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     invalid,
@@ -255,26 +256,28 @@ def serve_command(
         threads: CPU threads of a replica
         ray_address: a Ray whose head is this machine; default $RAY_ADDRESS, else a private one
     """
-    from gram_platform.release.serving.command import Endpoint, Service
+    from gram_platform.release.serving.command import Service, serve_until_stopped
     from gram_platform.release.serving.engine import EngineLimits
 
     require_choice("precision", precision, PRECISIONS)
     require_choice("device", device, ("cpu", "cuda"))
     require_int("threads", threads, 1)
-    endpoint = Endpoint(host, port, replicas, ray_address)
-    limits = EngineLimits(rows, waiting, deadline)
-    place = str(local_path("policy", policy))
-    Service(
+    service = Service(
         stored(storage).root,
         run_id,
-        place,
-        endpoint,
-        limits,
+        str(local_path("policy", policy)),
+        host,
+        port,
+        EngineLimits(rows, waiting, deadline),
+        replicas,
+        ray_address,
         precision,
         device,
         threads,
         max_requests,
-    ).run()
+    )
+    outlive_output()
+    serve_until_stopped(service, say)
 
 
 def token_command(
