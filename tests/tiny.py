@@ -76,6 +76,10 @@ def merged_weights(config, weights, active):
     return merged
 
 
+def documents_in(packed, split: str, domain: str) -> int:
+    return packed.manifest["domains"][domain][split]["num_documents"]
+
+
 def full_state(learner) -> dict:
     """Gathers all that `load_state` restores as whole CPU tensors by name; every rank must call
     it."""

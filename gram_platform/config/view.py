@@ -103,10 +103,22 @@ def _module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
     )
 
 
+class _Identified:
+    """An evaluation's id, which hashes its kind's name in the JSON and its fields."""
+
+    # The name of the kind.
+    _kind: ClassVar[str]
+
+    @cached_property
+    def eval_id(self) -> str:
+        return short_hash({"eval_version": EVAL_VERSION, self._kind: self})
+
+
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(_Identified):
     """A view's mean losses on fixed sequences of a split; a node of a study, as a run is."""
 
+    _kind = "evaluation"
     # The kind of evaluation, see `measures.py`; not part of the JSON.
     measure: ClassVar[str] = "losses"
     view: View
@@ -122,18 +134,15 @@ class Evaluation:
         require_choice("evaluation.split", self.split, ("validation", "train"))
         require_choice("evaluation.precision", self.precision, PRECISIONS)
 
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})
-
 
 LOSSES = Evaluation.measure
 
 
 @dataclass(frozen=True)
-class TokenLosses:
+class TokenLosses(_Identified):
     """A view's loss on every token of the first validation sequences of each domain."""
 
+    _kind = "token_losses"
     view: View
     data_id: str
     domains: tuple[str, ...]
@@ -147,13 +156,9 @@ class TokenLosses:
         require_choice("token_losses.precision", self.precision, PRECISIONS)
         require_choice("token_losses.measure", self.measure, (TokenLosses.measure,))
 
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "token_losses": self})
-
 
 @dataclass(frozen=True)
-class Continuations:
+class Continuations(_Identified):
     """Continuations of the beginnings of validation documents, sampled from a view token by token.
 
     `documents` are indices, from 0, into those documents of a domain's validation split that are
@@ -161,6 +166,7 @@ class Continuations:
     so only its weights matter.
     """
 
+    _kind = "continuations"
     view: View
     data_id: str
     domains: tuple[str, ...]
@@ -196,15 +202,12 @@ class Continuations:
         """
         return len(self.documents)
 
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "continuations": self})
-
 
 @dataclass(frozen=True)
-class TaskScores:
+class TaskScores(_Identified):
     """A view's scores on tasks of the LM Evaluation Harness, such as WMDP or MMLU."""
 
+    _kind = "task_scores"
     view: View
     # Of the view's run, whose tokenizer reads the tasks.
     data_id: str
@@ -228,10 +231,6 @@ class TaskScores:
         require_int("task_scores.limit", self.limit, 0)
         require_choice("task_scores.precision", self.precision, PRECISIONS)
         require_choice("task_scores.measure", self.measure, (TaskScores.measure,))
-
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "task_scores": self})
 
 
 # Nodes of studies.

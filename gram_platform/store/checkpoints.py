@@ -63,7 +63,7 @@ class CheckpointManifest(ShardsManifest):
     segments: list[Segment]
 
 
-# ------------------------------------------------------------------------------------- checkpoints
+# Checkpoints:
 
 
 def step_name(step: int) -> str:
@@ -124,7 +124,7 @@ def clear_debris(attempts: Folder) -> None:
                 folder.remove(name)
 
 
-# ----------------------------------------------------------------------------------------- records
+# Records:
 
 
 def write_segment(
@@ -168,7 +168,7 @@ def last_step(chain: Sequence[dict]) -> int:
     return chain[-1]["last_step"] if chain else -1
 
 
-# ----------------------------------------------------------------------------------------- weights
+# Weights:
 
 
 def has_weights(attempt: Folder) -> bool:

@@ -196,7 +196,7 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
     return PackedCorpus.open(target)
 
 
-# ---------------------------------------------------------------------------------- block by block
+# Block by block:
 
 
 class FetchedRows:

@@ -1,4 +1,7 @@
-"""Reads and writes the directories of evaluations and imports, and files that runs have too."""
+"""Reads and writes the directories of evaluations and imports, and files that runs have too.
+
+Only tensors import torch.
+"""
 
 import contextlib
 import hashlib
@@ -272,7 +275,6 @@ class EvaluationDirectory(NodeDirectory):
         A store opened for writing sets corrupted ones aside, and the result with them: submitting
         again then makes them again.
         """
-        # Imported here: it imports torch.
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
         digest = (self.result() or {}).get(TENSORS_HASH)
@@ -368,7 +370,6 @@ class ImportDirectory(NodeDirectory):
 
         CorruptFile when they were altered.
         """
-        # Imported here: it imports torch.
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()

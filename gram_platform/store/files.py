@@ -196,7 +196,7 @@ class Folder:
             raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")
 
 
-# ----------------------------------------------------------------------------------------- retries
+# Retries:
 
 # How long calls are retried.
 PATIENCE_S = 300.0

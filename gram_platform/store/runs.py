@@ -120,7 +120,6 @@ class RunDirectory(NodeDirectory):
 
         LeaseHeld while another attempt's lease is fresh.
         """
-        # Imported here: it imports torch.
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -385,7 +384,6 @@ class RunDirectory(NodeDirectory):
 
         None when they are gone, or set aside.
         """
-        # Imported here: it imports torch.
         from gram_platform.store.shards import open_weights
 
         with contextlib.ExitStack() as stack:
