@@ -53,18 +53,18 @@ NUM_LOCKS = 64
 def provide_corpus(
     recipe: CorpusRecipe,
     store: Store,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     workers: "Workers | None" = None,
 ) -> PackedCorpus:
-    """Makes sure that every machine can open the recipe's corpus.
+    """Packs and uploads the recipe's corpus if the storage lacks it, and opens it.
 
-    It is packed and uploaded if the storage lacks it. `store` is open for writing. `workers` see
-    this machine's files, see `prepare`; None: this process packs. Raises the errors of `prepare`
-    and `open_corpus`.
+    `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this
+    process packs. Raises the errors of `prepare` and `open_corpus`.
     """
     # Imported here: a machine that only trains needs no tokenizers.
-    from gram_platform.corpora.pack import prepare
+    from gram_platform.corpora.pack import in_turn, prepare
 
+    workers = workers or in_turn
     if store.is_local:
         return prepare(recipe, store.data_root, progress, workers)
     stored = store.data_dir(recipe.data_id)
@@ -73,7 +73,7 @@ def provide_corpus(
         parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
     except (FileNotFoundError, CorruptCorpus):
         packed = prepare(recipe, store.data_root, progress, workers)
-        _upload(packed, stored, progress or silent)
+        _upload(packed, stored, progress)
     # Of two drivers at once, both read the last upload.
     return open_corpus(store, recipe.data_id)
 

@@ -77,10 +77,7 @@ class ImportResult(TypedDict):
 
 @dataclass(frozen=True)
 class NodeDirectory:
-    """One directory of the storage.
-
-    `kind` is run, evaluation or import, `node_id` the id of that kind.
-    """
+    """One directory of the storage; `kind` is run, evaluation or import."""
 
     folder: Folder
     node_id: str
@@ -93,15 +90,10 @@ class NodeDirectory:
 
     @property
     def remedy(self) -> str:
-        """What makes a corrupted node again.
-
-        A read-only store has set nothing aside, so its result still counts.
-        """
-        return (
-            "submit again"
-            if self.folder.writable
-            else f"remove {self.folder.path} and submit again"
-        )
+        """What makes a corrupted node again."""
+        # A read-only store has set nothing aside, so its result still counts.
+        first = "" if self.folder.writable else f"remove {self.folder.path} and "
+        return f"{first}submit again"
 
     def id_of(self, plain: Mapping) -> str:
         """Makes the id that a directory with this config has."""
@@ -119,11 +111,8 @@ class NodeDirectory:
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
-            raise invalid(
-                self.id_field,
-                self.node_id,
-                f"one of the {self.kind}s in this storage ({self.folder.path})",
-            )
+            expected = f"one of the {self.kind}s in this storage ({self.folder.path})"
+            raise invalid(self.id_field, self.node_id, expected)
         try:
             if (found := self.id_of(plain)) != self.node_id:
                 expected = f"the config of {self.node_id}: it is damaged, {self.config_remedy}"
@@ -145,23 +134,15 @@ class NodeDirectory:
 
         On an object store the last of two writers wins.
         """
-        wrong = {
-            key: value
-            for key, value in tags.items()
-            if not isinstance(key, str) or not isinstance(value, str)
-        }
-        if wrong:
-            raise invalid("tags", wrong, "names and values that are strings")
+        if not all(isinstance(text, str) for pair in tags.items() for text in pair):
+            raise invalid("tags", dict(tags), "names and values that are strings")
         if tags.items() <= self.tags().items():
             return
         with self.folder.lock("tags"):
             self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result, None while there is none.
-
-        A corrupted file is set aside with a warning.
-        """
+        """Reads the sealed result; None without one, or if it is corrupted and set aside."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -172,21 +153,15 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is one.
-
-        Returns the result in force, with a warning when it differs.
-        """
+        """Makes `data` the result unless there is one; warns if that differs, and returns it."""
         if self.folder.create(RESULT, data):
             return unseal(data)
         existing = self.result()
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            text = (
-                f"{self.kind} {self.node_id} finished again with another result; the first one"
-                " stays"
-            )
-            warn(text, stacklevel=3)
+            done = f"{self.kind} {self.node_id} finished again with another result"
+            warn(f"{done}; the first one stays", stacklevel=3)
         return existing
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
@@ -200,16 +175,14 @@ class NodeDirectory:
             return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless it is there.
+        """Stores the config unless it is there; a damaged one is set aside with a warning.
 
-        Sets a damaged one aside, with a warning, and stores it again. ValueError when the directory
-        belongs to another node.
+        ValueError when the directory belongs to another node.
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
-            raise invalid(
-                self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
-            )
+            expected = f"the directory's {self.id_field}, {self.node_id}"
+            raise invalid(self.id_field, node_id, expected)
         if self.has_config():
             return
         if self.folder.exists(CONFIG):
@@ -237,10 +210,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def status(self) -> State:
-        """Reads the evaluation's state, complete or absent.
-
-        An evaluation is short, and is never continued half-way.
-        """
+        """Reads the state: complete or absent, for an evaluation is never continued half-way."""
         return State.ABSENT if self.result() is None else State.COMPLETE
 
     def timing(self) -> dict:
@@ -253,10 +223,9 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes the deterministic fields of `result`, adding eval_id and sha256.
+        """Writes the deterministic fields of `result`, with eval_id, sha256 and `tensors`' hash.
 
         Returns the result in force. `timing` may hold `elapsed_s`; `ended` and `host` are added.
-        `tensors` are written first, and the result has their hash.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -272,8 +241,7 @@ class EvaluationDirectory(NodeDirectory):
     def tensors(self) -> dict[str, "torch.Tensor"]:
         """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
 
-        A store opened for writing sets corrupted ones aside, and the result with them: submitting
-        again then makes them again.
+        Corrupted ones are set aside, and the result with them, so submitting makes them again.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
@@ -302,10 +270,7 @@ def _tensors_name(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ImportDirectory(NodeDirectory):
-    """`<storage>/imports/<import_id>`, where the config is `{"model": ...}`.
-
-    The result says where the weights come from.
-    """
+    """`<storage>/imports/<import_id>`: a config `{"model": ...}`, and the weights' origin."""
 
     kind = "import"
     id_field = "import_id"
@@ -322,10 +287,9 @@ class ImportDirectory(NodeDirectory):
         write: Callable[[str], None],
         tokenizer: bytes | None = None,
     ) -> dict:
-        """Lets `write` fill a local path with the weights, then publishes.
+        """Lets `write` fill a local path with the weights; returns the result in force.
 
-        Returns the result in force. `fields`: `weights_sha256` and the origin. `tokenizer`: the
-        checkpoint's tokenizer.json.
+        `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -341,16 +305,12 @@ class ImportDirectory(NodeDirectory):
         """Reads the result; ValueError when the import was not finished."""
         result = self.result()
         if result is None:
-            raise invalid(
-                "import_id", self.node_id, f"a finished import of this storage ({self.folder.path})"
-            )
+            expected = f"a finished import of this storage ({self.folder.path})"
+            raise invalid("import_id", self.node_id, expected)
         return result
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Gives a local path of tokenizer.json, None without one.
-
-        An object store's is copied to the folder `local`.
-        """
+        """Gives a local path of tokenizer.json, copied to `local` if remote; None without one."""
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -366,10 +326,7 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, verified, read from disk one by one.
-
-        CorruptFile when they were altered.
-        """
+        """Yields the weights, read from disk one by one; CorruptFile when they were altered."""
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()
@@ -390,7 +347,7 @@ class ImportDirectory(NodeDirectory):
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Makes the id by which views name an imported model: `IMPORTED` and 12 hexadecimal digits.
+    """Makes the id by which views name an imported model, from what its files hold.
 
     `tokenizer`: the bytes of tokenizer.json, if there is one.
     """
