@@ -32,10 +32,7 @@ PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """An entry of a run's chain.
-
-    It says which attempt wrote the records, in which file, up to which step.
-    """
+    """An entry of a run's chain: which attempt wrote records, in which file, up to which step."""
 
     attempt: str
     file: str
@@ -95,14 +92,10 @@ def newest_manifest(attempts: Folder) -> dict | None:
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> None:
-    """Removes all but the newest `keep` checkpoints of the run.
-
-    The newest of the attempt `writer_id` stays too.
-    """
+    """Removes all but the newest `keep` checkpoints of the run, and the newest of `writer_id`."""
     checkpoints = list_checkpoints(attempts)
-    writers_newest = (
-        max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
-    )
+    of_writer = [c for c in checkpoints if keep and c[1] == writer_id]
+    writers_newest = max(of_writer, default=None)
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
@@ -130,10 +123,7 @@ def clear_debris(attempts: Folder) -> None:
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records as one file and returns the chain's entry for it.
-
-    Their steps rise, and are all above `after_step`.
-    """
+    """Writes records, whose steps rise above `after_step`, as one file; returns its entry."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
@@ -147,10 +137,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of one entry of a chain.
-
-    CorruptFile when the file is missing or altered.
-    """
+    """Reads the records of a chain's entry; CorruptFile when the file is missing or altered."""
     place = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])

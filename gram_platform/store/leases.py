@@ -69,10 +69,7 @@ class LeaseHeld(RuntimeError):
 
 
 class LeaseLost(LeaseHeld):
-    """This attempt may have been taken over, so it ends.
-
-    The run has not failed, and is continued when it is free.
-    """
+    """This attempt may have been taken over, so it ends; the run is continued when it is free."""
 
     def _text(self, run_id: str, lease: dict) -> str:
         late = f"could not renew its lease of {lease['lease_seconds']:.0f} s in time"
@@ -115,10 +112,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease was not renewed for longer than it lasts.
-
-        Only a contested one is renewed then.
-        """
+        """Returns whether the lease has lapsed; only a contested one is renewed then."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -215,15 +209,9 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Reads the seconds of a clock that nobody sets.
-
-    It goes on while the machine sleeps, where there is such a clock.
-    """
-    return (
-        time.clock_gettime(time.CLOCK_BOOTTIME)
-        if hasattr(time, "CLOCK_BOOTTIME")
-        else time.monotonic()
-    )
+    """Reads a clock that nobody sets, and that runs on while the machine sleeps, if it has one."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
 
 
 def _process_is_gone(lease: dict) -> bool:

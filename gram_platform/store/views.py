@@ -57,16 +57,13 @@ def load_view(
 
 @contextlib.contextmanager
 def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
-    """Yields (config, float32 weights) of the view merged into one dense model.
+    """Yields (config, float32 weights) of the view merged into one dense model, rows on demand.
 
-    Rows are read when they are asked for. ValueError unless the view's rule is constant.
+    ValueError unless the view's rule is constant.
     """
     if view.rule != "constant":
-        raise invalid(
-            "view.rule",
-            view.rule,
-            "constant, because other views are a different model for each domain",
-        )
+        allowed = "constant, because other views are a different model for each domain"
+        raise invalid("view.rule", view.rule, allowed)
     with open_view(store, view) as (config, weights):
         active = dict(view.weights)
         dense = merged_config(config, active)
