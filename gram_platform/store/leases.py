@@ -210,8 +210,9 @@ def has_ended(lease: dict | None) -> bool:
 
 def _boot_time() -> float:
     """Reads a clock that nobody sets, and that runs on while the machine sleeps, if it has one."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 def _process_is_gone(lease: dict) -> bool:
