@@ -80,6 +80,12 @@ def documents_in(packed, split: str, domain: str) -> int:
     return packed.manifest["domains"][domain][split]["num_documents"]
 
 
+def weights_of(directory) -> dict:
+    """Reads the weights of a run or an import into memory."""
+    with directory.open_weights() as tensors:
+        return dict(tensors)
+
+
 def full_state(learner) -> dict:
     """Gathers all that `load_state` restores as whole CPU tensors by name; every rank must call
     it."""

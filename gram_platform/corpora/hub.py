@@ -25,7 +25,7 @@ from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.config.plain import parse_json
 from gram_platform.corpora import recipe
-from gram_platform.corpora.hub_access import patiently, require_all, require_readable, row_error
+from gram_platform.corpora.hub_access import patiently, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record
@@ -75,8 +75,7 @@ def fetch(
     """
     require_plain(folder)
     rows = source.rows
-    patiently(lambda: require_all(_in_order(workers(partial(_refusal, folder), rows)), rows))
-    num_shards = _in_order(workers(partial(_num_shards, folder), rows))
+    num_shards = patiently(lambda: _require_all(workers(partial(_asked, folder), rows)))
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     wanted = list(zip(rows, source.num_bytes, strict=True))
     found: list[list[dict]] = [[] for _ in wanted]
@@ -123,13 +122,22 @@ def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
     return [part for part, start in zip(parts, before, strict=False) if start < num_bytes]
 
 
-def _refusal(folder: Path, row: HubRow) -> Exception | None:
-    """Opens the row unless it was opened before, and returns the error that this raises."""
+def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
+    """Counts the shards of a row; returns the error of a row that cannot be opened."""
     try:
-        _num_shards(folder, row)
+        return _num_shards(folder, row)
     except (ValueError, Unavailable) as error:
         return error
-    return None
+
+
+def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
+    """Raises the errors of all rows as one: a ValueError if a row is refused, else Unavailable."""
+    found = _in_order(answers)
+    for kind in (ValueError, Unavailable):
+        if texts := [str(answer) for answer in found if isinstance(answer, kind)]:
+            named = "; ".join(dict.fromkeys(texts))
+            raise kind(f"{len(texts)} of {len(found)} rows: {named}" if len(found) > 1 else named)
+    return found
 
 
 def _num_shards(folder: Path, row: HubRow) -> int:

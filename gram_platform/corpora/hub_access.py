@@ -6,7 +6,7 @@ a token is missing.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from socket import gethostname
 from typing import TypeVar
@@ -173,12 +173,3 @@ def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) 
                 raise
             say(f"{error}: asking again in {pause:.0f} s", sys.stderr)
             time.sleep(pause)
-
-
-def require_all(errors: Iterable[Exception | None], rows: Sequence[HubRow]) -> None:
-    """Raises the errors of all rows as one: a ValueError if a row is refused, else Unavailable."""
-    found = [error for error in errors if error is not None]
-    for kind in (ValueError, Unavailable):
-        if texts := [str(error) for error in found if isinstance(error, kind)]:
-            named = "; ".join(dict.fromkeys(texts))
-            raise kind(f"{len(texts)} of {len(rows)} rows: {named}" if len(rows) > 1 else named)

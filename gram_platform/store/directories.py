@@ -335,11 +335,6 @@ class ImportDirectory(NodeDirectory):
                 raise self._altered(WEIGHTS)
             yield tensors
 
-    def weights(self) -> "dict[str, torch.Tensor]":
-        """Reads all of `open_weights` into memory."""
-        with self.open_weights() as tensors:
-            return dict(tensors)
-
     def _altered(self, name: str) -> CorruptFile:
         return CorruptFile(
             f"{self.folder.path}/{name} differs from the imported file: import the model again"

@@ -40,8 +40,6 @@ ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
 REMOVED = "weights-removed.json"
 
 if TYPE_CHECKING:
-    import torch
-
     from gram_platform.store.attempts import Attempt
     from gram_platform.store.tensors import DiskTensors
 
@@ -251,11 +249,6 @@ class RunDirectory(NodeDirectory):
         finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempts.child(i))), None)
 
-    def weights(self) -> dict[str, "torch.Tensor"]:
-        """Reads the final weights into memory, verified; errors as `open_weights`."""
-        with self.open_weights() as tensors:
-            return dict(tensors)
-
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
         """Opens the final weights, verified; each access to a tensor reads it from disk.
@@ -297,7 +290,7 @@ class RunDirectory(NodeDirectory):
         return present
 
     def has_weights(self) -> bool:
-        """Returns whether an attempt has weights; unlike `weights`, reads none."""
+        """Returns whether an attempt has weights; unlike `open_weights`, reads none."""
         return any(has_weights(self.attempts.child(i)) for i in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:

@@ -28,7 +28,7 @@ from gram_platform.train.sharding import ShardedLearner
 from tests.engine.conftest import elsewhere
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
-from tests.tiny import merged_weights
+from tests.tiny import merged_weights, weights_of
 
 # Sums in another order, in float32, through ten steps and AdamW's division by small moments.
 TOLERANCE = 1e-4
@@ -134,11 +134,11 @@ def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, 
     run_ranks(2, train_to_a_checkpoint, run, execution)
     assert num_shards(directory) == [4, 2]
     execute_run(run, {}, execution)
-    reference = Store(alone.storage).run(run.run_id).weights()
+    reference = weights_of(Store(alone.storage).run(run.run_id))
     for continued in (on_one, on_two, execution):
         found = Store(continued.storage).run(run.run_id)
         assert found.result()["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
-        weights = found.weights()
+        weights = weights_of(found)
         assert (
             max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
         )
@@ -156,7 +156,7 @@ def test_machines_with_a_copy_each_write_one(execution, run, tmp_path):
     assert num_shards(directory) == [2]
     run_ranks(4, on_two_machines, train_to_shards, run, execution)
     assert len(list(tmp_path.glob("storage/runs/*/attempts/*/weights/*.safetensors"))) == 2
-    weights, reference = directory.weights(), Store(alone.storage).run(run.run_id).weights()
+    weights, reference = weights_of(directory), weights_of(Store(alone.storage).run(run.run_id))
     assert directory.result()["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
     assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
 
@@ -193,7 +193,9 @@ def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kill
         Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)
     ]
     assert results[0] == results[1]
-    assert directory.weights().keys() == Store(straight.storage).run(run.run_id).weights().keys()
+    assert (
+        weights_of(directory).keys() == weights_of(Store(straight.storage).run(run.run_id)).keys()
+    )
     assert len(list(tmp_path.glob("storage/runs/*/attempts/*/weights/*.safetensors"))) == 2
     assert max(lost) <= 2, lost
     assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
