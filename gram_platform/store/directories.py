@@ -152,6 +152,17 @@ class NodeDirectory:
             return None
         return result
 
+    def status(self) -> State:
+        """Reads the state: complete or absent, for only runs are continued half-way."""
+        return State.ABSENT if self.result() is None else State.COMPLETE
+
+    def require_result(self) -> dict:
+        """Reads the result; ValueError when there is none yet."""
+        if (result := self.result()) is None:
+            expected = f"a complete {self.kind} of this storage, found one that is {self.status()}"
+            raise invalid(self.id_field, self.node_id, expected)
+        return result
+
     def publish(self, data: bytes) -> dict:
         """Makes `data` the result unless there is one; warns if that differs, and returns it."""
         if self.folder.create(RESULT, data):
@@ -205,14 +216,6 @@ class EvaluationDirectory(NodeDirectory):
     def id_of(self, plain: Mapping) -> str:
         return evaluation_from_plain(plain).eval_id
 
-    @property
-    def eval_id(self) -> str:
-        return self.node_id
-
-    def status(self) -> State:
-        """Reads the state: complete or absent, for an evaluation is never continued half-way."""
-        return State.ABSENT if self.result() is None else State.COMPLETE
-
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
@@ -236,7 +239,7 @@ class EvaluationDirectory(NodeDirectory):
             digest = hash_tensors(tensors)
             self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))
             result = {**result, TENSORS_HASH: digest}
-        return self.publish(seal({**result, "eval_id": self.eval_id}))
+        return self.publish(seal({**result, "eval_id": self.node_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
         """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
@@ -247,7 +250,7 @@ class EvaluationDirectory(NodeDirectory):
 
         digest = (self.result() or {}).get(TENSORS_HASH)
         if not isinstance(digest, str):
-            raise invalid("eval_id", self.eval_id, "a complete evaluation that keeps tensors")
+            raise invalid("eval_id", self.node_id, "a complete evaluation that keeps tensors")
         name = _tensors_name(digest)
         try:
             with self.folder.local_copy(name) as path:
@@ -261,7 +264,7 @@ class EvaluationDirectory(NodeDirectory):
             self.folder.set_aside(name, error)
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
         expected = f"an evaluation with intact tensors; to make these again, {self.remedy}"
-        raise invalid("eval_id", self.eval_id, expected)
+        raise invalid("eval_id", self.node_id, expected)
 
 
 def _tensors_name(digest: str) -> str:
@@ -300,14 +303,6 @@ class ImportDirectory(NodeDirectory):
             self.folder.write(TOKENIZER, tokenizer)
             fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
         return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
-
-    def require_result(self) -> dict:
-        """Reads the result; ValueError when the import was not finished."""
-        result = self.result()
-        if result is None:
-            expected = f"a finished import of this storage ({self.folder.path})"
-            raise invalid("import_id", self.node_id, expected)
-        return result
 
     def tokenizer(self, local: Path) -> Path | None:
         """Gives a local path of tokenizer.json, copied to `local` if remote; None without one."""

@@ -54,29 +54,24 @@ class LeaseHeld(RuntimeError):
     """Another attempt at the run is at work; `lease` says whose."""
 
     def __init__(self, run_id: str, lease: dict) -> None:
-        super().__init__(self._text(run_id, lease))
+        # It is pickled by these arguments, as between processes of Ray.
+        super().__init__(run_id, lease)
         self.run_id, self.lease = run_id, lease
 
-    def _text(self, run_id: str, lease: dict) -> str:
-        return (
-            f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on"
-            f" {lease['host']})"
-        )
+    @property
+    def owner(self) -> str:
+        return "{owner} (pid {pid} on {host})".format(**self.lease)
 
-    def __reduce__(self):
-        # Without this Ray cannot pickle it and reports a crash.
-        return type(self), (self.run_id, self.lease)
+    def __str__(self) -> str:
+        return f"run {self.run_id} is being trained by {self.owner}"
 
 
 class LeaseLost(LeaseHeld):
     """This attempt may have been taken over, so it ends; the run is continued when it is free."""
 
-    def _text(self, run_id: str, lease: dict) -> str:
-        late = f"could not renew its lease of {lease['lease_seconds']:.0f} s in time"
-        return (
-            f"run {run_id}: {lease['owner']} (pid {lease['pid']} on {lease['host']}) {late}, so"
-            " others may continue it"
-        )
+    def __str__(self) -> str:
+        late = f"could not renew its lease of {self.lease['lease_seconds']:.0f} s in time"
+        return f"run {self.run_id}: {self.owner} {late}, so others may continue it"
 
 
 class Lease:

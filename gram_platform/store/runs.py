@@ -267,14 +267,6 @@ class RunDirectory(NodeDirectory):
         expected = f"a run with intact weights; to train this one again, {self.remedy}"
         raise invalid("run_id", self.run_id, expected)
 
-    def require_result(self) -> dict:
-        """Reads the result; ValueError when there is none yet."""
-        result = self.result()
-        if result is None:
-            expected = f"a complete run, found one that is {self.status()}"
-            raise invalid("run_id", self.run_id, expected)
-        return result
-
     def _attempts_with_weights(self, result: dict) -> list[str]:
         """Lists attempts with weights, those with this result first.
 
