@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gram_platform.config.identity import (
     invalid,
@@ -148,13 +148,12 @@ class TokenLosses(_Identified):
     domains: tuple[str, ...]
     num_sequences: int
     precision: str = "bfloat16"
-    measure: str = "tokens"
+    measure: Literal["tokens"] = "tokens"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
         require_int("token_losses.num_sequences", self.num_sequences, 1)
         require_choice("token_losses.precision", self.precision, PRECISIONS)
-        require_choice("token_losses.measure", self.measure, (TokenLosses.measure,))
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ class Continuations(_Identified):
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
-    measure: str = "samples"
+    measure: Literal["samples"] = "samples"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -192,7 +191,6 @@ class Continuations(_Identified):
         require_real("continuations.temperature", self.temperature, 0.0, open_low=True)
         require_int("continuations.seed", self.seed, 0, 2**63 - 1)
         require_choice("continuations.precision", self.precision, PRECISIONS)
-        require_choice("continuations.measure", self.measure, (Continuations.measure,))
 
     @property
     def num_sequences(self) -> int:
@@ -221,7 +219,7 @@ class TaskScores(_Identified):
     # First documents of each task; 0: all.
     limit: int = 0
     precision: str = "float32"
-    measure: str = "tasks"
+    measure: Literal["tasks"] = "tasks"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(sorted(self.tasks)))
@@ -230,7 +228,6 @@ class TaskScores(_Identified):
         require_int("task_scores.num_fewshot", self.num_fewshot, -1)
         require_int("task_scores.limit", self.limit, 0)
         require_choice("task_scores.precision", self.precision, PRECISIONS)
-        require_choice("task_scores.measure", self.measure, (TaskScores.measure,))
 
 
 # Nodes of studies.
