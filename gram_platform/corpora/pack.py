@@ -74,7 +74,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 # Bytes of rows that are put in order at once.
 BUCKET_BYTES = 1 << 26
 # What the manifest says of every file of sequences.
-COUNTS = ("num_sequences", "num_documents", "num_tokens")
+OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -323,7 +323,11 @@ def _write_sequences(
         partial(_join, recipe, staging, folders), pairs
     ):
         numbers = (num_sequences, *counts[pairs[index]].tolist())
-        found = {**dict(zip(COUNTS, numbers, strict=True)), "sha256": digest, "blocks": blocks}
+        found = {
+            **dict(zip(OF_SEQUENCES, numbers, strict=True)),
+            "sha256": digest,
+            "blocks": blocks,
+        }
         written[sequence_path(*pairs[index])] = found
     return written
 
@@ -372,7 +376,7 @@ def _write_manifest(
     }
     files[TOKENIZER] = hash_file(staging / TOKENIZER)
     domains = {
-        d: {s: {c: written[sequence_path(s, d)][c] for c in COUNTS} for s in SPLITS}
+        d: {s: {c: written[sequence_path(s, d)][c] for c in OF_SEQUENCES} for s in SPLITS}
         for d in recipe.domains
     }
     manifest = {
